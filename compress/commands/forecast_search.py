@@ -185,7 +185,7 @@ def _measure(
         "--max-file-mb": min(each.file_mb for each in cheapest),
     }  # fmt: skip
     over = [
-        f"{option} {asked:g}: the smallest shape of the space has {least:,.4g}"
+        f"{option} {asked:g}: the smallest shape of the space comes to {least:,.4g}"
         for option, least in reached.items()
         if (asked := getattr(search.budget, option[2:].replace("-", "_"))) is not None and least > asked
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import onnx
 from datasets import Dataset
 from rich.console import Console
 
@@ -24,7 +25,7 @@ from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
 from compress.exporters.int8 import quantize_static
-from compress.exporters.rewrite.graph import products
+from compress.exporters.rewrite.graph import Product, products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import ROWS, QuantizationEvaluator, attach_certificate, certify, compute_logits
@@ -39,6 +40,8 @@ from compress.quantization.select import (
     attempt_as_written,
     dynamic,
 )
+from compress.quantization.sensitivity import ROUNDS as PRICED_ROUNDS
+from compress.quantization.sensitivity import RUNS as PRICED_RUNS
 from compress.quantization.sensitivity import mix, price_float, race_products
 from compress.quantization.smoothquant import channels, smooth
 from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
@@ -216,7 +219,8 @@ def forecast_quantization(
     found, threads = bundle.load_data(data, text=text, label=label, seed=seed), os.cpu_count() or 1
     source = bundle.files()["fp32"]
     split = found.validation if found.test is None else found.test
-    parts, phases = products(read_model(source).graph), list[Phase]()
+    graph, phases = read_model(source).graph, list[Phase]()
+    parts = products(graph)
     if method == "qat":
         from compress.commands.forecast import forecast
 
@@ -250,7 +254,13 @@ def forecast_quantization(
         if most:
             phases.append(Phase("calibration", seconds=(least, most), note=f"{int8.rows:,} rows"))
         whole = made + scored(judged)
+        setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
+        raced = {"fp32": source, "int8": file, BEFORE: bundle.files().get("int8", file)}
+        racing = seconds_of(lambda: there.race(raced, [setting], rounds=2, runs=RUNS))
         tried = (2 * len(parts) + 1) * way + 2 * math.log2(2 * len(parts)) * whole
+        tried += (_count_kinds(parts, graph) + 3) * (
+            made + racing / len(raced) * PRICED_ROUNDS * PRICED_RUNS / (2 * RUNS)
+        )
         note = f"{len(parts)} products are tried in float32 if all-int8 is not near enough"
         phases.append(Phase("choice of products", seconds=(whole, whole + tried), note=note))
 
@@ -258,12 +268,22 @@ def forecast_quantization(
             return compute_logits(there, file, replace(tested, rows=some))
 
         proof = sum(_by_rows(partial(answer, each), tested.rows)(len(testing.rows)) for each in (source, file))
-        setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
-        raced = {"fp32": source, "int8": file, BEFORE: bundle.files().get("int8", file)}
-        proof += ROUNDS / 2 * seconds_of(lambda: there.race(raced, [setting], rounds=2, runs=RUNS))
-        held = size_mb(bundle.path) + size_mb(file) + len(ALPHAS) * size_mb(smoothed)
-        phases.append(Phase("certificate", seconds=(proof, proof), note=f"{len(testing.rows):,} rows", disk_mb=held))
+        proof += ROUNDS / 2 * racing
+        phases.append(
+            Phase(
+                "certificate",
+                seconds=(proof, proof),
+                note=f"{len(testing.rows):,} rows",
+                disk_mb=size_mb(bundle.path, file) + len(ALPHAS) * size_mb(smoothed),
+            )
+        )
     return Forecast(f"{bundle.path}: int8 by {method} on {found.name}", tuple(phases), peak_rss_mb())
+
+
+def _count_kinds(parts: Sequence[Product], graph: onnx.GraphProto) -> int:
+    """Count the shapes of products, which are raced one by one, as `race_products` does."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    return len({(shapes[each.weight], each.gemm) for each in parts})
 
 
 def _by_rows(run: Callable[[Dataset], object], rows: Dataset) -> Callable[[int], float]:

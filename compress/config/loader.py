@@ -105,7 +105,9 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
         mark = error.problem_mark or error.context_mark
         at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         said = " ".join(f"{error.context or ''} {error.problem or ''} {error.note or ''}".split())
-        raise RecipeError([f"{where}: not readable as YAML: {at}{said}"]) from error
+        raise RecipeError(
+            [f"{where}: not readable as YAML: {at}{said}. Expected plain settings, as in our recipes"]
+        ) from error
     except Exception as error:  # what PyYAML's converters raise: ValueError for a date or number, KeyError, ...
         raise RecipeError([f"{where}: not readable as YAML: {' '.join(str(error).split())}"]) from error
 

@@ -406,7 +406,7 @@ def _decoding(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a parquet file, or a damaged one: {error}") from error
+        raise DataError(f"{path}: not a parquet file, or a damaged one: {error}. Write or fetch it again.") from error
 
 
 def _bound(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:

@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +56,9 @@ def reading(place: str | Path) -> Iterator[None]:
     except OSError as error:
         if error.strerror is None:  # a library's own, whose message says more
             raise
-        raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}.") from error
+        raise DataError(
+            f"{error.filename or place}: cannot be read: {error.strerror}. Give a file that you may read."
+        ) from error
 
 
 def refuse_special(path: Path) -> None:
@@ -169,8 +172,8 @@ def parse_json(text: str, place: str, line: int | None = None, expected: str = "
         problem = "JSON that is nested too deeply"
     except UnicodeEncodeError as error:
         problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is no text: write both halves"
-    except ValueError as error:  # a number of thousands of digits
-        problem = str(error)
+    except ValueError:
+        problem = f"a number of more than {sys.get_int_max_str_digits()} digits"
     raise DataError(f"{place}{f', line {line}' if line else ''}: {problem}.{expected}")
 
 

@@ -134,7 +134,9 @@ class Bundle:
                     words = ["quantize", str(self.path), "--data", data]
             make = "write or copy the bundle again"
             make = make if precision == "fp32" else f"make it with: {shlex.join(['compress', *words])}"
-            raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files())}; {make}")
+            raise BundleError(
+                f"{self.path}: has no {precision} file; it has {', '.join(self.files()) or 'none'}; {make}"
+            )
 
     def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
         """Open tokenizer and session for many calls; `threads` rows run at a time."""

@@ -110,7 +110,7 @@ class Manifest:
             ) from None
         for name in manifest.files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only")
+                raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only: copy it again")
         return manifest
 
     def write(self, folder: Path) -> None:
