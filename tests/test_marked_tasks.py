@@ -20,7 +20,7 @@ QUICK = {
         *("stages.0.steps=4", "stages.1.steps=8", "stages.1.max_length=32"),
     ),
 }
-TEACHER = ("teacher.steps=150", "teacher.batch=16", "teacher.lr=1e-2", "teacher.max_length=32", "teacher.evaluate=1")
+TEACHER = ("teacher.steps=150", "teacher.batch=16", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
 
 
 def data(kind: Kind, folder: Path) -> str:
