@@ -49,6 +49,14 @@ def test_a_distance_that_still_shrinks_goes_on_training() -> None:
     assert LENGTH.decay_start(history(scores, every=10, distances=still)) == 70, "at three quarters of the least"
 
 
+def test_one_evaluation_alone_ends_nothing_however_far_apart_they_are() -> None:
+    length = Length.plan(125, 32, "quick", rows=800)
+    assert length.every > schedule.PATIENCE * 3 * length.every, "the steps alone would let it"
+    scores = [0.84, 0.8725, 0.865, 0.84]
+    assert length.decay_start(history(scores[:3], every=length.every)) is None
+    assert length.decay_start(history(scores, every=length.every)) == 4 * length.every
+
+
 def test_noise_below_the_standard_error_is_no_improvement() -> None:
     noisy = [0.8 + random.Random(at).uniform(-0.005, 0.005) for at in range(60)]
     start = LENGTH.decay_start(history(noisy, every=10))

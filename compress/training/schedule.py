@@ -32,8 +32,8 @@ WARMUP = 0.05
 """Share of the least number of steps in which the rate rises."""
 DECAY = 0.25
 """Share of all steps in which the rate falls."""
-PATIENCE = 0.2
-"""Share of the steps so far without an improvement that ends the hold."""
+PATIENCE, LOOKS = 0.2, 2
+"""Share of the steps so far, and evaluations at least, without an improvement that end the hold."""
 SCORE_GAIN, DISTANCE_GAIN = 0.1, 0.02
 """A rise of the smoothed score, in units of one over the root of the rows that are scored (a fifth of the largest
 standard error of a share), and a fall of the smoothed distance, as a share of it, that count as improvements."""
@@ -100,7 +100,7 @@ class Length:
         better), in the order of their steps.
         """
         first = round(self.least * (1 - DECAY))
-        best_score, best_distance, improved = -math.inf, math.inf, 0
+        best_score, best_distance, improved, looks = -math.inf, math.inf, 0, 0
         for at, each in enumerate(history):
             step = int(each["step"])
             if step >= self.last_start:
@@ -108,10 +108,11 @@ class Length:
             window = history[max(0, at + 1 - SMOOTHED) : at + 1]
             score = sum(one["eval_score"] for one in window) / len(window)
             distance = sum(one.get("eval_distance", math.inf) for one in window) / len(window)
+            looks += 1
             if score > best_score + self.gain or distance < best_distance * (1 - DISTANCE_GAIN):
-                improved = step
+                improved, looks = step, 0
                 best_score, best_distance = max(score, best_score), min(distance, best_distance)
-            if step >= first and step - improved >= PATIENCE * step:
+            if step >= first and looks >= LOOKS and step - improved >= PATIENCE * step:
                 return step
         return None
 
