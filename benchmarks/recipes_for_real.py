@@ -299,7 +299,7 @@ def run(
             if last.head != "task":
                 found, wrong = score_text(models, models.recipe.stages[: len(stages)], proof, untrained=untrained)
             else:
-                found, wrong = score_task(models, proof, untrained=untrained)
+                found, wrong = score_task(models, proof, teacher=teacher, untrained=untrained)
             trained = {stage.name: Trained.read(models.run.result(stage.name)) for stage in models.recipe.training
                        if models.run.result(stage.name).is_dir()}  # fmt: skip
             curve = [line for line in read_log(Path(folder) / "run" / "log.jsonl") if "eval_score" in line]
@@ -317,7 +317,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
-def score_task(models: StageModels, proof: Proof, *, untrained: bool) -> tuple[dict[str, Any], NDArray[Any]]:
+def score_task(
+    models: StageModels, proof: Proof, *, teacher: str, untrained: bool
+) -> tuple[dict[str, Any], NDArray[Any]]:
     """Return the accuracy on the test split, and 1 for each row of it that is answered wrong; of questions 1 - F1."""
     context, task_teacher, logits = models.context, None, None
     data = context.data
@@ -327,7 +329,7 @@ def score_task(models: StageModels, proof: Proof, *, untrained: bool) -> tuple[d
         return {"score": 1 - wrong.mean()}, wrong.astype(float)
     if proof.prompt:
         task_teacher, check = prompt_teacher(
-            models.base_teacher.name, Prompt.load(proof.prompt), models.base_teacher, data, seed=models.run.seed,
+            teacher, Prompt.load(proof.prompt), models.base_teacher, data, seed=models.run.seed,
             bf16=context.bf16, strict=False, allow_pickle=False, console=context.console,
         )  # fmt: skip
         logits = check.logits

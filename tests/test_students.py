@@ -70,6 +70,15 @@ def test_another_family_keeps_vocabulary_labels_and_room(family: str) -> None:
     assert student.eval()(**longest).logits.shape == (1, 3)
 
 
+def test_an_encoder_decoder_of_anothers_vocabulary_begins_its_answers_with_padding() -> None:
+    spec = StudentSpec.model_validate(
+        {"family": "t5", "layers": 1, "hidden": 16, "ffn": 32, "heads": 2, "init": "scratch"}
+    )
+    student = build(spec, tiny.bert(2), head="seq2seq")
+    begun = student.prepare_decoder_input_ids_from_labels(torch.tensor([[5, 6]]))
+    assert begun.tolist() == [[student.config.pad_token_id, 5]]
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -163,6 +163,8 @@ def _of_family(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
         config.type_vocab_size = max(2, getattr(teacher, "type_vocab_size", 0))
     if family == "xlnet":  # it sums up the last token, [CLS] in its own vocabulary's rows alone
         config.summary_type = "first"
+    if config.is_encoder_decoder:  # T5's answers begin with the padding token
+        config.decoder_start_token_id = config.pad_token_id
     return config
 
 
