@@ -198,7 +198,7 @@ def split_rows(data: str, rows: int) -> tuple[dict[str, Any], str]:
               "validation": whole.train.select(np.sort(order[rows : rows + 800])),
               "test": concatenate_datasets(test)}  # fmt: skip
     others = Path(tempfile.mkdtemp()) / "texts.txt"
-    if whole.task.text == ("text",):
+    if "text" in whole.train.column_names:
         texts = whole.train.select(np.sort(order[rows + 800 : rows + 800 + TEXTS]))["text"][:]
         others.write_text("\n".join(texts), encoding="utf-8")
     return splits, str(others)

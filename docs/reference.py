@@ -84,9 +84,10 @@ def tried() -> str:
         scale = 100 if figure == "score" else 1
         digits = 4 if figure == "kl" else 2
         lead = f"{scale * each['lead']:+.{digits}f} ({scale * each['standard_error']:.{digits}f})"
-        minutes = sum(run["minutes"] for run in sides["recipe"])
+        spent = [run["minutes"] for run in sides["recipe"]]
+        minutes = "not known" if None in spent else f"{sum(spent):.0f}"  # of one that was halted meanwhile
         parts.append(
-            f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {control} | {lead} | {minutes:.0f} | "
+            f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {control} | {lead} | {minutes} | "
             f"{each['verdict']} |"
         )
     untried = [f"`{name}`" for name in loader.names() if name not in found]
