@@ -126,7 +126,7 @@ class Progress:
             console.print(f"{self.name}: {self.line()}", markup=False, highlight=False, soft_wrap=True)
 
 
-def tracked(
+def show_progress(
     items: Iterable[Item], name: str, total: float | None = None, unit: str = "", *, console: "Console | None" = None
 ) -> Iterator[Item]:
     """Yield the items, and show how many are done."""

@@ -31,12 +31,12 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 def install_command(extra: str) -> str:
     """Return the pip command that installs what the extra `extra` of our own metadata lists."""
-    return shlex.join(["pip", "install", *(str(each).partition(";")[0].strip() for each in _listed(extra))])
+    return shlex.join(["pip", "install", *(str(each).partition(";")[0].strip() for each in _list_requirements(extra))])
 
 
 def lacks(extra: str) -> str:
     """Say which package of an extra is not installed, or not in a version that it takes; '' where all are."""
-    for each in _listed(extra):
+    for each in _list_requirements(extra):
         try:
             found = version(each.name)
         except PackageNotFoundError:
@@ -46,7 +46,7 @@ def lacks(extra: str) -> str:
     return ""
 
 
-def _listed(extra: str) -> "list[Requirement]":
+def _list_requirements(extra: str) -> "list[Requirement]":
     from packaging.requirements import Requirement
 
     listed = [Requirement(line) for line in requires(DISTRIBUTION) or ()]

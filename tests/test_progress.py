@@ -8,7 +8,7 @@ from rich.console import Console
 
 from compress.cli.options import talking
 from compress.data import cache
-from compress.progress import SCREEN, Progress, tracked
+from compress.progress import SCREEN, Progress, show_progress
 
 
 class Clock:
@@ -80,7 +80,7 @@ def test_what_an_error_ends_is_not_told_to_be_over(printed: Console) -> None:
     with pytest.raises(KeyboardInterrupt), Progress("training", 2, "steps", console=printed, always=True):
         raise KeyboardInterrupt
     assert lines(printed) == []
-    assert list(tracked("ab", "letters", 2)) == ["a", "b"], "the next phase is shown again"
+    assert list(show_progress("ab", "letters", 2)) == ["a", "b"], "the next phase is shown again"
 
 
 @pytest.mark.parametrize(("quiet", "said"), [(False, "note: damaged\n"), (True, "")])

@@ -20,7 +20,7 @@ from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.link import Link, connect
 from compress.benchmark.remote.runner import REFUSED
-from compress.progress import Progress, tracked
+from compress.progress import Progress, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
@@ -114,7 +114,7 @@ class AgentDevice:
                     ready["init_ms"], ready["first_ms"]
                 )  # before the next starts: loading is timed too
             turns = list(chain(*one.turns))
-            for name in tracked(turns, f"timing at {one.setting}", len(turns), "turns"):
+            for name in show_progress(turns, f"timing at {one.setting}", len(turns), "turns"):
                 said = asks[name]({"runs": one.runs})
                 found[name].ms += said["ms"]
                 found[name].peak_rss_mb = said["peak_rss_mb"]

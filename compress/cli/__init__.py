@@ -47,7 +47,7 @@ def main() -> None:
     settle_streams()
     settle_libraries()
     if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup from our help, which has none
-        sys.modules["rich"] = None  # type: ignore[assignment]
+        sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that is not to be found
     app()
 
 

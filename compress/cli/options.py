@@ -70,7 +70,7 @@ def _write_groups(command: Any, ctx: Any, formatter: Any) -> None:
     for parameter in command.get_params(ctx):
         usual = "Arguments" if parameter.param_type_name == "argument" else "Other options"
         if (record := parameter.get_help_record(ctx)) is not None:
-            groups[getattr(parameter, "rich_help_panel", None) or usual].append(_shortened(parameter, *record))
+            groups[getattr(parameter, "rich_help_panel", None) or usual].append(_shorten(parameter, *record))
     formatter.write_paragraph()
     formatter.write_text("Defaults and ranges stand in brackets.")
     for title, records in groups.items():
@@ -83,7 +83,7 @@ NAME_WIDTH = 24
 """Characters of an option and its values; more values than that are told in its help."""
 
 
-def _shortened(parameter: Any, name: str, text: str) -> tuple[str, str]:
+def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
     """Write an option so that most need one line: `<int>` for any range, which follows its default: `[1; >=1]`."""
     name = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)>", r"<\1>", name)
     text = (

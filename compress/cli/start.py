@@ -245,7 +245,7 @@ def init(
             raise CompressError(f"{given['minutes']}, {given['goal']}: expected numbers of minutes and ms") from None
         found = run(
             teacher=str(given["teacher"]), data=str(given["data"]), device=str(given["device"]), file=file,
-            goal="latency" if latency is not None else answer, latency_ms=latency,  # type: ignore[arg-type]
+            goal="latency" if latency is not None else answer, latency_ms=latency,  # type: ignore[arg-type]  # `init` checks it
             minutes=limit or None,
         )  # fmt: skip
         if as_json:

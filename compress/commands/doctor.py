@@ -310,7 +310,7 @@ def _probe() -> dict[str, dict[str, Any]]:
     lines: queue.Queue[str] = queue.Queue()
     found: dict[str, dict[str, Any]] = {}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, text=True, **pipes) as child:  # type: ignore[call-overload]
+    with subprocess.Popen(command, text=True, **pipes) as child:  # type: ignore[call-overload]  # in a dict
 
         def read() -> None:
             for line in child.stdout:

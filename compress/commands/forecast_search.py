@@ -113,11 +113,11 @@ def forecast_search(
             recipe = space.recipe("finalist", stages, begin)
             tried = forecast_stages(replace(models, recipe=recipe), recipe.stages, trials)
         if space.mode == "supernet":
-            phases.append(_repeated(tried.pop(0), max(0, study.finalists - done.short), "short distillations"))
+            phases.append(_repeat(tried.pop(0), max(0, study.finalists - done.short), "short distillations"))
         least, most = (2 * (1 + study.finalists) * each for each in per_file)
         phases.append(Phase("timing finalists", seconds=(least, most)))
         left = max(0, study.winners - done.shipped)
-        phases += [_repeated(each, left, f"final: {each.name}") for each in tried]
+        phases += [_repeat(each, left, f"final: {each.name}") for each in tried]
         phases.append(trials.shipping(task_teacher, config.max_length, left))
     title = f"{space.name}: {base_teacher.name} on {context.data.name}, {shapes.size():,} shapes"
     return Forecast(title, tuple(phases), peak_rss_mb(), study.minutes, unreachable)
@@ -135,7 +135,7 @@ def _trials(trial: tuple[float, float], study: StudyOptions, space: Space, score
 
 @dataclass(frozen=True)
 class Done:
-    """What the search in a folder has done: its measured shapes, its supernet, and how many students of each kind."""
+    """Describe what the search in a folder has done: measured shapes, supernet, how many students of each kind."""
 
     latencies: LatencyTable | None = None
     supernet: Path | None = None
@@ -240,7 +240,7 @@ def _try_students(
     return space.rungs[0] * took[0] + scoring, took[-1] + len(space.rungs) * scoring
 
 
-def _repeated(phase: Phase, times: int, name: str) -> Phase:
+def _repeat(phase: Phase, times: int, name: str) -> Phase:
     """Return the forecast of a phase that is run so often."""
     least, most = (times * each for each in phase.seconds)
     steps = times * phase.steps[0], times * phase.steps[1]

@@ -23,7 +23,7 @@ from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
 from compress.io import written
 from compress.models import precision as precisions
-from compress.prompting.answers import answers_file, ask, unanswered
+from compress.prompting.answers import answers_file, ask, list_unanswered
 from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
     PromptedTeacher,
@@ -159,7 +159,7 @@ def forecast_labelling(
     )  # fmt: skip
     speaker, answers = tutor.speaker, tutor.questions.answers
     prompts = [asked for asked, _ in tutor.fit(texts_of(texts.rows))]
-    left = unanswered(speaker, prompts, answers)
+    left = list_unanswered(speaker, prompts, answers)
     random.Random(seed).shuffle(left)
     phases, before = [], len(prompts) - len(left)
     if before:

@@ -103,7 +103,7 @@ def _columns(line: str) -> list[str]:
 
 
 class Entity(NamedTuple):
-    """Words `first` to `last` (exclusive) are one `label`."""
+    """Mark the words `first` to `last` (exclusive) as one `label`."""
 
     label: str
     first: int

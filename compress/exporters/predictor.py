@@ -21,7 +21,7 @@ from compress.data.text_files import LONGEST
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
-from compress.progress import tracked
+from compress.progress import show_progress
 
 Text = str | tuple[str, str]
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
@@ -211,9 +211,9 @@ def run_rows(
             raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
 
     if threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
-        return list(tracked(map(run, rows), "scoring", count, "rows"))
+        return list(show_progress(map(run, rows), "scoring", count, "rows"))
     with ThreadPoolExecutor(threads) as pool:
-        return list(tracked(pool.map(run, rows), "scoring", count, "rows"))
+        return list(show_progress(pool.map(run, rows), "scoring", count, "rows"))
 
 
 def open_predictor(

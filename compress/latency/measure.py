@@ -22,7 +22,7 @@ from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import FILES, Precision
 from compress.latency.features import Terms
 from compress.models import heads
-from compress.progress import tracked
+from compress.progress import show_progress
 from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
@@ -109,7 +109,7 @@ def exported(
     with tempfile.TemporaryDirectory(prefix="compress-shapes-") as scratch:
         files = {}
         say(f"exporting {len(configs)} shapes with random weights")
-        for number, (name, config) in enumerate(tracked(configs.items(), "exporting", len(configs), "shapes")):
+        for number, (name, config) in enumerate(show_progress(configs.items(), "exporting", len(configs), "shapes")):
             files[name] = Path(scratch) / f"{number}.onnx"
             model = _build_model(name, config, setting, kind)
             full = files[name].with_suffix(".fp32.onnx")
@@ -143,7 +143,7 @@ def race(
         if left:
             why = "" if sweep < SWEEPS else ", disturbed until now"
             say(f"{device.name}: timing {len(left)} files at {setting}, turn {sweep + 1}{why}")
-        for at in tracked(range(0, len(left), TOGETHER), "timing", -(-len(left) // TOGETHER), "groups"):
+        for at in show_progress(range(0, len(left), TOGETHER), "timing", -(-len(left) // TOGETHER), "groups"):
             together = list(dict.fromkeys([*left[at : at + TOGETHER], *files]))[:TOGETHER]
             some = {name: files[name] for name in together}  # alone, a file would have the caches for itself
             races.append({each.name: each for each in device.race(some, [setting], rounds=rounds, runs=runs)})

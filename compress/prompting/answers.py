@@ -129,7 +129,7 @@ def answers_file(speaker: Speaker, answers: Sequence[str]) -> Path:
     return home() / "soft-labels" / f"{digest.of_value([speaker.digest, list(answers)])[:24]}.jsonl"
 
 
-def unanswered(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
+def list_unanswered(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
     """List the prompts, each once, that were not answered before."""
     known, _ = _read(answers_file(speaker, answers), len(answers))
     return [prompt for prompt in dict.fromkeys(prompts) if _mark(prompt) not in known]

@@ -265,7 +265,7 @@ class RemoteModel:
         )
 
     def _redact(self, text: str) -> str:
-        """Words of the endpoint's own, without the key, as a message may repeat them."""
+        """Return words of the endpoint's own without the key, as a message may repeat them."""
         return one_line((text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN)
 
 

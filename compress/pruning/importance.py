@@ -36,7 +36,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
 from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
-from compress.progress import tracked
+from compress.progress import show_progress
 from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
@@ -167,7 +167,7 @@ class Batches:
         order = np.argsort(np.asarray(self.rows["length"][:]), kind="stable")
         state = PartialState()
         begins = range(0, len(order), self.size)
-        for at in tracked(begins, "importance", len(begins), "batches", console=self.console):
+        for at in show_progress(begins, "importance", len(begins), "batches", console=self.console):
             mine = order[at : at + self.size][state.process_index :: state.num_processes]
             if len(mine):
                 yield self._batch(mine)

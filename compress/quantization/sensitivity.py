@@ -18,7 +18,7 @@ import onnx
 
 from compress.benchmark.devices import Device
 from compress.exporters.rewrite.graph import Product, layer
-from compress.progress import tracked
+from compress.progress import show_progress
 from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
@@ -151,7 +151,7 @@ def _sensitivities(trials: _Trials, products: Sequence[Product]) -> list[Sensiti
     names = [product.name for product in products]
     whole = trials.error(())
     found = []
-    for name in tracked(names, "trying products in float32", len(names), "products"):
+    for name in show_progress(names, "trying products in float32", len(names), "products"):
         alone = trials.error([other for other in names if other != name])
         share = 1 - trials.error([name]) / whole
         found.append(Sensitivity(name, layer(name), alone, share, kept=False))

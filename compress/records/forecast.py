@@ -1,4 +1,4 @@
-"""What a command will take: minutes, memory and disk, phase by phase, before it is begun."""
+"""The record of what a command will take: minutes, memory and disk, phase by phase, before it is begun."""
 
 import json
 import time

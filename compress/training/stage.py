@@ -44,7 +44,7 @@ from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Step
 from compress.training.teacher_cache import ENCODING, TeacherCache, of_logits, teacher_cache
-from compress.training.tracking import tracked
+from compress.training.tracking import report_to_tracker
 from compress.training.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
 
 CHECKPOINT_STEPS = 200
@@ -134,7 +134,7 @@ def train(
             trainer.add_callback(journal)
             trainer.on_saved = run.keep_seconds
         try:
-            with tracked(trainer, stage.name, run, console):
+            with report_to_tracker(trainer, stage.name, run, console):
                 trainer.train_from(checkpoint)
             trainer.accelerator.wait_for_everyone()  # they look into the folder that is removed next
         finally:

@@ -27,7 +27,7 @@ Begun = tuple[str, Callable[[bool], object], str]
 
 
 @contextmanager
-def tracked(trainer: Trainer, stage: str, run: Run, console: Console) -> Iterator[None]:
+def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) -> Iterator[None]:
     """Report to the run's tracker what `trainer` logs while this is open. Raises CompressError where none begins."""
     if run.track is None or not run.main:
         yield
@@ -110,7 +110,7 @@ def _trackio(home: Path, name: str, known: str | None) -> Begun:
 
 class _Trackio(TrackioCallback):
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the end to `tracked`, which also knows of an end by an error."""
+        """Leave the end to `report_to_tracker`, which also knows of an end by an error."""
 
 
 TRACKERS: Final[dict[str, tuple[Callable[[Path, str, str | None], Begun], type[Any]]]] = {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.errors import CompressError
-from compress.progress import tracked
+from compress.progress import show_progress
 
 CHUNK: Final = 1000
 BYTE: Final = 6
@@ -28,7 +28,7 @@ BYTE: Final = 6
 def counts(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
     """Count how often each token occurs in the texts: (vocabulary,)."""
     found = np.zeros(1 + max(tokenizer.get_vocab(with_added_tokens=True).values()), np.int64)
-    for chunk in tracked(chunks(texts), "counting tokens", unit="thousand texts"):
+    for chunk in show_progress(chunks(texts), "counting tokens", unit="thousand texts"):
         for row in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
             np.add.at(found, row.ids, 1)
     return found
@@ -217,7 +217,7 @@ def cut(
 
 def compare_encodings(before: Tokenizer, after: Tokenizer, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both give it the same tokens."""
-    for chunk in tracked(chunks(texts), "comparing texts", unit="thousand texts"):
+    for chunk in show_progress(chunks(texts), "comparing texts", unit="thousand texts"):
         pairs = zip(before.encode_batch(chunk), after.encode_batch(chunk), strict=True)
         for text, (one, other) in zip(chunk, pairs, strict=True):
             yield text, one.tokens == other.tokens
