@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Folder:
         path = tmp_path / "set"
         path.mkdir(exist_ok=True)
         for name, content in files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         return str(path)
 
