@@ -48,6 +48,7 @@ from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
 from compress.training.augment import add_stages, reads_corpus, trains_language_model
 from compress.training.context import TrainingContext, use_bf16
+from compress.training.embedding import with_teacher
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
 from compress.training.run import Run
@@ -315,6 +316,8 @@ def load_inputs(
         task_data = load_task(data, **asdict(columns), seed=run.seed, unlabelled=unlabelled)
         base_teacher = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
         texts = load_corpus(corpus) if corpus else None
+        if task_data.task.kind == "embedding":
+            task_data = with_teacher(task_data, base_teacher)
     read = {"student" if unlabelled else "teacher": base_teacher.digest, "data": task_data.fingerprint}
     run.confirm(**read, **({"corpus": texts.fingerprint} if texts else {}))
     for note in task_data.notes:

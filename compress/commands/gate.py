@@ -143,14 +143,14 @@ def compare_scores(bundles: Sequence[Bundle], files: Sequence[Path], split: "Dat
     old, new = (exam.scores(found, threshold=threshold)[task.metric] for exam, found, threshold in both)
     one, other = (exam.example_scores(found, threshold=threshold) for exam, found, threshold in both)
     if one is None or other is None:
-        before, after = (exam.score_of(found) for exam, found, _ in both)
-        low, high = bootstrap_interval(lambda drawn: before(drawn) - after(drawn), rows)
+        (before, count), (after, _) = (exam.score_of(found) for exam, found, _ in both)
+        low, high = bootstrap_interval(lambda drawn: before(drawn) - after(drawn), count)
     elif np.isin([one, other], (0.0, 1.0)).all():
         lost, won = int((one > other).sum()), int((one < other).sum())
-        low, high = paired_share_interval(lost, won, rows) if lost or won else (0.0, 0.0)
+        low, high = paired_share_interval(lost, won, len(one)) if lost or won else (0.0, 0.0)
     else:
         apart = one - other
-        low, high = bootstrap_interval(lambda drawn: float(apart[drawn].mean()), rows)
+        low, high = bootstrap_interval(lambda drawn: float(apart[drawn].mean()), len(apart))
     outcome: Outcome = "passed" if high <= max_drop else "failed" if low > max_drop else "cannot be told"
     points, limit = [100 * each for each in (new - old, 0.0 - high, 0.0 - low)], 100 * max_drop
     said = (

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from compress.data import cache, conll, schema, sources, squad
+from compress.data import cache, conll, embedding, schema, sources, squad
 from compress.data.audit import audit
 from compress.data.objects import DataLike, data_path
 from compress.data.readers import RawSplit
@@ -56,13 +56,15 @@ def load_task(
     unlabelled  accept a training split without labels, and give it no column `label`: the validation split then names
             columns and classes
 
-    The rules of detection stand at the top of `sources`, `readers` and `schema`, of questions and tagged words at the
-    top of `squad` and `conll`; guesses become notes. Where no test split has labels, a second validation split takes
-    its place. Raises DataError.
+    The rules of detection stand at the top of `sources`, `readers` and `schema`, of questions, tagged words and vectors
+    at the top of `squad`, `conll` and `embedding`; guesses become notes. Where no test split has labels, a second
+    validation split takes its place. Raises DataError.
     """
     if kind is not None and kind not in METRICS:
         raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
     source = data_path(source)
+    if kind == "embedding" or (kind is None and text is None and label is None and embedding.is_embedding(source)):
+        return audit(embedding.load_embedding(source, text=text, label=label, metric=metric, seed=seed))
     if text is None and label is None and (annotated := _find_annotated(source, kind)) is not None:
         return audit(_load_annotated(*annotated, metric=metric, seed=seed))
     found = sources.find(source, [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])

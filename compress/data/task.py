@@ -22,6 +22,7 @@ METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
         "regression": ("pearson", "spearman"),
         "tagging": ("f1", "precision", "recall", "accuracy"),
         "qa": ("f1", "exact"),
+        "embedding": ("spearman", "pearson", "ndcg@10", "mrr@10", "map", "recall@10", "recall@100"),
     }
 )
 """The metrics that can choose a checkpoint, by kind; the first is the default."""
@@ -32,12 +33,14 @@ class Task:
     """Describe a prediction task over a sentence, a pair of sentences, the words of one, or a question and its text.
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression (one number),
-            tagging (one of `labels` for every word), qa (a span of the text that answers the question)
+            tagging (one of `labels` for every word), qa (a span of the text that answers the question), embedding (a
+            vector of the text, near those of texts of like meaning)
     text    the source's own names of the one or two text columns
     label   the source's own name of the label column; several 0/1 columns are joined by commas
-    labels  the class names in the order of the logits, in tagging IOB2 tags; empty for regression and qa
+    labels  the class names in the order of the logits, in tagging IOB2 tags; empty for regression, qa and embedding
     metric  the score that chooses the best checkpoint, higher is better: one of METRICS[kind]
     unanswerable    qa: some questions have no answer in their text, and to say so is an answer
+    width   embedding: numbers of a vector, as the teacher has them; 0 before the teacher is known
     """
 
     kind: Kind
@@ -46,11 +49,13 @@ class Task:
     labels: tuple[str, ...]
     metric: str
     unanswerable: bool = False
+    width: int = 0
 
     @property
     def outputs(self) -> int:
-        """Count the logits per example, or per token where it is `tokenwise`: in qa of being the first and last."""
-        return 2 if self.kind == "qa" else len(self.labels) or 1
+        """Count the logits per example, or per token where it is `tokenwise`: in qa of being the first and last; of an
+        embedding the numbers of the vector."""
+        return 2 if self.kind == "qa" else self.width or len(self.labels) or 1
 
     @property
     def pair(self) -> bool:
@@ -73,6 +78,10 @@ class TaskData:
     words, tags                            tagging: lists of strings and of int class ids
     id, question, context, answers, starts qa: the answers that count as right, and at which character of the context
                                            each begins; none where the context holds no answer
+    text, related, relevance, passage      embedding: a text each; the numbers of the rows that it was compared with,
+                                           and how near they are said to be; whether it is one of those to be found by
+                                           the texts that ask (none: texts are compared in pairs). See
+                                           `data.embedding`
 
     `test` is None where the source has none, or one without labels. `fingerprint` changes when any row or name does.
     """

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.task import METRICS
 from compress.errors import DataError
-from compress.evaluation import metrics
+from compress.evaluation import embedding, metrics
 from compress.evaluation import qa as answers
 from compress.evaluation.metrics import scores
 
@@ -34,6 +35,8 @@ _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
     """Score two answers without a model on `split`, by their name in a table: the first is `majority`'s."""
+    if data.task.kind == "embedding":
+        return {"BM25" if any(split["passage"][:]) else "shared words": embedding.word_scores(split)}
     if data.task.kind == "tagging":
         return {"majority": majority(data, split), "tag of each word": tag_of_each_word(data, split)}
     if data.task.kind == "qa":
@@ -51,6 +54,8 @@ def majority(data: TaskData, split: Dataset) -> dict[str, float]:
     if data.task.kind == "tagging":
         commonest = Counter(tag for tags in data.train["tags"] for tag in tags).most_common(1)[0][0]
         return _tag_scores(data, [[commonest] * len(tags) for tags in split["tags"][:]], split)
+    if data.task.kind == "embedding":  # the same vector for all
+        return dict.fromkeys(METRICS["embedding"], 0.0)
     known, labels = _labels(data.train if "label" in data.train.column_names else data.validation), _labels(split)
     if data.task.kind == "regression":
         answer = np.array([known.mean()])
@@ -72,6 +77,9 @@ def lead(data: TaskData, exam: Evaluator, logits: Array) -> tuple[float, float]:
         metric = data.task.metric
         return part.scores(said)[metric] - majority(data, part.split)[metric]
 
+    if data.task.kind == "embedding":  # its texts are compared with each other: no group can be left out
+        low, high = exam.interval(logits)
+        return exam.scores(logits)[data.task.metric], (high - low) / (2 * 1.96)
     groups = min(GROUPS, len(exam))
     if groups < 2:
         return difference(exam, logits), math.inf

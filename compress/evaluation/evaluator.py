@@ -19,7 +19,7 @@ from compress.data.collate import Batching
 from compress.data.conll import OUTSIDE
 from compress.data.tokenize import encode
 from compress.errors import CompressError
-from compress.evaluation import metrics, qa
+from compress.evaluation import embedding, metrics, qa
 from compress.evaluation.metrics import not_finite
 from compress.evaluation.qa import Spans, Windows
 from compress.evaluation.statistics import bootstrap_interval, wilson_interval
@@ -77,11 +77,15 @@ class Evaluator:
         return found
 
     def _spread(self, count: int) -> Array:
+        if self.task.kind == "embedding":
+            return embedding.spread(self.split, count)
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int))
 
     def _of_rows(self, chosen: Array) -> tuple[Evaluator, Array]:
         """Keep these examples; and the places of their rows."""
         rows = np.flatnonzero(np.isin(self._examples, chosen)) if self.task.tokenwise else chosen
+        if self.task.kind == "embedding":
+            return Evaluator(self.task, embedding.keep(self.split, chosen), self.rows.select(rows)), rows
         return Evaluator(self.task, self.split.select(chosen), self.rows.select(rows)), rows
 
     def scores(self, logits: Array, *, threshold: float | None = None) -> dict[str, float]:
@@ -89,12 +93,15 @@ class Evaluator:
 
         classification, multilabel, regression    see `metrics.scores`
         tagging    f1, precision and recall of entities, accuracy of words; see `metrics.entity_scores`
+        embedding  of pairs, or of texts that find others: see `embedding.scores`
         qa         f1, exact, and more where some questions have no answer; see `qa.answer_scores`, `f1_of_spans`.
                    `threshold`: how much better no answer must be than the best span to be given; None: the one that
                    scores best here
 
         Raises CompressError for logits that are not finite or are not of these rows.
         """
+        if self.task.kind == "embedding":
+            return embedding.scores(self.split, logits)
         if not self.task.tokenwise:
             return metrics.scores(self.task, logits, np.asarray(self.split["label"][:]))
         if self.task.kind == "tagging":
@@ -111,7 +118,7 @@ class Evaluator:
         """Score each label apart, or each type of entity; () where there are none."""
         if self.task.kind == "tagging":
             return metrics.scores_by_label(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
-        if self.task.tokenwise:
+        if self.task.tokenwise or self.task.kind == "embedding":
             return ()
         return metrics.scores_by_class(self.task, logits, np.asarray(self.split["label"][:]))
 
@@ -120,9 +127,11 @@ class Evaluator:
     ) -> float:
         """Measure how much the student answers as the teacher does.
 
-        Of texts see `metrics.agreement`; the share of words with the same tag; the share of questions with the same
-        answer, each model with its own threshold.
+        Of texts see `metrics.agreement`; of vectors `embedding.similarity`; the share of words with the same tag; the
+        share of questions with the same answer, each model with its own threshold.
         """
+        if self.task.kind == "embedding":
+            return embedding.similarity(student, teacher)
         if self.task.kind == "tagging":
             return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
         if self.task.kind == "qa":
@@ -137,8 +146,8 @@ class Evaluator:
         self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
     ) -> int | None:
         """Count the examples that the two answer differently: by class, any label, any word's tag, or text. None for a
-        regression, where every answer differs by a little."""
-        if self.task.kind == "regression":
+        regression and for vectors, where every answer differs by a little."""
+        if self.task.kind in ("regression", "embedding"):
             return None
         if self.task.kind == "qa":
             pairs = zip((student, teacher), thresholds, strict=True)
@@ -156,6 +165,8 @@ class Evaluator:
             golds, score = map(qa.right_answers, self.split["answers"][:]), {"f1": qa.f1, "exact": qa.exact}[metric]
             given = zip(self.texts(logits, threshold=threshold), golds, strict=True)
             return np.array([score(text, right) for text, right in given])
+        if self.task.kind == "embedding":
+            return embedding.examples(self.split, logits).get(metric)
         if metric != "accuracy" or self.task.tokenwise:
             return None
         labels = np.asarray(self.split["label"][:])
@@ -163,26 +174,31 @@ class Evaluator:
             return ((logits > 0) == (labels > 0.5)).all(axis=1).astype(float)
         return (logits.argmax(axis=1) == labels).astype(float)
 
-    def score_of(self, logits: Array) -> Callable[[Array], float]:
-        """Return the function from numbers of examples, repeats among them, to the task's metric of these alone.
+    def score_of(self, logits: Array) -> tuple[Callable[[Array], float], int]:
+        """Return the function from numbers of examples, repeats among them, to the task's metric of these alone; and
+        how many there are.
 
-        Of texts and of tagged sentences; a metric of questions is a mean: see `example_scores`.
+        Of texts and of tagged sentences, of vectors the pairs; a metric of questions is a mean: see `example_scores`.
         """
         metric = self.task.metric
+        if self.task.kind == "embedding":
+            return embedding.score_of(self.split, logits, metric)
         if self.task.kind == "tagging":
             tags, golds = self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]]
-            return lambda drawn: metrics.entity_scores([tags[n] for n in drawn], [golds[n] for n in drawn])[metric]
+            return lambda drawn: metrics.entity_scores([tags[n] for n in drawn], [golds[n] for n in drawn])[
+                metric
+            ], len(self)
         labels = np.asarray(self.split["label"][:])
-        return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric]
+        return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric], len(self)
 
     def interval(self, logits: Array, *, threshold: float | None = None) -> tuple[float, float]:
         """Compute the 95 % interval of the task's metric: of a share of examples Wilson's, of others by resampling."""
         values = self.example_scores(logits, threshold=threshold)
         if values is None:
-            return bootstrap_interval(self.score_of(logits), len(self), resamples=RESAMPLES)
+            return bootstrap_interval(*self.score_of(logits), resamples=RESAMPLES)
         if np.isin(values, (0.0, 1.0)).all():
             return wilson_interval(float(values.mean()), len(values))
-        return bootstrap_interval(lambda drawn: float(values[drawn].mean()), len(self))
+        return bootstrap_interval(lambda drawn: float(values[drawn].mean()), len(values))
 
     def threshold(self, logits: Array) -> float:
         """Choose by how much no answer must be better than the best span, for the highest score; 0.0 but for qa."""

@@ -85,9 +85,13 @@ def distance(task: Task, student: Array, teacher: Array) -> float:
     """Measure how far the student's logits are from the teacher's: smooth where `agreement` counts answers.
 
     Of classes, the mean KL divergence from the teacher's probabilities to the student's, in nats (several labels: of
-    each label, summed up); of numbers and of answers in a text, the mean squared difference.
+    each label, summed up); of numbers and of answers in a text, the mean squared difference; of vectors, one minus
+    their mean cosine.
     """
     mine, theirs = student.astype(np.float64), teacher.astype(np.float64)
+    if task.kind == "embedding":
+        lengths = np.linalg.norm(mine, axis=1) * np.linalg.norm(theirs, axis=1)
+        return float(1 - ((mine * theirs).sum(1) / np.maximum(lengths, 1e-12)).mean())
     if task.kind in ("regression", "qa"):
         return float(np.square(mine - theirs).mean())
     if task.kind == "multilabel":

@@ -29,7 +29,8 @@ from compress.exporters import manifest as manifests
 from compress.exporters.card import model_card
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import filled, written
-from compress.models.heads import PROBLEMS, output_names
+from compress.models.heads import PROBLEMS, count_outputs, output_names
+from compress.models.pooling import pooling_of, set_pooling
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, Tried
 from compress.records.run_report import NAME as REPORT
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Text
+    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Text, Vector
     from compress.exporters.session import EncodedRow
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
@@ -156,16 +157,16 @@ class Bundle:
     @overload
     def predict(
         self, texts: "Sequence[Text]", *, precision: Precision = "int8", threads: int = 1
-    ) -> "list[Prediction] | list[Answer] | list[Marked]": ...
+    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector]": ...
 
     @overload
     def predict(
         self, texts: "Iterator[Text]", *, precision: Precision = "int8", threads: int = 1
-    ) -> "Iterator[Prediction | Answer | Marked]": ...
+    ) -> "Iterator[Outcome]": ...
 
     def predict(
         self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: int = 1
-    ) -> "list[Prediction] | list[Answer] | list[Marked] | Iterator[Prediction | Answer | Marked]":
+    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":
         """Predict each text, or pair of texts (a question and its context), in their order: see `Predictor.predict`.
 
         Returns a list; of an iterator, such as a generator, an iterator, which reads some hundred texts at a time.
@@ -187,7 +188,8 @@ class Bundle:
         """Compute a vector (texts, hidden) for each text. Raises BundleError where the bundle gives none."""
         from compress.exporters.embeddings import embed
 
-        self._check_kind("embeddings")
+        if self.manifest.task is None or self.manifest.task.kind != "embedding":
+            self._check_kind("embeddings")
         self.check_has(precision)
         return embed(self.path, self.path / FILES[precision], texts, self.manifest.max_length, threads)
 
@@ -355,8 +357,9 @@ def _describe(task: Task) -> str:
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
     """Raise BundleError unless model, tokenizer and task can become one bundle; quick, so ask before training."""
     kind, words = type(model).__name__, type(tokenizer).__name__
-    if model.config.num_labels != task.outputs:
-        raise BundleError(f"{kind}: {model.config.num_labels} outputs; the task has {task.outputs}")
+    outputs = count_outputs(model.config, task.kind)
+    if outputs != task.outputs:
+        raise BundleError(f"{kind}: {outputs} outputs; the task has {task.outputs}")
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise BundleError(
             f"{words}: has no tokenizer.json form, which the bundle predicts with; expected a fast tokenizer, as "
@@ -383,6 +386,8 @@ def _write_model(
     plain.config.problem_type = PROBLEMS.get(task.kind)
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
+    if task.kind == "embedding":
+        set_pooling(plain.config, replace(pooling_of(plain.config), max_length=max_length))
     save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
     if learned := read_learned_ranges(plain.config):

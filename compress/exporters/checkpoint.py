@@ -16,9 +16,10 @@ from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
-from compress.exporters.embeddings import MODULES, POOLS, UNLIMITED, Pool, Pooling
+from compress.exporters.embeddings import UNLIMITED
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
+from compress.models.pooling import MODULES, POOLS, Pool, Pooling, set_pooling
 from compress.slicing.shape import positions
 
 HEADS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -176,7 +177,7 @@ def load_source(
         pooling = replace(pooling, pool=pool, normalise=normalise)
     elif pool is not None or normalise:
         raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} says how to pool: {pooling.pool}")
-    model, tokenizer = _load(name, folder, "AutoModel", allow_pickle=allow_pickle)
+    model, tokenizer = _load(name, folder, "AutoModel", allow_pickle=allow_pickle, pooling=pooling)
     length = _length(name, model, tokenizer, max_length or pooling.max_length)
     return Checkpoint(name, model, tokenizer, length, pooling=pooling, origin=origin)
 
@@ -217,21 +218,29 @@ def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
     return Task(kind, text, "label", names, METRICS[kind][0])
 
 
-def _load(name: str, folder: Path, architecture: str, *, allow_pickle: bool) -> tuple[Any, Any]:
+def _load(
+    name: str, folder: Path, architecture: str, *, allow_pickle: bool, pooling: Pooling | None = None
+) -> tuple[Any, Any]:
     """Load a model without a task by this class of transformers, in eval mode, and its tokenizer.
 
-    A pooler that was never trained is left out. Raises TeacherError where any other tensor is missing.
+    An encoder that pools is a sentence encoder. A pooler that was never trained is left out. Raises TeacherError where
+    any other tensor is missing.
     """
     import transformers
 
     import compress.models.families  # noqa: F401 the Auto classes know ours
+    from compress.models.heads import task_class
     from compress.models.teacher import check_vocabulary, explain_load_errors, load_config
 
+    auto, config = getattr(transformers, architecture), load_config(folder)
+    if pooling is not None and pooling.pool is not None:
+        auto = task_class("embedding")
+        set_pooling(config, pooling)
     with explain_load_errors(folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model, found = getattr(transformers, architecture).from_pretrained(
+        model, found = auto.from_pretrained(
             folder,
-            config=load_config(folder),
+            config=config,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
             **({"trust_remote_code": False} if architecture == "AutoModel" else {}),

@@ -1,117 +1,28 @@
 """Write and run bundles that turn texts into vectors: an encoder in the layout of sentence-transformers, with its ONNX
 files."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePath
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import BundleError, ExportError
+from compress.errors import BundleError
 from compress.exporters.artifact import FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
 from compress.records.certificate import Certificate
 
-Pool = Literal["mean", "cls", "max"]
-POOLS: tuple[Pool, ...] = get_args(Pool)
-MODULES, POOLING, SIZES = "modules.json", "1_Pooling", "sentence_bert_config.json"
+if TYPE_CHECKING:
+    from compress.models.pooling import Pooling
+
 UNLIMITED = 10**6
 """A tokenizer without a limit gives as its limit a number above this."""
 MAX_DROP = 0.01
 """The most that the order of similarities may differ from fp32's (1 - Spearman) for an int8 file to be certified."""
 
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """Describes how an encoder's tokens become one vector.
-
-    pool        the mean of all tokens, the first token, or the largest of each number; None: tokens only
-    normalise   whether the vector is divided by its length
-    max_length  tokens a text is cut to, where the folder says so
-    """
-
-    pool: Pool | None
-    normalise: bool = False
-    max_length: int | None = None
-
-    @classmethod
-    def read(cls, folder: Path) -> "Pooling":
-        """Read the modules of sentence-transformers; a folder without modules.json gives tokens only.
-
-        Raises ExportError for modules besides encoder, pooling and normalising, and for other kinds of pooling.
-        """
-        if not (folder / MODULES).is_file():
-            return cls(None)
-        listed = _json(folder / MODULES, list)
-        try:
-            paths = {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in listed}
-        except (TypeError, KeyError):
-            raise ExportError(f"{folder / MODULES}: expected a list of modules, each with a type and a path") from None
-        if unknown := sorted(paths.keys() - {"Transformer", "Pooling", "Normalize"}):
-            raise ExportError(
-                f"{folder / MODULES}: {', '.join(unknown)}: cannot be exported; expected an encoder, its pooling and "
-                "perhaps a normalisation"
-            )
-        if outside := sorted(path for path in paths.values() if path not in ("", PurePath(path).name)):
-            raise ExportError(f"{folder / MODULES}: {outside[0]!r}: expected modules in folders of its own folder")
-        sizes = _json(folder / SIZES, dict) if (folder / SIZES).is_file() else {}
-        pool = _pool(folder / paths["Pooling"] / "config.json") if "Pooling" in paths else None
-        return cls(pool, "Normalize" in paths, sizes.get("max_seq_length"))
-
-    def write(self, folder: Path, width: int, max_length: int) -> None:
-        """Write the files that sentence-transformers, of any version, reads this from."""
-        kinds = [("", "Transformer"), (POOLING, "Pooling"), *([("2_Normalize", "Normalize")] * self.normalise)]
-        modules = [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (path, kind) in enumerate(kinds)
-        ]
-        modes = {
-            "pooling_mode_cls_token": self.pool == "cls",
-            "pooling_mode_mean_tokens": self.pool == "mean",
-            "pooling_mode_max_tokens": self.pool == "max",
-            "pooling_mode_mean_sqrt_len_tokens": False,
-        }
-        for path, _ in kinds[1:]:
-            (folder / path).mkdir()
-        contents: dict[str, object] = {
-            MODULES: modules,
-            f"{POOLING}/config.json": {"word_embedding_dimension": width, **modes},
-            SIZES: {"max_seq_length": max_length, "do_lower_case": False},
-        }
-        for name, content in contents.items():
-            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _pool(path: Path) -> Pool:
-    """Read either form that sentence-transformers writes: a name, or a yes or no for each."""
-    told: Mapping[str, Any] = _json(path, dict)
-    found = told.get("pooling_mode") or [
-        name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
-        for name, chosen in told.items()
-        if name.startswith("pooling_mode_") and chosen
-    ]
-    names = [found] if isinstance(found, str) else list(found)
-    if len(names) != 1 or names[0] not in POOLS:
-        raise ExportError(
-            f"{path}: pooling is {' and '.join(map(str, names)) or 'unknown'}; expected {' or '.join(POOLS)}"
-        )
-    return names[0]
-
-
-def _json(path: Path, kind: type) -> Any:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(found, kind):
-        raise ExportError(f"{path}: holds a {type(found).__name__}; expected a {kind.__name__}")
-    return found
 
 
 def embed(folder: Path, file: Path, texts: Sequence[str], max_length: int, threads: int) -> Floats:
@@ -147,7 +58,7 @@ def write(
     *,
     encoder: Any,
     tokenizer: Any,
-    pooling: Pooling,
+    pooling: "Pooling",
     max_length: int,
     card: Mapping[str, Any],
     texts: Sequence[str] = (),
@@ -160,7 +71,7 @@ def write(
     pooling, or without texts, nothing is certified. Raises ExportError as `to_onnx` does.
     """
     from compress.exporters.int8 import quantize_dynamic
-    from compress.exporters.onnx import Pooled, as_float32, makes_segments, to_onnx
+    from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.exporters.session import certified
     from compress.models.checkpoints import save_checkpoint
 
@@ -168,10 +79,8 @@ def write(
     manifest = Manifest.from_model(plain, max_length, kind="embeddings")
     with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
-        if pooling.pool is not None:
-            pooling.write(folder, plain.config.hidden_size, max_length)
         fp32, int8 = (folder / FILES[precision] for precision in ("fp32", "int8"))
-        to_onnx(Pooled(plain, pooling), fp32, opset=opset, segments=makes_segments(tokenizer))
+        to_onnx(plain, fp32, opset=opset, segments=makes_segments(tokenizer))
         quantize_dynamic(fp32, int8)
         if pooling.pool is not None and texts:
             exact, small = (embed(folder, file, texts, max_length, threads=1) for file in (fp32, int8))
@@ -225,7 +134,7 @@ where the model has segments, token_type_ids.
 """
 
 
-def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: Pooling) -> str:
+def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: "Pooling") -> str:
     from compress.exporters.card import Card, escaped, front_matter, licence
 
     card, vectors = Card.parse(fields), pooling.pool is not None

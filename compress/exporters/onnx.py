@@ -19,10 +19,8 @@ import numpy as np
 import onnx
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from compress.errors import ExportError
-from compress.exporters.embeddings import Pool, Pooling
 from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
 from compress.io import written
@@ -64,7 +62,7 @@ def to_onnx(
     Outputs  logits float32 (batch_size, outputs), or (batch_size, sequence_length, outputs) of a head that answers per
              token; start_logits and end_logits (batch_size, sequence_length) of one that answers with spans; of an
              encoder last_hidden_state (batch_size, sequence_length, hidden), and sentence_embedding (batch_size,
-             hidden) where it is `Pooled`
+             width) of a sentence encoder
     form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as traced
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
@@ -284,49 +282,3 @@ def _metadata(config: Any) -> dict[str, str]:
 
 def _kind(model: nn.Module) -> str:
     return type(model).__name__
-
-
-class Pooled(nn.Module):
-    """ids and mask -> last_hidden_state (B, L, D) and, where it pools, sentence_embedding (B, D), as
-    sentence-transformers computes them."""
-
-    def __init__(self, encoder: Any, pooling: Pooling) -> None:
-        super().__init__()
-        self.encoder, self.pooling = encoder, pooling
-
-    @property
-    def config(self) -> Any:
-        return self.encoder.config
-
-    def set_attn_implementation(self, name: str) -> None:
-        self.encoder.set_attn_implementation(name)
-
-    def forward(
-        self, input_ids: Tensor, attention_mask: Any, token_type_ids: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """`attention_mask`: 0 or 1 per token, or what `prepare_mask` makes of it."""
-        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **segments).last_hidden_state
-        if self.pooling.pool is None:
-            return {"last_hidden_state": found}
-        vectors_BD = pool_tokens(found, _find_seen(attention_mask), self.pooling.pool)
-        if self.pooling.normalise:
-            vectors_BD = functional.normalize(vectors_BD, dim=1)
-        return {"last_hidden_state": found, "sentence_embedding": vectors_BD}
-
-
-def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool) -> Tensor:
-    """Pool the tokens that are seen into one vector (B, D)."""
-    if pool == "cls":
-        return tokens_BLD[:, 0]
-    seen_BL1 = seen_BL[:, :, None]
-    if pool == "max":
-        return tokens_BLD.masked_fill(~seen_BL1, torch.finfo(torch.float32).min).max(1).values
-    weights_BL1 = seen_BL1.to(tokens_BLD.dtype)
-    return (tokens_BLD * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1e-9)
-
-
-def _find_seen(mask: Any) -> Tensor:
-    """Tell which tokens (B, L) there are. The last token of a prepared mask sees as many as any."""
-    full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
-    return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0

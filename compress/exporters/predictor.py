@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
-from compress.data.task import Task
+from compress.data.task import Kind, Task
 from compress.data.text_files import LONGEST
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
@@ -24,6 +24,8 @@ from compress.exporters.session import UNOPENED, EncodedRow, open_session
 from compress.progress import show_progress
 
 Text = str | tuple[str, str]
+VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
+"""The outputs of a file that are its answer, where it has others too."""
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
 """The pattern of a word: an address, a name with its @ or #, letters and digits held together by single marks; any
 other mark alone. Data of tagged words are cut about so."""
@@ -85,6 +87,20 @@ class Marked:
 
 
 @dataclass(frozen=True)
+class Vector:
+    """The vector of a text."""
+
+    numbers: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{number:.6g}" for number in self.numbers)
+
+
+Outcome = Prediction | Answer | Marked | Vector
+"""What a model says of a text."""
+
+
+@dataclass(frozen=True)
 class Predictor:
     """An opened bundle: keep it to answer many calls, each from any thread.
 
@@ -101,15 +117,17 @@ class Predictor:
     threads: int
     threshold: float = math.inf
 
-    def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked]:
-        """Predict each text, or pair of texts, in their order: Answer for (question, context) pairs,
-        Marked for texts whose words are tagged, Prediction otherwise."""
+    def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
+        """Predict each text, or pair of texts, in their order: Answer for (question, context) pairs, Marked for texts
+        whose words are tagged, Vector for texts whose vectors the model gives, Prediction otherwise."""
         given = [_check(text, self.task) for text in texts]
         if self.task.kind == "qa":
             return self._answer([(text[0], text[1]) for text in given])
         if self.task.kind == "tagging":
             return self._mark([text for text in given if isinstance(text, str)])
         rows = encode(self.tokenizer, given)
+        if self.task.kind == "embedding":
+            return [Vector(tuple(each)) for each in _finite(self.logits(rows)).tolist()]
         return [_prediction(self.task, *answer) for answer in zip(texts, self.logits(rows), strict=True)]
 
     def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
@@ -120,7 +138,7 @@ class Predictor:
         """
         answers = [
             outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1)  # starts and ends of spans
-            for outputs in run_rows(self.session, rows, threads=self.threads)
+            for outputs in run_rows(self.session, rows, threads=self.threads, outputs=VECTORS.get(self.task.kind))
         ]
         if not answers:
             return np.empty((0, self.task.outputs), np.float32)
@@ -308,7 +326,7 @@ class AnsweredLine:
     """One text of a stream, and what the model says of it; or, in `error`, why it was not asked."""
 
     text: str
-    answer: Prediction | Answer | Marked | None
+    answer: Outcome | None
     error: str = ""
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 from compress.data.task import Task
 from compress.data.text_files import LONGEST
 from compress.errors import DataError, did_you_mean
-from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Text, iterate_batches
+from compress.exporters.predictor import Answer, Marked, Outcome, Predictor, Text, Vector, iterate_batches
 from compress.io import written
 
 READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl")
@@ -163,7 +163,7 @@ def _answer(
     *,
     source: Path,
     on_error: str,
-) -> list[tuple[Prediction | Answer | Marked | None, str]]:
+) -> list[tuple[Outcome | None, str]]:
     """Return the answer to each row, or why there is none."""
     texts, errors = list[Text](), list[str]()
     for number, row, wrong in batch:
@@ -192,13 +192,15 @@ def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
     return [*names, *(["prediction_error"] if errors else [])]
 
 
-def _plain(answer: Prediction | Answer | Marked | None, added: Sequence[str]) -> Row:
+def _plain(answer: Outcome | None, added: Sequence[str]) -> Row:
     if isinstance(answer, Marked):
         return {"prediction": [asdict(mark) for mark in answer.marks]}
     if isinstance(answer, Answer):
         values: Row = {"prediction": answer.text, "prediction_start": answer.start, "prediction_end": answer.end}
         return {**values, "prediction_score": answer.score}
     assert answer is not None, "only asked of rows without an error"
+    if isinstance(answer, Vector):
+        return {"prediction": list(answer.numbers)}
     if not answer.scores:
         return {"prediction": answer.score}
     known = {"prediction": answer.label, "prediction_score": answer.score, "prediction_scores": answer.scores}

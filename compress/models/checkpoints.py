@@ -202,7 +202,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     finally:
         if bars:
             logging.enable_progress_bar()
-    accepted = inspect.signature(model.forward).parameters
+    accepted = inspect.signature(getattr(model, "encoder_class", model).forward).parameters  # what a loader calls
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["model_input_names"] = [name for name in tokenizer.model_input_names if name in accepted]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from compress.data.task import Kind, Task
 from compress.errors import StudentError
+from compress.models.pooling import width_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -21,6 +22,7 @@ CLASSES: Final[Mapping[Kind, str]] = MappingProxyType(
         "regression": "AutoModelForSequenceClassification",
         "tagging": "AutoModelForTokenClassification",
         "qa": "AutoModelForQuestionAnswering",
+        "embedding": "AutoModelForSentenceEmbedding",
     }
 )
 ENDINGS: Final[Mapping[Kind, str]] = MappingProxyType(
@@ -51,17 +53,26 @@ LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm", 
 
 
 def task_class(kind: Kind) -> Any:
-    """Return transformers' Auto class of a kind of task: `task_class("qa").from_pretrained(folder)`."""
+    """Return the Auto class of a kind of task: `task_class("qa").from_pretrained(folder)`."""
     import transformers
 
-    return getattr(transformers, CLASSES[kind])
+    from compress.models import embedding
+
+    return getattr(embedding if kind == "embedding" else transformers, CLASSES[kind])
 
 
 def output_names(task: Task) -> tuple[str, ...]:
-    """Name the outputs of the task's head for a config."""
+    """Name the outputs of the task's head for a config; of an embedding, which has no labels, the config keeps two."""
     if task.kind == "qa":
         return ("start", "end")
+    if task.kind == "embedding":
+        return ("LABEL_0", "LABEL_1")
     return task.labels or ("score",)
+
+
+def count_outputs(config: "PreTrainedConfig", kind: Kind) -> int:
+    """Count what a model of this config answers with: its labels, or the numbers of its vectors."""
+    return width_of(config) if kind == "embedding" else config.num_labels
 
 
 def auto(head: "Head", kind: Kind | None) -> Any:

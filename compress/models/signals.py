@@ -219,11 +219,12 @@ def read(
 
 
 def logits_of(out: Any) -> Tensor:
-    """Return a transformers model's logits, whatever its class calls them; starts and ends of spans as (B, L, 2)."""
+    """Return a transformers model's logits, whatever its class calls them; starts and ends of spans as (B, L, 2), the
+    vectors of a sentence encoder as (B, E)."""
     starts = getattr(out, "start_logits", None)
     if starts is not None:
         return torch.stack([starts, out.end_logits], -1)
-    found = _first(out, "logits", "prediction_logits")
+    found = _first(out, "logits", "prediction_logits", "sentence_embedding")
     if found is None:
         raise ObjectiveError(f"{type(out).__name__} has no logits; give the stage the `head` that its losses read")
     return found

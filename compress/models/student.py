@@ -31,8 +31,10 @@ from compress.models.init_weights import (
     narrow_weights,
     weight_of,
 )
+from compress.models.pooling import SETTINGS, keep_width
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
+from compress.slicing.plan import HIDDEN
 from compress.slicing.rules import FIRST_IS_OWN, GROUPED, ROTARY
 from compress.slicing.select import Importance, Kept, check_layers
 from compress.slicing.shape import Shape, setting_name
@@ -117,7 +119,10 @@ def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
 
 
 def _set_derived(spec: StudentSpec, teacher: Any, config: Any, shape: Shape) -> None:
-    """Set the kinds of attention, one for each layer, and the sizes that some families write down a second time."""
+    """Set the kinds of attention, one for each layer, the sizes that some families write down a second time, and the
+    width of a sentence encoder's vectors."""
+    if hasattr(teacher, SETTINGS):
+        keep_width(config, teacher)
     if getattr(config, "layer_types", None):
         config.layer_types = _layer_kinds(spec, teacher, config, shape)
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
@@ -210,7 +215,9 @@ def build(
     heads.model_class(config, head, kind)
     student = heads.create(config, head, kind)
     if spec.init == "teacher":
-        _carry(spec, teacher, student, kept or choose_units(spec, teacher))
+        kept = kept or choose_units(spec, teacher)
+        _carry(spec, teacher, student, kept)
+        _begin_projection(student, teacher, kept)
     elif isinstance(spec.init, Call):
         with torch.no_grad():
             spec.init(student, teacher, **({"words": words} if "words" in options(spec.init.function) else {}))
@@ -328,6 +335,15 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
     types, own = Weight("types", None, "weight"), _weights(student)
     if types in source and types not in own:  # DistilBERT gets type 0 with its positions, so that it embeds as before
         own[Weight("positions", None, "weight")].add_(source[types][0])
+
+
+@torch.no_grad()
+def _begin_projection(student: Any, teacher: Any, kept: Kept | None) -> None:
+    """Let a narrower sentence encoder's linear map put each number where its teacher, which has no map, has it."""
+    mine = getattr(student, "projection", None)
+    if mine is not None and getattr(teacher, "projection", None) is None and kept is not None:
+        places = kept.indices.get(HIDDEN, torch.arange(mine.in_features))
+        mine.weight.copy_(torch.eye(mine.out_features)[:, places])
 
 
 def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:

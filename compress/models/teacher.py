@@ -20,6 +20,7 @@ from compress.data.task import Task
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
+from compress.models.pooling import MODULES
 
 MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
 
@@ -59,15 +60,26 @@ class Teacher:
 
 
 def identify(folder: Path) -> str:
-    """Compute the digest of a model folder's weights, config and tokenizer."""
+    """Compute the digest of a model folder's weights, config, tokenizer and modules."""
     tokens = ("tokenizer*.json", "vocab.*", "*.model", "merges.txt", "added_tokens.json", "special_tokens_map.json")
-    patterns = (*WEIGHTS, *PICKLED, "config.json", *tokens)
+    patterns = (*WEIGHTS, *PICKLED, "config.json", *tokens, "modules.json", "*_Pooling/*.json", "*_Dense/*")
     return digest.of_files({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def has_head(folder: Path, task: Task) -> bool:
-    """Check that the checkpoint was saved with a head for this kind of task, of this many outputs."""
+    """Check that the checkpoint was saved with a head for this kind of task, of this many outputs.
+
+    Every encoder gives vectors as it is. Raises TeacherError for a model with another head, such as a cross-encoder.
+    """
     config = _settings(folder)
+    if task.kind == "embedding":
+        others = [name for name in config.get("architectures") or [] if name.endswith(tuple(ENDINGS.values()))]
+        if others and not (folder / MODULES).is_file():
+            raise TeacherError(
+                f"{folder}: {others[0]} gives scores, as a classifier or a cross-encoder does; expected an encoder, "
+                "whose tokens are pooled into a vector: a folder of sentence-transformers, or a plain encoder's"
+            )
+        return True
     heads = any(ENDINGS[task.kind] in name for name in config.get("architectures") or [])
     outputs = len(config.get("id2label") or {0: "", 1: ""})
     return heads and outputs == task.outputs
@@ -212,9 +224,11 @@ def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: Pr
 
 def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     """Reorder the head's outputs to the data's labels where both name them alike; refuse other names."""
+    if not task.labels:
+        return
     names: dict[Any, Any] = dict(model.config.id2label or {})
     theirs = [str(names[i]) for i in range(task.outputs)]
-    if not task.labels or theirs == list(task.labels):
+    if theirs == list(task.labels):
         return
     folded = {label.casefold().replace("-", "_"): i for i, label in enumerate(theirs)}
     order = [folded.get(label.casefold().replace("-", "_")) for label in task.labels]

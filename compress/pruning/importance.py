@@ -34,6 +34,7 @@ from compress.data.cache import cached, home, is_whole
 from compress.data.collate import Batching
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
+from compress.models.embedding import SentenceEncoder
 from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
 from compress.progress import show_progress
@@ -48,7 +49,12 @@ Targets = Literal["labels", "teacher", "drawn"]
 def answer_loss(
     student: PreTrainedModel, batch: Mapping[str, Tensor], targets: Targets, teacher: nn.Module | None
 ) -> Tensor:
-    """Sum up the losses of a batch's answers, float32. Raises PruneError where the batch or the teacher is lacking."""
+    """Sum up the losses of a batch's answers, float32. Raises PruneError where the batch or the teacher is lacking.
+
+    Vectors have no labels: `labels` is `drawn` for them.
+    """
+    if targets == "labels" and isinstance(student, SentenceEncoder):
+        targets = "drawn"
     if targets not in get_args(Targets):
         raise PruneError(f"targets: {targets!r}.{did_you_mean(targets, get_args(Targets))}")
     if targets == "teacher" and teacher is None:
@@ -117,7 +123,8 @@ def _against(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, theirs_R
 
 
 def _is_number(student: PreTrainedModel, answers_RV: Tensor) -> bool:
-    return answers_RV.shape[-1] == 1 or getattr(student.config, "problem_type", None) == "regression"
+    numbers = getattr(student.config, "problem_type", None) == "regression" or isinstance(student, SentenceEncoder)
+    return answers_RV.shape[-1] == 1 or numbers
 
 
 def _has_several(student: PreTrainedModel) -> bool:

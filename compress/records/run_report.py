@@ -15,7 +15,7 @@ from compress.records.json_text import from_json, to_json
 from compress.records.latency import Latency
 
 NAME = "report.json"
-Kind = Literal["classification", "multilabel", "regression", "tagging", "qa"]
+Kind = Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding"]
 Point = Mapping[str, float | None]
 
 

@@ -162,6 +162,8 @@ _LLAMA: tuple[tuple[str, str, str], ...] = (
     (r"(?:.*\.)?norm", "final_norm", "hidden"),
     (r"score|classifier|qa_outputs", "classifier", ". hidden"),
 )
+PROJECTION = (r"projection", "projection", ". hidden")
+"""The linear map of a sentence encoder, whatever its family: the width of its vectors stays."""
 _FAMILIES = MappingProxyType(
     {
         **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "deberta-v2"), _BERT),
@@ -213,14 +215,14 @@ def place(family: str, name: str) -> Place | None:
         span = found.span("layer") if layer is not None else (-1, -1)
         dims = tuple(tuple(each.split("+")) for each in axes.split())
         if part == "bias":  # along the outputs, which GPT-2's convolutions have last
-            dims = (dims[-1],) if family == "gpt2" else dims[:1]
+            dims = (dims[-1],) if family == "gpt2" and role != "projection" else dims[:1]
         return Place(role, named.get("block") or layer or "", None if layer is None else int(layer), span, dims)
     return None
 
 
 @cache
 def _compile(family: str) -> tuple[tuple[re.Pattern[str], str, str], ...]:
-    return tuple((re.compile(pattern), role, axes) for pattern, role, axes in _FAMILIES[family])
+    return tuple((re.compile(pattern), role, axes) for pattern, role, axes in (*_FAMILIES[family], PROJECTION))
 
 
 QUERIES: Mapping[str, int] = MappingProxyType({"query": 0, "position_query": 0, "qkv": 0})

@@ -468,6 +468,7 @@ class Computed:
         """Decode every row; starts and ends of spans side by side. Raises DeviceError for tensors that are none."""
         try:
             rows = [[output.row() for output in outputs] for outputs in self.rows]
+            rows = [[each for each in arrays if each.ndim == min(one.ndim for one in arrays)] for arrays in rows]
             return [arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1) for arrays in rows]
         except ValueError as error:
             raise DeviceError(f"browser: the page sent a tensor that is none: {error}") from None

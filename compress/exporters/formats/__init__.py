@@ -295,13 +295,11 @@ class ExportContext:
 
     def model(self) -> Any:
         """Load the torch model: float32, eval mode, attention written out as every exporter reads it."""
-        from compress.exporters.onnx import Pooled, as_float32
+        from compress.exporters.onnx import as_float32
         from compress.models.heads import task_class
 
         if isinstance(self.source, Bundle):
             model = task_class(self.bundle.task.kind).from_pretrained(self.bundle.path, use_safetensors=True)
-        elif self.source.pooling is not None:
-            model = Pooled(self.source.model, self.source.pooling)
         else:
             model = self.source.model
         model = as_float32(model)
