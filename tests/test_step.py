@@ -82,10 +82,11 @@ def test_projections_are_saved_with_the_step_but_not_in_the_student() -> None:
 def test_no_loss_of_any_paper_sends_a_gradient_to_the_teacher(head: type) -> None:
     """Every loss that reads a teacher, at once, logits of one kind; heads, widths and labels agree."""
     found = {f"{paper}.{name}": loss.reading for paper in papers() for name, loss in losses(paper).items()}
+    needed = {"matryoshka.nested": {"of": "leaf.l2", "sizes": [1.0, 0.5]}}
     terms = [
         Term(name, options={"heads": 8} if name.endswith("_relations") else {}, layers="last")
         if reading.signal in LAYERED
-        else Term(name)
+        else Term(name, options=needed.get(name, {}))
         for name, reading in found.items()
         if reading.against == "teacher"
         and reading.signal != "encoder_layers"  # of encoder-decoders: see tests/papers/test_seq2seq.py

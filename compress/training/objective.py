@@ -221,6 +221,10 @@ class Objective(nn.Module):
             raise ObjectiveError("\n".join(problems))
         self.losses = [find_loss(term) for term in self.terms]
         self.readings = [loss.reading for loss in self.losses]
+        for term, reading in zip(self.terms, self.readings, strict=True):
+            if kind is not None and reading.kinds and kind not in reading.kinds:
+                about = " or ".join(sorted(reading.kinds))
+                raise ObjectiveError(f"{term.name} is about {about} tasks, this one is {kind}: add `only: {about}`")
         self.names = _distinct([term.name for term in self.terms])
         self.student_wants = frozenset(reading.signal for reading in self.readings)
         self.teacher_wants = frozenset(r.signal for r in self.readings if r.against == "teacher")

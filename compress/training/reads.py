@@ -33,6 +33,7 @@ class Reading:
     layers    what the values of several compared layers become: their sum or their mean
     windows   the formula bears a mask (B, L, L) of the tokens (last axis) that each token sees in both layers, where
               their attention is local; without it such layers are refused
+    kinds     the task kinds whose answers the formula is about, such as embedding; empty: any
     """
 
     signal: str
@@ -42,6 +43,7 @@ class Reading:
     bridges: frozenset[Difference] = frozenset()
     layers: Literal["sum", "mean"] = "sum"
     windows: bool = False
+    kinds: frozenset[str] = frozenset()
 
 
 def reads(
@@ -53,6 +55,7 @@ def reads(
     bridges: tuple[Difference, ...] = (),
     layers: Literal["sum", "mean"] = "sum",
     windows: bool = False,
+    kinds: tuple[str, ...] = (),
 ) -> Callable[[Loss], Loss]:
     """Mark a loss with the signal it reads, and how: see Reading.
 
@@ -62,7 +65,7 @@ def reads(
     `per` left out: example for logits, pair for attention scores, token for the rest.
     """
     per = per or USUAL_ITEMS.get(signal, "token")
-    reading = Reading(signal, against, per, mask, frozenset(bridges), layers, windows)
+    reading = Reading(signal, against, per, mask, frozenset(bridges), layers, windows, frozenset(kinds))
 
     def write(loss: Loss) -> Loss:
         loss.reading = reading  # type: ignore[attr-defined]

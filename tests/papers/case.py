@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 import compress.papers
-from compress.training.objective import Loss
+from compress.config.term import Term
+from compress.training.objective import Loss, find_loss
 from compress.training.reads import Reading
 
 Formula = Callable[..., float]
@@ -43,6 +44,7 @@ class Case:
     formula   (student, target, mask, **options) -> float, in nested loops
     best      the student at which the loss is smallest: the teacher itself, unless said
     minimum   the loss there
+    across    the loss compares the examples of a batch with each other: it is no mean over them
     """
 
     student: Tensor
@@ -52,6 +54,7 @@ class Case:
     best: Tensor | None = None
     minimum: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    across: bool = False
 
     @property
     def smallest(self) -> Tensor:
@@ -84,7 +87,7 @@ def losses(paper: str) -> dict[str, Loss]:
     """The losses that this paper introduces."""
     module = import_module(f"compress.papers.{paper}")
     return {
-        name: value
+        name: find_loss(Term(f"{paper}.{name}"))
         for name, value in vars(module).items()
         if hasattr(value, "reading") and value.__module__ == module.__name__
     }

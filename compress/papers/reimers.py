@@ -1,0 +1,51 @@
+"""Reimers & Gurevych 2020, "Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation",
+EMNLP, arXiv:2004.09813.
+
+Eq. 1    mse       squared error of a text's vector, student against teacher
+Eq. 1    parallel  the same of a text and of its translation, both against the teacher's vector of the text
+
+Shapes: B examples, D dimensions of a sentence vector.
+
+Deviations: the paper writes the sum over a text and its translation of the squared distance, divided by the batch; the
+authors' code (sentence-transformers, `MSELoss`) takes the mean over texts, translations and dimensions, and so do
+these: the paper's number is 2 D times `parallel`. The gradient's direction is the same.
+
+Parallel texts need no loss of their own in a run: the authors' training files are rows of (text, vector), in which a
+translation carries the vector that the teacher gives its source. Over such rows `mse` is `parallel` of the pairs.
+`parallel` is for a loop of one's own.
+"""
+
+from torch import Tensor
+
+from compress.errors import ObjectiveError
+from compress.training.reads import reads
+
+
+def unit(vectors_BD: Tensor) -> Tensor:
+    """Divide each vector by its length, in float32; a vector of zeros stays one, with a gradient of ordinary size."""
+    vectors_BD = vectors_BD.float()
+    lengths_B1 = vectors_BD.norm(dim=-1, keepdim=True)
+    return vectors_BD / lengths_B1.where(lengths_B1 > 0, 1)
+
+
+def check_widths(student_BD: Tensor, teacher_BD: Tensor, loss: str) -> None:
+    """Raise ObjectiveError where the vectors of student and teacher differ in their number of dimensions."""
+    mine, theirs = student_BD.shape[-1], teacher_BD.shape[-1]
+    if mine != theirs:
+        raise ObjectiveError(
+            f"{loss} compares vectors dimension by dimension, but the student's have {mine} and the teacher's "
+            f"{theirs}: give the student a projection to the teacher's width, or take a loss that bears any: "
+            "seed.own_similarities, rkd.distances, rkd.angles"
+        )
+
+
+@reads("logits", per="example", kinds=("embedding",))
+def mse(student_BD: Tensor, teacher_BD: Tensor) -> Tensor:
+    """Average (s - t)^2 over dimensions and examples (Eq. 1, for one text)."""
+    check_widths(student_BD, teacher_BD, "reimers.mse")
+    return (student_BD.float() - teacher_BD.float()).pow(2).mean()
+
+
+def parallel(student_source_BD: Tensor, student_target_BD: Tensor, teacher_BD: Tensor) -> Tensor:
+    """Average the error of texts and of their translations, both against the teacher's vectors of the texts (Eq. 1)."""
+    return (mse(student_source_BD, teacher_BD) + mse(student_target_BD, teacher_BD)) / 2
