@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import PartialState
@@ -58,6 +58,7 @@ from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
+    from compress.data.task import Kind
 
 
 def distill(
@@ -155,6 +156,7 @@ def prepare(
     if isinstance(recipe, CandidateRecipes):
         recipe = choose_recipe(recipe, teacher, data, columns, prompted=prompted, options=options, console=console)
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
+    columns = replace(columns, kind=columns.kind or cast("Kind | None", recipe.only_kind))
     checkpoint = starting_checkpoint(recipe) if prompted else teacher
     number_format = precisions.choose(options.precision)
     identity = {

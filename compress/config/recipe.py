@@ -389,6 +389,13 @@ class Recipe(Frozen):
         return tuple(stage for stage in self.stages if isinstance(stage, Stage))
 
     @property
+    def only_kind(self) -> str | None:
+        """The one kind of task that every term of its stages on a task is for; None where they serve several."""
+        terms = [term for stage in self.training if stage.data == "task" for term in stage.objective]
+        kinds = {term.only for term in terms}
+        return next(iter(kinds))[0] if len(kinds) == 1 and all(len(only) == 1 for only in kinds) else None
+
+    @property
     def pruning(self) -> tuple[Prune, ...]:
         """The stages that prune."""
         return tuple(stage for stage in self.stages if isinstance(stage, Prune))

@@ -50,7 +50,7 @@ def audit(data: TaskData) -> TaskData:
         raise DataError(
             f"{data.name}: all {len(train):,} training rows have the same text. Name another column with --text."
         )
-    notes = [*data.notes, *_find_shared(keys)]
+    notes = [*data.notes, *(_find_shared(keys) if task.kind != "embedding" else ())]  # passages are no answers
     for role, found in keys.items():
         if role != "train" and (size := len(found)) < FEW_ROWS:
             notes.append(

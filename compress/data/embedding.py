@@ -5,7 +5,7 @@ with a number beside two texts as pairs; one with columns `query` (or `anchor`) 
 with two texts alone, as texts that ask and texts to be found; any other as texts alone, a txt file a line each. BEIR's
 folder holds queries, a corpus and judgements for each split. A folder or dump without a file called train is a corpus,
 its documents cut into passages. All texts of the training split are learned from, once each, whatever stands beside
-them. Where no validation split is there, some of it is held out. Texts alone are compared as the teacher compares them:
+them, but those of other splits that are compared or ask: passages may be known beforehand, as an index knows them. Where no validation split is there, some of it is held out. Texts alone are compared as the teacher compares them:
 see `training.embedding`.
 """
 
@@ -79,6 +79,10 @@ class Part:
         if one != other:
             self.judged.setdefault(one, {})[other] = relevance
 
+    def asking(self) -> Iterator[str]:
+        """Yield the texts that are not there to be found."""
+        return (text for number, text in enumerate(self.texts) if number not in self.passages)
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics that this split can be scored by."""
@@ -128,10 +132,8 @@ def load_embedding(
         f"{role}: {part.empty:,} empty texts are left out" for role, part in parts.items() if part.empty
     ]  # fmt: skip
     rng = np.random.default_rng(seed)
-    if len(parts["train"].texts) < 2:
-        raise DataError(f"{source}: {len(parts['train'].texts)} text to learn from; expected two or more.")
     if "validation" not in parts:
-        parts["train"], parts["validation"], note = _hold_out(parts["train"], source, rng)
+        parts["validation"], note = _hold_out(parts["train"], source, rng)
         notes.append(f"no validation split: {note} (seed {seed})")
     for role, (queries, passages) in LARGEST.items():
         part = parts.get(role)
@@ -142,6 +144,10 @@ def load_embedding(
                 f"{role}: {len(few):,} of {len(part.judged):,} queries and {len(parts[role].passages):,} of "
                 f"{len(part.passages):,} passages are scored (seed {seed})"
             )
+    asked = {text for role in parts if role != "train" for text in parts[role].asking()}
+    parts["train"] = _of_texts(text for text in parts["train"].texts if text not in asked)
+    if len(parts["train"].texts) < 2:
+        raise DataError(f"{source}: {len(parts['train'].texts)} text to learn from; expected two or more.")
     known = parts["validation"].metrics
     if metric is not None and metric not in known:
         raise DataError(f"metric {metric!r} does not score these texts.{did_you_mean(metric, known)}")
@@ -321,21 +327,19 @@ def _judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], where: 
     return part
 
 
-def _hold_out(part: Part, source: str, rng: np.random.Generator) -> tuple[Part, Part, str]:
-    """Take a share of the judged texts, or of the texts, out of the training split."""
+def _hold_out(part: Part, source: str, rng: np.random.Generator) -> tuple[Part, str]:
+    """Choose a share of the judged texts, or of the texts, for a validation split, and say how many."""
     if part.judged:
         asking = rng.permutation(sorted(part.judged))
         count = max(1, round(HELD_OUT * len(asking)))
         if len(asking) < 2:
             raise DataError(f"{source}: one text that was compared with others: add a validation split.")
         held = part.only(asking[:count].tolist(), None, rng)
-        out = set(held.texts) - {part.texts[number] for number in part.passages}
         what = f"{count:,} of {len(asking):,} texts that were compared with others"
     else:
         count = min(MOST, max(FEWEST, round(HELD_OUT * len(part.texts))), len(part.texts) // 2)
         held = _of_texts(part.texts[number] for number in sorted(rng.permutation(len(part.texts))[:count].tolist()))
-        out, what = set(held.texts), f"{count:,} of {len(part.texts):,} texts"
-    rest = _of_texts(each for each in part.texts if each not in out)
-    if not rest.texts or len(held.texts) < 2:
+        what = f"{count:,} of {len(part.texts):,} texts"
+    if len(held.texts) < 2:
         raise DataError(f"{source}: {len(part.texts)} texts are too few to hold some out: add a validation split.")
-    return rest, held, f"{what} are held out for it"
+    return held, f"{what} are held out for it"
