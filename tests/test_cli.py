@@ -57,7 +57,7 @@ OPTIONS = {
     "search show": "study trial --bundle --train --allow-code --wide --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
     "push": "bundle repo --public --dry-run --json",
-    "predict": "bundle texts... --input --output --text --pair --precision --on-error --json",
+    "predict": "bundle texts... --input --output --text --pair --against --top --precision --on-error --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
         "--python --native --assets --webgpu --out --wide --json"

@@ -36,7 +36,7 @@ from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.exporters.artifact import Precision
-    from compress.exporters.predictor import AnsweredLine
+    from compress.exporters.predictor import AnsweredLine, Answering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +194,10 @@ def predict(
     answers: Annotated[Path | None, output("--output", help="Write them here: .csv, .tsv, .jsonl.")] = None,
     text: TextColumns = None,
     pair: Annotated[str | None, data_option(help="Second sentence of a pair, or text of questions.")] = None,
+    against: Annotated[
+        Path | None, data_option(help="Find the nearest of this file's lines, by the bundle's vectors.")
+    ] = None,
+    top: Annotated[int, data_option(min=1, help="Nearest texts of --against.")] = 5,
     precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
     on_error: Annotated[
         Literal["stop", "skip"],
@@ -201,24 +205,24 @@ def predict(
     ] = "stop",
     as_json: Json = False,
 ) -> None:
-    """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers.
+    """Label texts, tag their words, answer questions, or give vectors. Needs neither torch nor transformers.
 
     Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
     """
     with told(hint="No file was written: the same command begins again."):
         if rows is not None or answers is not None or text:
-            _predict_file(bundle, texts, rows, answers, text, pair, precision, on_error, as_json)
+            opened = _open(bundle, precision, against, top, threads=os.cpu_count() or 1)
+            _predict_file(opened, texts, rows, answers, text, pair, on_error, as_json)
             return
         if not texts:
             raise typer.BadParameter("give texts, - for standard input, or a file with --input and --output")
         from compress.errors import DataError
         from compress.exporters import predictor as stream
-        from compress.exporters.artifact import Bundle
 
         second = None if pair is None else stream.decode(os.fsencode(pair), "--pair")
         piped = texts == ["-"]
         given = stream.read_lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
-        predictor, skipped = Bundle.load(bundle).open(precision), 0
+        predictor, skipped = _open(bundle, precision, against, top), 0
         with _listed(as_json) as show:
             for each in stream.answer_lines(predictor, given, second=second, unit="line" if piped else "text"):
                 if each.error and on_error == "stop":
@@ -229,26 +233,36 @@ def predict(
             print(f"warning: {skipped:,} texts were skipped; the errors are in their places", file=sys.stderr)
 
 
+def _open(bundle: Path, precision: "Precision", against: Path | None, top: int, *, threads: int = 1) -> "Answering":
+    """Open a bundle to answer texts, or to find the nearest of a file's lines."""
+    from compress.data.text_files import lines
+    from compress.exporters.artifact import Bundle
+    from compress.exporters.nearest import NearestTexts
+
+    predictor = Bundle.load(bundle).open(precision, threads=threads)
+    if against is None:
+        return predictor
+    return NearestTexts.from_texts(predictor, list(filter(None, map(str.strip, lines(against)))), top)
+
+
 def _predict_file(
-    bundle: Path,
+    predictor: "Answering",
     texts: list[str] | None,
     rows: Path | None,
     answers: Path | None,
     columns: list[str] | None,
     pair: str | None,
-    precision: "Precision",
     on_error: Literal["stop", "skip"],
     as_json: bool,
 ) -> None:
     from compress.errors import DataError
     from compress.exporters import row_files
-    from compress.exporters.artifact import Bundle
     from compress.progress import Progress
 
     if rows is None or answers is None or texts:
         raise DataError("predict: a file needs --input and --output, and no texts beside them")
     row_files.check_files(rows, answers)
-    predictor, shown = Bundle.load(bundle).open(precision, threads=os.cpu_count() or 1), console(as_json)
+    shown = console(as_json)
     began = time.monotonic()
     with Progress(rows.name, unit="rows", console=shown) as bar:
 

@@ -5,8 +5,9 @@ with a number beside two texts as pairs; one with columns `query` (or `anchor`) 
 with two texts alone, as texts that ask and texts to be found; any other as texts alone, a txt file a line each. BEIR's
 folder holds queries, a corpus and judgements for each split. A folder or dump without a file called train is a corpus,
 its documents cut into passages. All texts of the training split are learned from, once each, whatever stands beside
-them, but those of other splits that are compared or ask: passages may be known beforehand, as an index knows them. Where no validation split is there, some of it is held out. Texts alone are compared as the teacher compares them:
-see `training.embedding`.
+them, but those of other splits that are compared or ask: passages may be known beforehand, as an index knows them.
+Where no validation split is there, some of it is held out. Texts alone are compared as the teacher compares them: see
+`training.embedding`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
 
 TEMPLATES = Path(__file__).parent
-PIPELINES: Mapping[Kind, str] = {"tagging": "token-classification", "qa": "question-answering"}
+PIPELINES: Mapping[Kind, str] = {
+    "tagging": "token-classification", "qa": "question-answering", "embedding": "sentence-similarity",
+}  # fmt: skip
 """The hub's names, where it is not text-classification."""
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match"}
 """The hub's names, where they are not ours."""
@@ -90,7 +92,12 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     return render(
         "card.md.jinja",
         card=content,
-        front_matter=front_matter(content, "transformers", pipeline, ("distillation",) if content.teacher else ()),
+        front_matter=front_matter(
+            content,
+            "sentence-transformers" if task.kind == "embedding" else "transformers",
+            pipeline,
+            ("distillation",) if content.teacher else (),
+        ),
         made=manifest,
         task=task,
         pipeline=pipeline,

@@ -2,6 +2,7 @@
 files."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,13 @@ def write(
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.exporters.session import certified
     from compress.models.checkpoints import save_checkpoint
+    from compress.models.embedding import SentenceEncoder, with_pooling
+    from compress.models.pooling import pooling_of, set_pooling
 
+    if pooling.pool is not None:
+        if not isinstance(encoder, SentenceEncoder):
+            encoder = with_pooling(encoder, pooling)
+        set_pooling(encoder.config, replace(pooling_of(encoder.config), max_length=max_length))
     plain = as_float32(encoder)
     manifest = Manifest.from_model(plain, max_length, kind="embeddings")
     with writing(path, manifest) as folder:

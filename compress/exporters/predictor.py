@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -96,8 +96,27 @@ class Vector:
         return " ".join(f"{number:.6g}" for number in self.numbers)
 
 
-Outcome = Prediction | Answer | Marked | Vector
-"""What a model says of a text."""
+@dataclass(frozen=True)
+class Nearest:
+    """The texts nearest to one, the nearest first, each with its cosine."""
+
+    texts: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        return " | ".join(f"{text} ({cosine:.4f})" for text, cosine in self.texts)
+
+
+Outcome = Prediction | Answer | Marked | Vector | Nearest
+"""What a bundle says of a text."""
+
+
+class Answering(Protocol):
+    """What answers texts: a `Predictor`, or one that looks for the nearest others."""
+
+    @property
+    def task(self) -> Task: ...
+
+    def predict(self, texts: Sequence[Text]) -> Sequence[Outcome]: ...
 
 
 @dataclass(frozen=True)
@@ -340,7 +359,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def answer_lines(
-    predictor: Predictor, texts: Iterable[bytes], *, second: str | None = None, unit: str = "line"
+    predictor: Answering, texts: Iterable[bytes], *, second: str | None = None, unit: str = "line"
 ) -> Iterator[AnsweredLine]:
     """Answer each text, or its pair with `second`; `unit` and its number name one that is no text.
 

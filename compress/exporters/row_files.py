@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 from compress.data.task import Task
 from compress.data.text_files import LONGEST
 from compress.errors import DataError, did_you_mean
-from compress.exporters.predictor import Answer, Marked, Outcome, Predictor, Text, Vector, iterate_batches
+from compress.exporters.predictor import Answer, Answering, Marked, Nearest, Outcome, Text, Vector, iterate_batches
 from compress.io import written
 
 READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl")
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def predict_file(
-    predictor: Predictor,
+    predictor: Answering,
     source: Path,
     target: Path,
     *,
@@ -156,7 +156,7 @@ def _read_delimited(raw: IO[bytes], source: Path, delimiter: str) -> Iterator[tu
 
 
 def _answer(
-    predictor: Predictor,
+    predictor: Answering,
     batch: Sequence[tuple[int, Row, str]],
     chosen: Sequence[str],
     second: str | None,
@@ -201,6 +201,8 @@ def _plain(answer: Outcome | None, added: Sequence[str]) -> Row:
     assert answer is not None, "only asked of rows without an error"
     if isinstance(answer, Vector):
         return {"prediction": list(answer.numbers)}
+    if isinstance(answer, Nearest):
+        return {"prediction": [{"text": text, "score": cosine} for text, cosine in answer.texts]}
     if not answer.scores:
         return {"prediction": answer.score}
     known = {"prediction": answer.label, "prediction_score": answer.score, "prediction_scores": answer.scores}

@@ -6,10 +6,9 @@ Shapes: B batch, L tokens, D hidden, E width of the vectors.
 
 import copy
 import inspect
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -54,7 +53,7 @@ class SentenceEncoder(PreTrainedModel):
     """An encoder with pooling, projection and normalisation on it; see `embedding_class` for that of a family."""
 
     encoder_class: type[PreTrainedModel]
-    _keys_to_ignore_on_load_missing = ("projection.",)  # it is in a file of its own
+    _keys_to_ignore_on_load_missing: ClassVar = ["projection."]  # it is in a file of its own
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
@@ -91,10 +90,10 @@ class SentenceEncoder(PreTrainedModel):
             vectors_BE = functional.normalize(vectors_BE.float(), dim=1)
         return SentenceEmbeddingOutput(tokens_BLD, vectors_BE, getattr(found, "hidden_states", None))
 
-    def save_pretrained(self, folder: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save it as sentence-transformers lays it out: the encoder in the folder, its modules below."""
-        folder = Path(folder)
-        self.base_model.save_pretrained(folder, **kwargs)
+        folder, encoder = Path(save_directory), cast("PreTrainedModel", self.base_model)
+        encoder.save_pretrained(folder, *args, **kwargs)
         pooling = pooling_of(self.config)
         pooling.write(folder, self.config.hidden_size)
         if self.projection is not None:
@@ -102,15 +101,33 @@ class SentenceEncoder(PreTrainedModel):
             save_file(weights, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
 
 
-@cache
 def _class_of(config_class: type[PreTrainedConfig]) -> type[SentenceEncoder] | None:
-    found = AutoModel._model_mapping.get(config_class, None)
-    encoder = found[0] if isinstance(found, tuple) else found
-    if encoder is None:
-        return None
-    families = [each for each in encoder.__mro__ if issubclass(each, PreTrainedModel) and each is not PreTrainedModel]
-    name = f"{encoder.__name__.removesuffix('Model')}ForSentenceEmbedding"
-    return type(name, (SentenceEncoder, families[-1]), {"encoder_class": encoder, "__module__": __name__})
+    """Return the sentence encoder of a family, made when first asked for; None where it has no encoder."""
+    if config_class not in _MADE:
+        found = AutoModel._model_mapping.get(config_class, None)
+        encoder = found[0] if isinstance(found, tuple) else found
+        if encoder is None:
+            return None
+        families = [
+            each for each in encoder.__mro__ if issubclass(each, PreTrainedModel)
+        ]  # PreTrainedModel is the last
+        name = f"{encoder.__name__.removesuffix('Model')}ForSentenceEmbedding"
+        content = {"encoder_class": encoder, "__module__": __name__}
+        _MADE[config_class] = type(name, (SentenceEncoder, families[-2]), content)
+    return _MADE[config_class]
+
+
+_MADE: dict[Any, type[SentenceEncoder]] = {}
+
+
+def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
+    """Return a sentence encoder of this encoder, which is shared, without a linear map."""
+    config = copy.deepcopy(encoder.config)
+    set_pooling(config, replace(pooling, width=None, projected=False))
+    with torch.device("meta"):
+        model = AutoModelForSentenceEmbedding.from_config(config)
+    setattr(model, model.base_model_prefix, encoder)
+    return model.train(encoder.training)
 
 
 class _Classes:
@@ -149,7 +166,8 @@ class AutoModelForSentenceEmbedding:
             raise TeacherError(f"{folder}: {config.model_type} models give no vector for a text: expected an encoder")
         if pooling_of(config).pool is None:
             raise TeacherError(f"{folder / MODULES}: has no pooling: expected a module of it")
-        model, found = made.from_pretrained(folder, config=config, output_loading_info=True, **options)
+        opened: Any = made.from_pretrained(folder, config=config, output_loading_info=True, **options)
+        model, found = opened
         if model.projection is not None and (folder / MODULES).is_file():
             _load_projection(model, folder / module_paths(folder)["Dense"] / "model.safetensors")
             found["missing_keys"] = type(found["missing_keys"])(

@@ -72,7 +72,7 @@ def output_names(task: Task) -> tuple[str, ...]:
 
 def count_outputs(config: "PreTrainedConfig", kind: Kind) -> int:
     """Count what a model of this config answers with: its labels, or the numbers of its vectors."""
-    return width_of(config) if kind == "embedding" else config.num_labels
+    return width_of(config) if kind == "embedding" else len(config.id2label or {})
 
 
 def auto(head: "Head", kind: Kind | None) -> Any:

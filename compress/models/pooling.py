@@ -25,21 +25,21 @@ class Pooling:
 
     pool        the mean of all tokens, the first token, or the largest of each number; None: tokens only
     normalise   whether the vector is divided by its length
+    max_length  tokens a text is cut to, where the folder says so
     width       numbers of the vector; None: the encoder's own width
     projected   whether a linear map comes between pooling and vector; biased: whether it adds a bias; activation: what
                 follows it
     prompts     what comes before a text, by what the text is for: `query`, `document`, ...
-    max_length  tokens a text is cut to, where the folder says so
     """
 
     pool: Pool | None
     normalise: bool = False
+    max_length: int | None = None
     width: int | None = None
     projected: bool = False
     biased: bool = False
     activation: str = "identity"
     prompts: Mapping[str, str] | None = None
-    max_length: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Pooling":

@@ -21,10 +21,11 @@ from transformers import (
     XLMConfig,
 )
 
-from compress.exporters.embeddings import Pooling
 from compress.exporters.int8 import quantize_dynamic
-from compress.exporters.onnx import Pooled, outputs_of, parity, to_onnx
+from compress.exporters.onnx import outputs_of, parity, to_onnx
+from compress.models.embedding import with_pooling
 from compress.models.ibbert import IBBertConfig
+from compress.models.pooling import Pooling
 from tests import tiny
 from tests.exporters.test_onnx import batches
 
@@ -70,7 +71,7 @@ def model(family: str, head: str) -> Any:
     settings = config(family)
     settings.num_labels = labels
     made = auto.from_config(settings).eval()
-    return Pooled(made, Pooling("mean", True)) if head == "embeddings" else made
+    return with_pooling(made, Pooling("mean", True)) if head == "embeddings" else made
 
 
 @pytest.mark.parametrize(

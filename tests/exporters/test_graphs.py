@@ -12,12 +12,13 @@ import torch
 from onnx import ModelProto, helper
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
-from compress.exporters.embeddings import Pooling
 from compress.exporters.int8 import quantize_dynamic, quantize_learned
-from compress.exporters.onnx import Pooled, parity, to_onnx
+from compress.exporters.onnx import parity, to_onnx
 from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewrite_graph
 from compress.exporters.rewrite.graph import list_floats
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
+from compress.models.embedding import with_pooling
+from compress.models.pooling import Pooling
 from compress.models.sharing import share
 from tests import tiny
 from tests.exporters.test_onnx import batches
@@ -196,7 +197,7 @@ def test_the_last_layer_computes_one_token_and_the_others_all(tmp_path: Path) ->
 
 def test_what_is_an_output_too_is_computed_for_all_tokens(tmp_path: Path) -> None:
     """Embeddings of the first token, with the hidden states they are taken of."""
-    model = Pooled(tiny.bert(layers=2).base_model, Pooling("cls", False))
+    model = with_pooling(tiny.bert(layers=2).base_model, Pooling("cls", False))
     made = rewrite_graph(exported(model, tmp_path))
     assert (made.rows, made.turned) == (0, 2)
     assert parity(model, saved(made, tmp_path), batches(model.config)) < 2e-5
