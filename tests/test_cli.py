@@ -212,7 +212,7 @@ def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
     lines = told.out.splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
     assert sorted(name for name in names if name in loader.names()) == loader.names()
-    assert len(lines) < len(loader.names()) + 15, "a line each"
+    assert len(lines) < len(loader.names()) + 18, "a line each"
     assert max(map(len, lines)) <= 80
     assert {line.split("  ")[-1].strip() for line in lines if line.startswith("hinton ")} == {"minutes"}
 

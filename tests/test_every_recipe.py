@@ -26,6 +26,8 @@ GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5", "t5-spans")
 """Recipes that end in a language model: `compress pretrain` runs them."""
 ASKED = ("prompted",)
 """Recipes whose teacher is a language model that is asked: tests/prompting/test_teacher.py runs them."""
+OF_VECTORS = ("embed-mse", "embed-similarity", "leaf", "matryoshka")
+"""Recipes whose terms serve tasks of sentence vectors only."""
 OTHER_TEACHERS = {
     "distilroberta": ("roberta", AutoModel),
     "electra-distill": ("electra", AutoModelForPreTraining),
@@ -95,12 +97,17 @@ def _small(spec: StudentSpec) -> StudentSpec:
 
 def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
     """Here, in tests/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
-    assert {*GENERATIVE, *ASKED} <= set(names())
-    assert len(names()) == 41
-    assert len([name for name in names() if name not in (*GENERATIVE, *ASKED)]) == 35
+    assert {*GENERATIVE, *ASKED, *OF_VECTORS} <= set(names())
+    assert len(names()) == 45
+    assert len([name for name in names() if name not in (*GENERATIVE, *ASKED, *OF_VECTORS)]) == 35
+    serves = {
+        name: {kind for stage in Recipe.load(name).training for each in stage.objective for kind in each.only}
+        for name in names()
+    }
+    assert sorted(name for name, kinds in serves.items() if kinds == {"embedding"}) == list(OF_VECTORS)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE + ASKED])
+@pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE + ASKED + OF_VECTORS])
 def test_a_recipe_ends_in_a_student_that_answers(
     name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hastened: None
 ) -> None:

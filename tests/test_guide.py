@@ -31,6 +31,7 @@ def test_none_says_what_the_one_it_extends_says() -> None:
         ("albert", "pretraining", "albert, 12 x 768"),
         ("albert-shared", "task", "albert, 128 wide embedding"),
         ("prompted", "prompted", "the checkpoint minilm"),
+        ("leaf", "vectors", "half the layers"),
     ],
 )
 def test_what_it_trains_on_and_what_comes_of_it(name: str, purpose: str, student: str) -> None:

@@ -9,6 +9,7 @@ from compress.config.recipe import INITS, Recipe, StudentSpec
 PURPOSES: Final = {
     "prompted": "Without labels: a prompted language model gives them",
     "task": "From labels of the task",
+    "vectors": "Sentence vectors, from texts without labels",
     "corpus": "With unlabelled text besides, for one task or for many",
     "pretraining": "Pre-training on text of your own",
 }
@@ -20,9 +21,14 @@ FURTHER: Final = (
 
 
 def purpose(recipe: Recipe) -> str:
-    """Return what the recipe trains on, a key of PURPOSES; prompted, where `needs` names a prompt."""
+    """Return what the recipe trains on, a key of PURPOSES; prompted, where `needs` names a prompt; vectors, where all
+    that it minimises serves tasks of sentence vectors only.
+    """
     if "prompt" in (recipe.needs or ""):
         return "prompted"
+    terms = [term for stage in recipe.training for term in stage.objective]
+    if terms and all(term.only == ("embedding",) for term in terms):
+        return "vectors"
     if any(stage.kind == "pretrain" for stage in recipe.stages):
         return "pretraining"
     return "corpus" if any(stage.data == "text" for stage in recipe.stages) else "task"
