@@ -379,7 +379,7 @@ def _write_model(
     from compress.models.checkpoints import save_checkpoint
 
     plain = as_float32(model)
-    labels = (task.label,) if task.kind == "regression" else output_names(task)
+    labels = (task.label,) if task.numeric else output_names(task)
     plain.config.problem_type = PROBLEMS.get(task.kind)
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}

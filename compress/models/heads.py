@@ -21,6 +21,7 @@ CLASSES: Final[Mapping[Kind, str]] = MappingProxyType(
         "regression": "AutoModelForSequenceClassification",
         "tagging": "AutoModelForTokenClassification",
         "qa": "AutoModelForQuestionAnswering",
+        "ranking": "AutoModelForSequenceClassification",
     }
 )
 ENDINGS: Final[Mapping[Kind, str]] = MappingProxyType(
@@ -33,6 +34,7 @@ PROBLEMS: Final[Mapping[Kind, str]] = MappingProxyType(
         "classification": "single_label_classification",
         "multilabel": "multi_label_classification",
         "regression": "regression",
+        "ranking": "regression",
     }
 )
 """The name of the task in a sequence classifier's config; the other heads have only one."""
