@@ -43,6 +43,7 @@ class Case:
     formula   (student, target, mask, **options) -> float, in nested loops
     best      the student at which the loss is smallest: the teacher itself, unless said
     minimum   the loss there
+    query     the query of each row, of losses whose mask is of pairs of rows
     """
 
     student: Tensor
@@ -52,6 +53,7 @@ class Case:
     best: Tensor | None = None
     minimum: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    query: Tensor | None = None
 
     @property
     def smallest(self) -> Tensor:
