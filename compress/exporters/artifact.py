@@ -383,6 +383,8 @@ def _write_model(
     plain.config.problem_type = PROBLEMS.get(task.kind)
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
+    if task.kind == "ranking":  # else sentence-transformers puts the score through a sigmoid
+        plain.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
     if learned := read_learned_ranges(plain.config):
