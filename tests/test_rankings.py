@@ -80,7 +80,8 @@ def test_parts_and_samples_hold_whole_queries(evaluator: Evaluator) -> None:
     assert (len(few), len(few.rows), len(few.split)) == (10, 50, 50)
     assert few.rows["labels"][:] == few.split["label"][:]
     logits = said(evaluator)
-    whole = {query: score for query, score in enumerate(evaluator.example_scores(logits))}  # type: ignore[arg-type]
+    whole = evaluator.example_scores(logits)
+    assert whole is not None
     for part, kept in evaluator.parts(logits, 4, 100):
         assert (len(part), len(part.rows), len(kept)) == (18, 90, 90)
         scores = part.example_scores(kept)
