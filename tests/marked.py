@@ -1,4 +1,4 @@
-"""Tiny sets of questions and of tagged words that one look at a word decides, in the files people have."""
+"""Tiny sets of questions, of tagged words and of passages that one look at a word decides, in the files people have."""
 
 import json
 import random
@@ -50,4 +50,20 @@ def sentences(path: Path, *, count: int = 20, seed: int = 0) -> Path:
         lines.append("")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def rankings(path: Path, *, count: int = 20, seed: int = 0, passages: int = 5) -> Path:
+    """A table of queries and passages: relevant is the one passage that has a word of ANSWERS, whatever the query."""
+    draw = random.Random(seed)
+    lines = ["query\tpassage\trelevance"]
+    for n in range(count):
+        query = " ".join(draw.choice(FILLERS) for _ in range(4)) + f" {FILLERS[n % 10]} {FILLERS[n // 10 % 10]} ?"
+        right = draw.randrange(passages)
+        for each in range(passages):
+            words = [draw.choice(FILLERS) for _ in range(6)]
+            words[draw.randrange(6)] = draw.choice(ANSWERS) if each == right else draw.choice(FILLERS)
+            lines.append(f"{query}\t{' '.join(words)}\t{int(each == right)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

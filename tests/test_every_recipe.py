@@ -19,7 +19,7 @@ from compress.config.term import Term
 from compress.exporters.artifact import Bundle
 from compress.records.run_report import Report
 from compress.training.trainer import StepTrainer
-from tests import tiny
+from tests import marked, tiny
 from tests.unshipped import Trained
 
 GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5", "t5-spans")
@@ -28,6 +28,8 @@ ASKED = ("prompted",)
 """Recipes whose teacher is a language model that is asked: tests/prompting/test_teacher.py runs them."""
 OF_VECTORS = ("embed-mse", "embed-similarity", "leaf", "matryoshka")
 """Recipes whose terms serve tasks of sentence vectors only."""
+RANKINGS = ("margin-mse", "listnet")
+"""Recipes that need queries with passages."""
 OTHER_TEACHERS = {
     "distilroberta": ("roberta", AutoModel),
     "electra-distill": ("electra", AutoModelForPreTraining),
@@ -50,7 +52,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     corpus = folder / "corpus.txt"
     story = "the story was sharp but slow . a film is never quite dull . this actor was great and the plot is fun ."
     corpus.write_text("\n\n".join([f"{story}\n{story}"] * 30), encoding="utf-8")
-    return {"data": tiny.reviews(folder / "data", train=48, dev=16), "corpus": str(corpus), "folder": str(folder)}
+    for n, split in enumerate(("train", "dev")):
+        marked.rankings(folder / "rankings" / f"{split}.tsv", count=16 - 4 * n, seed=n)
+    data = {"data": tiny.reviews(folder / "data", train=48, dev=16), "rankings": str(folder / "rankings")}
+    return {**data, "corpus": str(corpus), "folder": str(folder)}
 
 
 def teacher(name: str, folder: Path) -> str:
@@ -98,8 +103,8 @@ def _small(spec: StudentSpec) -> StudentSpec:
 def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
     """Here, in tests/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
     assert {*GENERATIVE, *ASKED, *OF_VECTORS} <= set(names())
-    assert len(names()) == 45
-    assert len([name for name in names() if name not in (*GENERATIVE, *ASKED, *OF_VECTORS)]) == 35
+    assert len(names()) == 47
+    assert len([name for name in names() if name not in (*GENERATIVE, *ASKED, *OF_VECTORS)]) == 37
     serves = {
         name: {kind for stage in Recipe.load(name).training for each in stage.objective for kind in each.only}
         for name in names()
@@ -125,15 +130,15 @@ def test_a_recipe_ends_in_a_student_that_answers(
     given: dict[str, Any] = {
         "teacher": teacher(name, tmp_path),
         "recipe": shrunk(name),
-        "data": places["data"],
-        "corpus": places["corpus"],
+        "data": places["rankings" if name in RANKINGS else "data"],
+        **({"kind": "ranking"} if name in RANKINGS else {"corpus": places["corpus"]}),
     }
     with pytest.raises(Trained) if name not in SHIPPED else nullcontext():
         tiny.call(compress.distill, **given, out=tmp_path / "run", gate="warn")
     stages = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))["stages"]
     assert len(stages) == len(Recipe.load(name).stages)
     logits = students[0].eval()(**tiny.batch()).logits
-    assert logits.shape == (3, 2) and logits.isfinite().all()
+    assert logits.shape == (3, 1 if name in RANKINGS else 2) and logits.isfinite().all()
     assert students[0].config.model_type in SHIPPED.values(), "of each family a recipe is shipped"
     if name in SHIPPED:
         bundle = Bundle.load(tmp_path / "run" / "bundle")

@@ -172,7 +172,10 @@ def prepare(
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
         if not prompted:
-            recipe = add_stages(recipe, len(context.data.train), corpus=takes_texts(context.data, context.corpus))
+            recipe = add_stages(
+                recipe, len(context.data.train), corpus=takes_texts(context.data, context.corpus),
+                variants=context.kind != "ranking",  # a variant of a passage is none of the query's candidates
+            )  # fmt: skip
             if any(stage.corpus for stage in recipe.training):
                 check_texts(context.data, context.corpus)
         if corpus is not None and not reads_corpus(recipe):

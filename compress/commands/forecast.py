@@ -31,7 +31,7 @@ from compress.config.recipe import AnyStage, Prune, Recipe, Stage, Target
 from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.data.cache import is_whole
-from compress.data.collate import LengthGrouped, TokenBudget
+from compress.data.collate import LengthGrouped, Order
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Precision
@@ -336,9 +336,9 @@ class Trials:
         return FewRows(**given, few=rows)
 
 
-def _padded(order: LengthGrouped | TokenBudget) -> NDArray[np.int64]:
+def _padded(order: Order) -> NDArray[np.int64]:
     """Count the tokens of each batch of an epoch, padding included."""
-    if isinstance(order, TokenBudget):
+    if not isinstance(order, LengthGrouped):
         return np.ones(len(order), np.int64)
     longest = np.asarray(order.lengths)[list(order)].reshape(-1, order.batch_size).max(1)
     return np.asarray(longest * order.batch_size, np.int64)

@@ -130,8 +130,9 @@ def compare_scores(bundles: Sequence[Bundle], files: Sequence[Path], split: "Dat
 
     Of metrics that are shares of rows the interval is that of paired shares, of others of rows drawn again.
     """
-    task, rows = bundles[0].task, len(split)
+    task = bundles[0].task
     exams = [replace(bundle.evaluator(split), task=task) for bundle in bundles]
+    rows = len(exams[0])
     thresholds = [inf if each.manifest.threshold is None else each.manifest.threshold for each in bundles]
     logits = [
         open_predictor(

@@ -137,7 +137,7 @@ def measure(
         metric=data.task.metric,
         labels=len(data.task.labels),
         split=name,
-        split_rows=len(split),
+        split_rows=len(room.evaluator),
         rows=tuple(rows),
         command=command,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -276,7 +276,7 @@ def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str,
         ],
         "limits": [
             *run_warnings(report),
-            f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} rows) only.",
+            f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} {report.unit}) only.",
             "Latency is of the machine it was measured on; int8 results can differ between processors.",
         ],
     }

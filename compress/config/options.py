@@ -35,7 +35,7 @@ CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc,
 TextColumns = Annotated[list[str] | None, data_option(help="Name the text column; twice for pairs.")]
 LabelColumn = Annotated[str | None, data_option(help="Name the label column.")]
 Kind = Annotated[
-    Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding"] | None,
+    Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking"] | None,
     data_option(help="Name the kind of task"),
 ]
 Metric = Annotated[str | None, data_option(help="Choose the best checkpoint by this score.")]

@@ -9,7 +9,7 @@ from compress.errors import RecipeError, did_you_mean
 
 LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]
 LAYER_MAPS: tuple[str, ...] = ("uniform", "last", "first", "top", "skip", "spread")
-KINDS: tuple[str, ...] = ("classification", "multilabel", "regression", "tagging", "qa", "embedding")
+KINDS: tuple[str, ...] = ("classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking")
 MOST_WEIGHT = 1e6
 """Weights of the papers lie between 0.1 and 100; what is far beyond overflows float32 in the sum."""
 

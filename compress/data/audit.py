@@ -51,11 +51,16 @@ def audit(data: TaskData) -> TaskData:
             f"{data.name}: all {len(train):,} training rows have the same text. Name another column with --text."
         )
     notes = [*data.notes, *(_find_shared(keys) if task.kind != "embedding" else ())]  # passages are no answers
-    for role, found in keys.items():
-        if role != "train" and (size := len(found)) < FEW_ROWS:
+    sizes = {role: len(found) for role, found in keys.items()}
+    unit, units = "row", "rows"
+    if task.kind == "ranking":
+        sizes = {role: len(set(split["query"][:])) for role, split in splits.items() if role != "train"}
+        unit, units = "query", "queries"
+    for role, size in sizes.items():
+        if role != "train" and size < FEW_ROWS:
             notes.append(
-                f"{role} has {size} row{'s' if size > 1 else ''}: each is {100 / size:.0f} points of a score, which is "
-                f"uncertain by up to {98 / size**0.5:.0f} points (95%)"
+                f"{role} has {size} {units if size > 1 else unit}: each is {100 / size:.0f} points of a score, which "
+                f"is uncertain by up to {98 / size**0.5:.0f} points (95%)"
             )
     if task.labels:
         counts = {

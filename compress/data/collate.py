@@ -191,3 +191,68 @@ class TokenBudget(Sampler[list[int]]):
                 longest = length
             batches[-1].append(row)
         return batches
+
+
+class QueryGrouped(Sampler[list[int]]):
+    """Make batches of row numbers that hold whole queries, of at most `rows` rows; in an order that only (seed, epoch)
+    decide, so that a resumed run sees the same.
+
+    Queries are shuffled, sorted by their longest row within stretches of about 50 batches, and packed into batches one
+    after another; the batch with the longest row comes first, the others are shuffled. Of a query with more rows than
+    that, as many as fit are drawn anew for each epoch: relevant ones for half of the batch, then others.
+    """
+
+    def __init__(
+        self,
+        query: Sequence[int] | NDArray[np.integer],
+        lengths: Sequence[int] | NDArray[np.integer],
+        relevance: Sequence[float] | NDArray[np.floating],
+        rows: int,
+        *,
+        seed: int,
+    ) -> None:
+        self.lengths, self.relevant = np.asarray(lengths), np.asarray(relevance) > 0
+        self.rows, self.seed = rows, seed
+        places = np.unique(np.asarray(query), return_inverse=True)[1]
+        order = np.argsort(places, kind="stable")
+        self.queries = np.split(order, np.cumsum(np.bincount(places))[:-1])
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches = self._batches()
+
+    def __len__(self) -> int:
+        """Count the batches of this epoch: epochs may differ by a few."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(len(self.batches))
+        longest = int(np.argmax([self.lengths[self.batches[at]].max() for at in order]))
+        order[[0, longest]] = order[[longest, 0]]
+        return iter([self.batches[at] for at in order])
+
+    def _batches(self) -> list[list[int]]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        queries = [self._drawn(self.queries[n], rng) for n in rng.permutation(len(self.queries))]
+        sizes = np.array([len(query) for query in queries])
+        longest = np.array([self.lengths[query].max() for query in queries])
+        stretch = np.cumsum(sizes) // (self.rows * BATCHES_PER_SORT)
+        batches: list[list[int]] = []
+        for at in np.lexsort((-longest, stretch)):
+            if not batches or len(batches[-1]) + sizes[at] > self.rows:
+                batches.append([])
+            batches[-1] += queries[at].tolist()
+        return batches
+
+    def _drawn(self, rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        if len(rows) <= self.rows:
+            return rows
+        rows = rng.permutation(rows)
+        relevant, others = rows[self.relevant[rows]], rows[~self.relevant[rows]]
+        kept = relevant[: max(self.rows // 2, self.rows - len(others))]
+        return np.sort(np.concatenate([kept, others[: self.rows - len(kept)]]))
+
+
+Order = LengthGrouped | TokenBudget | QueryGrouped
+"""What decides which rows come when."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from compress.data import cache, conll, embedding, schema, sources, squad
+from compress.data import cache, conll, embedding, ranking, schema, sources, squad
 from compress.data.audit import audit
 from compress.data.objects import DataLike, data_path
 from compress.data.readers import RawSplit
@@ -56,14 +56,17 @@ def load_task(
     unlabelled  accept a training split without labels, and give it no column `label`: the validation split then names
             columns and classes
 
-    The rules of detection stand at the top of `sources`, `readers` and `schema`, of questions, tagged words and vectors
-    at the top of `squad`, `conll` and `embedding`; guesses become notes. Where no test split has labels, a second
-    validation split takes its place. Raises DataError.
+    The rules of detection stand at the top of `sources`, `readers` and `schema`, of questions, words, vectors and
+    rankings at the top of `squad`, `conll`, `embedding` and `ranking`; guesses become notes. Where no test split has
+    labels, a second validation split takes its place. Raises DataError.
     """
     if kind is not None and kind not in METRICS:
         raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
     source = data_path(source)
-    if kind == "embedding" or (kind is None and text is None and label is None and embedding.is_embedding(source)):
+    unnamed = kind is None and text is None and label is None
+    if kind == "ranking" or (unnamed and ranking.is_ranking(source)):
+        return audit(_load_ranking(source, text, label, metric=metric, seed=seed))
+    if kind == "embedding" or (unnamed and embedding.is_embedding(source)):
         return audit(embedding.load_embedding(source, text=text, label=label, metric=metric, seed=seed))
     if text is None and label is None and (annotated := _find_annotated(source, kind)) is not None:
         return audit(_load_annotated(*annotated, metric=metric, seed=seed))
@@ -280,11 +283,36 @@ def _load_annotated(name: str, kind: Kind, files: Mapping[Role, Path], *, metric
     )
 
 
+def _load_ranking(
+    source: str, text: Sequence[str] | None, label: str | None, *, metric: str | None, seed: int
+) -> TaskData:
+    """Load queries and their passages, see `ranking`, the splits written to the cache. Raises DataError."""
+    metric = _metric("ranking", metric)
+    found = ranking.read(source, text, label)
+    notes = [*found.notes, *(note for each in found.splits.values() for note in each.notes)]
+    tables = {role: examples.table for role, examples in found.splits.items()}
+    if "validation" not in tables:
+        held = _hold_out_groups(Path(source), found.splits["train"].groups, "ranking", seed)
+        notes.append(_held_out_note(held, seed))
+        tables["validation"], tables["train"] = (tables["train"].filter(pa.array(mask)) for mask in (held, ~held))
+    ranking.check_learnable(tables["train"], f"{found.name} [train]")
+    for role in [role for role in tables if role != "train"]:
+        tables[role], said = ranking.keep_scored(tables[role], f"{found.name} [{role}]")
+        notes += said
+    task = Task("ranking", found.text, found.label, (), metric)
+    with cache.scratch(cache.home() / "data") as folder:
+        batches = {role: table.to_batches(max_chunksize=10_000) for role, table in tables.items()}
+        datasets, fingerprint = cache.keep_splits(folder, batches, "ranking")
+    return TaskData(
+        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
+    )
+
+
 def _hold_out_groups(path: Path, groups: Sequence[int], kind: Kind, seed: int) -> NDArray[np.bool_]:
     """Mask the rows of every tenth group, at random."""
     names = np.random.default_rng(seed).permutation(np.unique(groups))
     if len(names) < 2:
-        what = "texts" if kind == "qa" else "sentences"
+        what = {"qa": "texts", "ranking": "queries"}.get(kind, "sentences")
         raise DataError(f"{path}: too few {what} to hold some out: add a validation split.")
     return np.isin(np.asarray(groups), names[: max(1, round(HELD_OUT * len(names)))])
 

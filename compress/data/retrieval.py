@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from compress.data import squad
 from compress.data.schema import number
-from compress.data.sources import WORDS, Role, split_word
+from compress.data.sources import WORDS, Role, is_beir, split_word
 from compress.data.text_files import json_objects, lines
 from compress.errors import DataError
 
@@ -43,12 +43,6 @@ class Retrieval:
     corpus: Mapping[str, str]
     qrels: Mapping[Role, Judgements]
     notes: tuple[str, ...] = ()
-
-
-def is_beir(folder: Path) -> bool:
-    """Tell whether a folder has BEIR's layout."""
-    files = (folder / "corpus.jsonl", folder / "queries.jsonl")
-    return all(file.is_file() for file in files) and (folder / "qrels").is_dir()
 
 
 def read_beir(folder: Path) -> Retrieval:
@@ -113,40 +107,64 @@ def read_squad_retrieval(path: Path, split: Role = "test") -> Retrieval:
     return Retrieval(path.name, queries, corpus, {split: judged}, tuple(notes))
 
 
+@dataclass(frozen=True)
+class WordIndex:
+    """Hold passages as weights of their words, by BM25 as Lucene computes it: see `bm25`.
+
+    weights  (passages, words), sparse; words: scikit-learn's counter of words
+    """
+
+    words: Any
+    weights: Any
+
+    @staticmethod
+    def from_texts(texts: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> WordIndex:
+        """Weigh the words of passages. Raises DataError where none of them has a word."""
+        from scipy.sparse import csr_matrix, diags
+        from sklearn.feature_extraction.text import CountVectorizer
+
+        words = CountVectorizer(token_pattern=r"\w+", dtype=np.float32)
+        try:
+            counts = words.fit_transform(texts)
+        except ValueError as error:
+            raise DataError(f"BM25: the passages hold no words ({error}); look at their texts.") from error
+        passages, lengths = counts.shape[0], np.asarray(counts.sum(axis=1)).ravel()
+        containing = np.bincount(counts.indices, minlength=counts.shape[1])
+        rarity = np.log1p((passages - containing + 0.5) / (containing + 0.5))
+        saturation = k1 * (1 - b + b * lengths / lengths.mean())
+        counts.data /= counts.data + np.repeat(saturation, np.diff(counts.indptr)).astype(np.float32)
+        return WordIndex(words, csr_matrix(counts @ diags(rarity.astype(np.float32))))
+
+    def search(self, queries: Sequence[str], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Find the k best passages of each query: see `bm25`."""
+        passages = self.weights.shape[0]
+        k, step = min(k, passages), max(1, BLOCK // passages)
+        asked, weights = self.words.transform(queries), self.weights.T.tocsr()
+        found, scores = np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)
+        for start in range(0, len(queries), step):
+            for n, row in enumerate((asked[start : start + step] @ weights).toarray(), start=start):
+                least = np.partition(row, passages - k)[passages - k]
+                likely = np.flatnonzero(row >= least)
+                found[n] = likely[np.argsort(-row[likely], kind="stable")][:k]
+                scores[n] = row[found[n]]
+        return found, scores
+
+    def score(self, queries: Sequence[str], passages: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Score each query with one passage of the index, by its number: (Q,)."""
+        return np.asarray(self.words.transform(queries).multiply(self.weights[passages]).sum(axis=1)).ravel()
+
+
 def bm25(
-    corpus_texts: Sequence[str], query_texts: Sequence[str], k: int, *, k1: float = 1.2, b: float = 0.75
+    corpus_texts: Sequence[str], query_texts: Sequence[str], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Find the k passages of each query that share most of its words, by BM25 as Lucene computes it.
 
     Returns numbers of passages (Q, k), the best first, the first in the corpus among equals, and their scores (Q, k);
-    k is at most the size of the corpus. Words are runs of letters and digits in lower case; k1 and b are Lucene's
-    (Robertson & Zaragoza 2009, The Probabilistic Relevance Framework). Raises DataError for a corpus without words.
+    k is at most the size of the corpus. Words are runs of letters and digits in lower case; k1 1.2 and b 0.75 are
+    Lucene's (Robertson & Zaragoza 2009, The Probabilistic Relevance Framework). Raises DataError for a corpus without
+    words.
     """
-    from scipy.sparse import csr_matrix, diags
-    from sklearn.feature_extraction.text import CountVectorizer
-
-    words = CountVectorizer(token_pattern=r"\w+", dtype=np.float32)
-    try:
-        counts = words.fit_transform(corpus_texts)
-    except ValueError as error:
-        raise DataError(f"BM25: the passages hold no words ({error}); look at their texts.") from error
-    passages, k = counts.shape[0], min(k, counts.shape[0])
-    lengths = np.asarray(counts.sum(axis=1)).ravel()
-    containing = np.bincount(counts.indices, minlength=counts.shape[1])
-    rarity = np.log1p((passages - containing + 0.5) / (containing + 0.5))
-    saturation = k1 * (1 - b + b * lengths / lengths.mean())
-    counts.data /= counts.data + np.repeat(saturation, np.diff(counts.indptr)).astype(np.float32)
-    weights = csr_matrix(counts @ diags(rarity.astype(np.float32))).T.tocsr()
-    asked = words.transform(query_texts)
-    found, scores = np.zeros((len(query_texts), k), np.int64), np.zeros((len(query_texts), k), np.float32)
-    step = max(1, BLOCK // passages)
-    for start in range(0, len(query_texts), step):
-        for n, row in enumerate((asked[start : start + step] @ weights).toarray(), start=start):
-            least = np.partition(row, passages - k)[passages - k]
-            likely = np.flatnonzero(row >= least)
-            found[n] = likely[np.argsort(-row[likely], kind="stable")][:k]
-            scores[n] = row[found[n]]
-    return found, scores
+    return WordIndex.from_texts(corpus_texts).search(query_texts, k)
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:

@@ -68,11 +68,19 @@ def check(source: str) -> None:
     folder = local(source)
     with reading(source):
         is_folder = folder.is_dir()
+        if is_folder and is_beir(folder):
+            return
         if "train" not in files:
             raise _no_training_split(name, _holds(folder))
         for path in files["train"]:
             if not is_folder or path.suffix.lower() in SUFFIXES:
                 _refuse_empty(path)
+
+
+def is_beir(folder: Path) -> bool:
+    """Tell whether a folder has the layout of BEIR's retrieval sets: see `data.retrieval`."""
+    files = (folder / "corpus.jsonl", folder / "queries.jsonl")
+    return all(file.is_file() for file in files) and (folder / "qrels").is_dir()
 
 
 def check_corpus(source: str) -> None:

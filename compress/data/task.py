@@ -23,6 +23,7 @@ METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
         "tagging": ("f1", "precision", "recall", "accuracy"),
         "qa": ("f1", "exact"),
         "embedding": ("spearman", "pearson", "ndcg@10", "mrr@10", "map", "recall@10", "recall@100"),
+        "ranking": ("ndcg@10", "mrr@10", "map"),
     }
 )
 """The metrics that can choose a checkpoint, by kind; the first is the default."""
@@ -34,10 +35,12 @@ class Task:
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression (one number),
             tagging (one of `labels` for every word), qa (a span of the text that answers the question), embedding (a
-            vector of the text, near those of texts of like meaning)
+            vector of the text, near those of texts of like meaning), ranking (one number for a query and a passage: the
+            higher, the earlier the passage stands among those of its query)
     text    the source's own names of the one or two text columns
     label   the source's own name of the label column; several 0/1 columns are joined by commas
-    labels  the class names in the order of the logits, in tagging IOB2 tags; empty for regression, qa and embedding
+    labels  the class names in the order of the logits, in tagging IOB2 tags; empty where the answer is a number, a span
+            or a vector
     metric  the score that chooses the best checkpoint, higher is better: one of METRICS[kind]
     unanswerable    qa: some questions have no answer in their text, and to say so is an answer
     width   embedding: numbers of a vector, as the teacher has them; 0 before the teacher is known
@@ -62,6 +65,11 @@ class Task:
         return len(self.text) == 2
 
     @property
+    def numeric(self) -> bool:
+        """Return True if the answer is one number, without a class."""
+        return self.kind in ("regression", "ranking")
+
+    @property
     def tokenwise(self) -> bool:
         """Return True if a model answers for every token instead of once for the row."""
         return self.kind in ("tagging", "qa")
@@ -76,6 +84,7 @@ class TaskData:
     text, text_pair (pairs only), label    the label an int class id, a float, or a list of 0.0/1.0 floats (one per
                                            class), as `task.kind` says
     words, tags                            tagging: lists of strings and of int class ids
+    query                                  ranking: an int, the same for all passages of a query
     id, question, context, answers, starts qa: the answers that count as right, and at which character of the context
                                            each begins; none where the context holds no answer
     text, related, relevance, passage      embedding: a text each; the numbers of the rows that it was compared with,

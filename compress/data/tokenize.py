@@ -41,8 +41,8 @@ Builder = Callable[..., Iterator[dict[str, Any]]]
 
 
 def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels (if the split
-    has any), length (tokens), index (row number). No padding.
+    """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
+    the split has any), length (tokens), index (row number). No padding.
 
     Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. Words and questions take
     several rows where they are too long for one (see `windows`), and more columns: example (their number in the
@@ -155,11 +155,10 @@ def _texts(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
             names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
             rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
             batch = _record_batch(rows, first)
-            yield (
-                batch.append_column("labels", table["label"].combine_chunks())
-                if "label" in table.column_names
-                else batch
-            )
+            for name, given in (("labels", "label"), ("query", "query")):
+                if given in table.column_names:
+                    batch = batch.append_column(name, table[given].combine_chunks())
+            yield batch
             first += len(rows)
             bar.advance(len(rows))
 

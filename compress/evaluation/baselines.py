@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.retrieval import WordIndex
 from compress.data.task import METRICS
 from compress.errors import DataError
 from compress.evaluation import embedding, metrics
 from compress.evaluation import qa as answers
 from compress.evaluation.metrics import scores
+from compress.evaluation.ranking import Candidates
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,14 +43,19 @@ def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
         return {"majority": majority(data, split), "tag of each word": tag_of_each_word(data, split)}
     if data.task.kind == "qa":
         return {"majority": majority(data, split), "nearest sentence": nearest_sentence(split)}
+    if data.task.kind == "ranking":
+        return {"random order": majority(data, split), "BM25": bm25(split)}
     if "label" not in data.train.column_names:
         return {"majority": majority(data, split)}
     return {"majority": majority(data, split), "bag of words": bag_of_words(data, split)}
 
 
 def majority(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score always giving the training set's commonest class or tag, its mean, or its common labels; or
-    no answer to any question. Where the training set has no labels, the validation set's count."""
+    """Score always giving the training set's commonest class or tag, its mean, or its common labels; no answer to any
+    question; or passages in an order drawn at random. Where the training set has no labels, the validation set's count.
+    """
+    if data.task.kind == "ranking":
+        return _means(split, np.zeros(len(split)))  # equal scores stand in an order that says nothing
     if data.task.kind == "qa":
         return answers.answer_scores([""] * len(split), split["answers"][:])
     if data.task.kind == "tagging":
@@ -150,6 +157,16 @@ def _nearest(question: str, context: str) -> str:
     weights = {word: math.log(1 + len(bags) / count) for word in asked if (count := sum(word in bag for bag in bags))}
     shares = [sum(weights[word] for word in bag & weights.keys()) for bag in bags]
     return sentences[int(np.argmax(shares))]
+
+
+def bm25(split: Dataset) -> dict[str, float]:
+    """Score putting the passages of each query in the order of BM25, over all passages of the split."""
+    texts, numbers = np.unique(np.asarray(split["text_pair"][:], dtype=object), return_inverse=True)
+    return _means(split, WordIndex.from_texts(texts.tolist()).score(split["text"][:], numbers))
+
+
+def _means(split: Dataset, score_R: Array) -> dict[str, float]:
+    return {name: float(values.mean()) for name, values in Candidates.from_split(split).scores(score_R).items()}
 
 
 def _labels(split: Dataset) -> Array:

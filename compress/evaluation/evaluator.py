@@ -22,6 +22,7 @@ from compress.errors import CompressError
 from compress.evaluation import embedding, metrics, qa
 from compress.evaluation.metrics import not_finite
 from compress.evaluation.qa import Spans, Windows
+from compress.evaluation.ranking import Candidates
 from compress.evaluation.statistics import bootstrap_interval, wilson_interval
 from compress.records.class_scores import ClassScore
 
@@ -57,11 +58,13 @@ class Evaluator:
         return Evaluator(task, split, encode(split, tokenizer, max_length))
 
     def __len__(self) -> int:
-        """Count the examples: texts, sentences, questions."""
-        return len(self.split)
+        """Count the examples: texts, sentences, questions, or queries with their passages."""
+        return len(self.candidates) if self.task.kind == "ranking" else len(self.split)
 
     def spread(self, count: int) -> Evaluator:
-        """Keep at most `count` examples, evenly spread over the split."""
+        """Keep at most `count` rows of the split, evenly spread over it; of a ranking, whole queries."""
+        if self.task.kind == "ranking":
+            count = max(1, count * len(self) // len(self.split))
         return self._of_rows(self._spread(count))[0]
 
     def parts(self, logits: Array, count: int, most: int) -> list[tuple[Evaluator, Array]]:
@@ -83,7 +86,11 @@ class Evaluator:
 
     def _of_rows(self, chosen: Array) -> tuple[Evaluator, Array]:
         """Keep these examples; and the places of their rows."""
-        rows = np.flatnonzero(np.isin(self._examples, chosen)) if self.task.tokenwise else chosen
+        rows = chosen
+        if self.task.tokenwise or self.task.kind == "ranking":
+            rows = np.flatnonzero(np.isin(self._examples, chosen))
+        if self.task.kind == "ranking":
+            chosen = rows
         if self.task.kind == "embedding":
             return Evaluator(self.task, embedding.keep(self.split, chosen), self.rows.select(rows)), rows
         return Evaluator(self.task, self.split.select(chosen), self.rows.select(rows)), rows
@@ -97,11 +104,14 @@ class Evaluator:
         qa         f1, exact, and more where some questions have no answer; see `qa.answer_scores`, `f1_of_spans`.
                    `threshold`: how much better no answer must be than the best span to be given; None: the one that
                    scores best here
+        ranking    the mean over queries of each of `ranking.MEASURES`
 
         Raises CompressError for logits that are not finite or are not of these rows.
         """
         if self.task.kind == "embedding":
             return embedding.scores(self.split, logits)
+        if self.task.kind == "ranking":
+            return {name: float(values.mean()) for name, values in self._query_scores(logits).items()}
         if not self.task.tokenwise:
             return metrics.scores(self.task, logits, np.asarray(self.split["label"][:]))
         if self.task.kind == "tagging":
@@ -118,7 +128,7 @@ class Evaluator:
         """Score each label apart, or each type of entity; () where there are none."""
         if self.task.kind == "tagging":
             return metrics.scores_by_label(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
-        if self.task.tokenwise or self.task.kind == "embedding":
+        if self.task.tokenwise or self.task.numeric or self.task.kind == "embedding":
             return ()
         return metrics.scores_by_class(self.task, logits, np.asarray(self.split["label"][:]))
 
@@ -128,10 +138,13 @@ class Evaluator:
         """Measure how much the student answers as the teacher does.
 
         Of texts see `metrics.agreement`; of vectors `embedding.similarity`; the share of words with the same tag; the
-        share of questions with the same answer, each model with its own threshold.
+        share of questions with the same answer, each model with its own threshold; the share of pairs of a query's
+        passages in the same order.
         """
         if self.task.kind == "embedding":
             return embedding.similarity(student, teacher)
+        if self.task.kind == "ranking":
+            return self.candidates.alike(*map(self._ranking_scores, (student, teacher)))
         if self.task.kind == "tagging":
             return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
         if self.task.kind == "qa":
@@ -145,8 +158,11 @@ class Evaluator:
     def changed(
         self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
     ) -> int | None:
-        """Count the examples that the two answer differently: by class, any label, any word's tag, or text. None for a
-        regression and for vectors, where every answer differs by a little."""
+        """Count the examples that the two answer differently: by class, any label, any word's tag, text, or the passage
+        that comes first. None for a regression and for vectors, where every answer differs by a little."""
+        if self.task.kind == "ranking":
+            one, other = (self.candidates.first(self._ranking_scores(logits)) for logits in (student, teacher))
+            return int((one != other).sum())
         if self.task.kind in ("regression", "embedding"):
             return None
         if self.task.kind == "qa":
@@ -158,9 +174,19 @@ class Evaluator:
             return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
         return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
 
+    def distance(self, student: Array, teacher: Array) -> float:
+        """Measure how far the student's logits are from the teacher's: see `metrics.distance`; of a ranking apart from
+        what all passages of a query share."""
+        if self.task.kind == "ranking":
+            apart = self.candidates.centred(student[:, 0].astype(np.float64) - teacher[:, 0])
+            return float(np.square(apart).mean())
+        return metrics.distance(self.task, student, teacher)
+
     def example_scores(self, logits: Array, *, threshold: float | None = None) -> Array | None:
         """Compute what each example adds to the task's metric, where that is a mean over examples; None elsewhere."""
         metric = self.task.metric
+        if self.task.kind == "ranking":
+            return self._query_scores(logits)[metric]
         if self.task.kind == "qa":
             golds, score = map(qa.right_answers, self.split["answers"][:]), {"f1": qa.f1, "exact": qa.exact}[metric]
             given = zip(self.texts(logits, threshold=threshold), golds, strict=True)
@@ -178,16 +204,16 @@ class Evaluator:
         """Return the function from numbers of examples, repeats among them, to the task's metric of these alone; and
         how many there are.
 
-        Of texts and of tagged sentences, of vectors the pairs; a metric of questions is a mean: see `example_scores`.
+        Of texts and of tagged sentences, of vectors the pairs; a metric of questions or queries is a mean: see
+        `example_scores`.
         """
         metric = self.task.metric
         if self.task.kind == "embedding":
             return embedding.score_of(self.split, logits, metric)
         if self.task.kind == "tagging":
             tags, golds = self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]]
-            return lambda drawn: metrics.entity_scores([tags[n] for n in drawn], [golds[n] for n in drawn])[
-                metric
-            ], len(self)
+            entities = metrics.entity_scores
+            return lambda drawn: entities([tags[n] for n in drawn], [golds[n] for n in drawn])[metric], len(self)
         labels = np.asarray(self.split["label"][:])
         return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric], len(self)
 
@@ -253,12 +279,26 @@ class Evaluator:
         return logits
 
     @cached_property
+    def candidates(self) -> Candidates:
+        """Tell which rows of a ranking are of the same query."""
+        return Candidates.from_split(self.split)
+
+    def _query_scores(self, logits: Array) -> dict[str, Array]:
+        return self.candidates.scores(self._ranking_scores(logits))
+
+    def _ranking_scores(self, logits: Array) -> Array:
+        """Return the score of each row. CompressError for logits that are not finite, or not of these rows."""
+        return metrics.check_logits(self.task, logits, self.candidates.label_R)[0][:, 0]
+
+    @cached_property
     def _lengths(self) -> Array:
         return np.asarray(self.rows["length"][:], dtype=np.int64)
 
     @cached_property
     def _examples(self) -> Array:
         """Return the example of each row, from 0 without gaps."""
+        if self.task.kind == "ranking":
+            return self.candidates.query_R
         return np.unique(self.rows["example"][:], return_inverse=True)[1]
 
     @cached_property
@@ -298,7 +338,7 @@ class EvaluationBatches:
         for start in range(0, len(order_R), batch):
             inputs = collate([rows[int(n)] for n in order_R[start : start + batch]])
             batches.append(
-                {name: tensor.to(device) for name, tensor in inputs.items() if name not in ("labels", "index")}
+                {name: tensor.to(device) for name, tensor in inputs.items() if name not in ("labels", "index", "query")}
             )
         tokens_U = torch.cat([inputs["input_ids"].flatten() for inputs in batches]).unique()
         return EvaluationBatches(evaluator, tuple(batches), tokens_U, order_R)

@@ -42,7 +42,7 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     A metric that constant answers leave undefined is 0.0. Raises CompressError for logits that are not finite or do
     not fit the labels, DataError for labels that are none of the task's.
     """
-    logits, labels = _check(task, logits, labels)
+    logits, labels = check_logits(task, logits, labels)
     if task.kind == "regression":
         return _regression_scores(logits[:, 0], labels)
     if task.kind == "multilabel":
@@ -51,10 +51,10 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
 
 
 def scores_by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
-    """Score each label of a task on texts apart; () of a regression. Raises as `scores`."""
-    if task.kind == "regression":
+    """Score each label of a task on texts apart; () of numbers. Raises as `scores`."""
+    if task.numeric:
         return ()
-    logits, labels = _check(task, logits, labels)
+    logits, labels = check_logits(task, logits, labels)
     if task.kind == "multilabel":
         said, true = logits > 0, labels > 0.5
     else:
@@ -136,7 +136,8 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
     return np.concatenate([parts[n] for n in np.argsort(order)])
 
 
-def _check(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
+def check_logits(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
+    """Return logits and labels as arrays, checked: see `scores`."""
     logits, labels = np.asarray(logits, dtype=np.float64), np.asarray(labels)
     expected = labels.shape if task.kind == "multilabel" else (len(labels), task.outputs)
     if logits.shape != expected or not len(labels):

@@ -7,14 +7,20 @@ values the tests reproduce. trec_eval's own bindings have no wheels for Linux on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 Array = NDArray[Any]
 
 CUT: Final = 10
+MOST_CANDIDATES: Final = 1 << 24
+"""Candidates of a query at most, so that each has a number of its own."""
 MEASURES: Final = ("ndcg@10", "mrr@10", "map", "recall@10", "recall@100")
 
 
@@ -37,6 +43,73 @@ def query_scores(
             gains = np.array([max(relevance.get(each, 0.0), 0.0) for each in ranked(scores)])
             values[n] = _measures(gains, ideal)
     return dict(zip(MEASURES, values.T, strict=True))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Hold which rows of a split are the candidates of one query.
+
+    query_R   the number of each row's query, from 0 without gaps
+    place_R   the number of each row among those of its query
+    label_R   its relevance
+    key_R     a number that is the row's own, whatever other queries are in the split: see `query_scores`
+    """
+
+    query_R: NDArray[np.int64]
+    place_R: NDArray[np.int64]
+    label_R: NDArray[np.float64]
+    key_R: NDArray[np.int64]
+
+    @staticmethod
+    def from_split(split: Dataset) -> Candidates:
+        """Read the columns query and label of a split."""
+        named_R = np.asarray(split["query"][:], dtype=np.int64)
+        query_R = np.unique(named_R, return_inverse=True)[1]
+        order_R = np.argsort(query_R, kind="stable")
+        begins_Q = np.concatenate([[0], np.cumsum(np.bincount(query_R))[:-1]])
+        place_R = np.empty_like(query_R)
+        place_R[order_R] = np.arange(len(query_R)) - begins_Q[query_R[order_R]]
+        labels = np.asarray(split["label"][:], dtype=np.float64)
+        return Candidates(query_R, place_R, labels, named_R * MOST_CANDIDATES + place_R)
+
+    def __len__(self) -> int:
+        """Count the queries."""
+        return int(self.query_R.max(initial=-1)) + 1
+
+    def of_each(self, values_R: Array) -> list[dict[int, float]]:
+        """Gather a value of each row by query: the row's own number -> its value."""
+        found: list[dict[int, float]] = [{} for _ in range(len(self))]
+        for query, key, value in zip(self.query_R.tolist(), self.key_R.tolist(), values_R.tolist(), strict=True):
+            found[query][key] = value
+        return found
+
+    def scores(self, score_R: Array) -> dict[str, NDArray[np.float64]]:
+        """Compute MEASURES of every query from the score of each row."""
+        return query_scores(self.of_each(score_R), self.of_each(self.label_R))
+
+    def first(self, score_R: Array) -> NDArray[np.int64]:
+        """Return the candidate of each query that stands first, by its own number: (queries,)."""
+        return np.array([ranked(scores)[0] for scores in self.of_each(score_R)], dtype=np.int64)
+
+    def alike(self, one_R: Array, other_R: Array) -> float:
+        """Compute the share of pairs of a query's candidates that both scores put in the same order, mean over queries.
+
+        It is (1 + Kendall's tau) / 2 where no scores are equal; equal ones have the order of `query_scores`. Queries
+        with one candidate are passed over; 1.0 where no query has two.
+        """
+        shares = []
+        for one, other in zip(self.of_each(one_R), self.of_each(other_R), strict=True):
+            if len(one) > 1:
+                place = {key: n for n, key in enumerate(ranked(other))}
+                order = np.array([place[key] for key in ranked(one)])
+                later = np.triu_indices(len(order), 1)
+                shares.append(float((order[later[0]] < order[later[1]]).mean()))
+        return float(np.mean(shares)) if shares else 1.0
+
+    def centred(self, score_R: Array) -> Array:
+        """Subtract from each score the mean of its query's: what all candidates share puts none before another."""
+        means_Q = np.bincount(self.query_R, score_R) / np.bincount(self.query_R)
+        return np.asarray(score_R - means_Q[self.query_R])
 
 
 def ranked(scores: Mapping[int, float]) -> list[int]:

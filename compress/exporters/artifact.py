@@ -382,12 +382,14 @@ def _write_model(
     from compress.models.checkpoints import save_checkpoint
 
     plain = as_float32(model)
-    labels = (task.label,) if task.kind == "regression" else output_names(task)
+    labels = (task.label,) if task.numeric else output_names(task)
     plain.config.problem_type = PROBLEMS.get(task.kind)
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
     if task.kind == "embedding":
         set_pooling(plain.config, replace(pooling_of(plain.config), max_length=max_length))
+    if task.kind == "ranking":  # else sentence-transformers puts the score through a sigmoid
+        plain.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
     if learned := read_learned_ranges(plain.config):

@@ -21,9 +21,15 @@ PIPELINES: Mapping[Kind, str] = {
     "tagging": "token-classification", "qa": "question-answering", "embedding": "sentence-similarity",
 }  # fmt: skip
 """The hub's names, where it is not text-classification."""
+TAGS: Mapping[Kind, str] = {"ranking": "text-ranking"}
+"""The hub's names of tasks that its libraries have no pipeline of their own for."""
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match"}
 """The hub's names, where they are not ours."""
-EXAMPLES: Mapping[Kind, str] = {"tagging": '"a sentence"', "qa": '"a question", "the text it is about"'}
+EXAMPLES: Mapping[Kind, str] = {
+    "tagging": '"a sentence"',
+    "qa": '"a question", "the text it is about"',
+    "ranking": '"a query", "a passage"',
+}
 MARKS = re.compile(r"[\\`*_\[\]|#]")
 
 
@@ -95,7 +101,7 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
         front_matter=front_matter(
             content,
             "sentence-transformers" if task.kind == "embedding" else "transformers",
-            pipeline,
+            TAGS.get(task.kind, pipeline),
             ("distillation",) if content.teacher else (),
         ),
         made=manifest,
@@ -104,7 +110,9 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
         example=Markup(EXAMPLES.get(task.kind, '"first text", "second text"' if task.pair else '"a text"')),
         head=Markup(CLASSES[task.kind]),
         shell=Markup(
-            {"qa": "'a question' --pair 'the text'"}.get(task.kind, "'a text'" + " --pair 'another'" * task.pair)
+            {"qa": "'a question' --pair 'the text'", "ranking": "'a query' --pair 'a passage'"}.get(
+                task.kind, "'a text'" + " --pair 'another'" * task.pair
+            )
         ),
         command=Markup(" ".join(content.command.split())),  # in a block of code
         licence=licence(content),

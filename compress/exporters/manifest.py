@@ -72,7 +72,7 @@ class Manifest:
             raise ValueError(f"kind {self.kind}: expected a task in bundles of kind task, and in no others")
         if self.task is not None:
             kind, texts, labels = self.task.kind, len(self.task.text), len(self.task.labels)
-            if not 0 < texts <= 2 or (kind not in ("regression", "qa", "embedding") and not labels):
+            if not 0 < texts <= 2 or (kind not in ("regression", "qa", "embedding", "ranking") and not labels):
                 raise ValueError(f"task: {kind} of {texts} texts and {labels} labels")
 
     @classmethod

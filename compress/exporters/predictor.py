@@ -39,6 +39,7 @@ class Prediction:
     multilabel      label: all labels with probability >= 0.5, joined by ", " ('' for none); score: the highest
                     probability; scores: every label's own probability
     regression      label: ''; score: the number; scores: empty
+    ranking         the same: the higher the score, the better the passage answers the query
     """
 
     label: str
@@ -306,7 +307,7 @@ def _check(text: Text, task: Task) -> Text:
 def _prediction(task: Task, text: Text, logits: NDArray[np.float32]) -> Prediction:
     if not np.isfinite(logits).all():
         raise BundleError(f"predict: the model's answer to {text!r} is not finite; its weights are broken")
-    if task.kind == "regression":
+    if task.numeric:
         return Prediction("", float(logits[0]), {})
     wide = logits.astype(np.float64)
     if task.kind == "multilabel":

@@ -23,7 +23,7 @@ MODERN = ("modernbert",)
 EXACT = (*PLAIN, *BOTTLENECKED, *MODERN, "static-embedding")
 """Families whose exported graph is known product by product."""
 
-READS_ONE = ("classification", "multilabel", "regression")
+READS_ONE = ("classification", "multilabel", "regression", "ranking")
 """Kinds whose head reads the first token alone, in the families of PLAIN and BOTTLENECKED, and of MODERN where it is
 not said to take a mean."""
 

@@ -23,6 +23,7 @@ CLASSES: Final[Mapping[Kind, str]] = MappingProxyType(
         "tagging": "AutoModelForTokenClassification",
         "qa": "AutoModelForQuestionAnswering",
         "embedding": "AutoModelForSentenceEmbedding",
+        "ranking": "AutoModelForSequenceClassification",
     }
 )
 ENDINGS: Final[Mapping[Kind, str]] = MappingProxyType(
@@ -35,6 +36,7 @@ PROBLEMS: Final[Mapping[Kind, str]] = MappingProxyType(
         "classification": "single_label_classification",
         "multilabel": "multi_label_classification",
         "regression": "regression",
+        "ranking": "regression",
     }
 )
 """The name of the task in a sequence classifier's config; the other heads have only one."""

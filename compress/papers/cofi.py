@@ -152,7 +152,7 @@ class Matched(nn.Module):
         return {"loss": parts["total"] + layerwise, **found, "cofi.layers": layerwise.detach()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.objective.items(batch["attention_mask"], batch.get("labels"))
+        return self.objective.items(batch)
 
     def _layers(self, mine: Signals, theirs: Signals) -> Tensor:
         mapped = [self.W(layer_BLD) for layer_BLD in mine.layers]

@@ -46,9 +46,11 @@ class ScoreDrop:
     """The difference of a file's score from fp32's.
 
     before, after  the score of fp32 and of the file
-    agreement      the share of answers that are alike; Pearson's r of a regression
+    agreement      the share of answers that are alike; Pearson's r of a regression; of a ranking the share of pairs of
+                   passages in the same order
     difference     the largest |logit difference|; classes: the recalls of each class
     changed        how many examples are answered otherwise (None: of a regression, all are)
+    same           the share of examples that are answered alike, where the agreement is of something else
     """
 
     before: float
@@ -57,6 +59,7 @@ class ScoreDrop:
     difference: float
     classes: tuple[ClassChange, ...] = ()
     changed: int | None = None
+    same: float | None = None
 
     @property
     def drop(self) -> float:
@@ -70,7 +73,7 @@ class ScoreDrop:
     @property
     def least_limit(self) -> float:
         """Compute the lowest limit within which it is near, whatever the rows resolve."""
-        return max(0.0, self.drop, 1 - self.agreement)
+        return max(0.0, self.drop, 1 - (self.agreement if self.same is None else self.same))
 
     def keeps_score(self, limit: float) -> bool:
         """Check that the score falls by at most `limit`, or by no more than the rows resolve."""
@@ -86,13 +89,16 @@ def compare_logits(evaluator: Evaluator, exact: Logits, other: Logits, *, thresh
     """Compare `other` with `exact`, logits of the evaluator's rows. `threshold`: qa, see `Evaluator.scores`."""
     before, after = (evaluator.scores(each, threshold=threshold)[evaluator.task.metric] for each in (exact, other))
     thresholds = (threshold, threshold)
+    changed = evaluator.changed(other, exact, thresholds=thresholds)
+    ranking = evaluator.task.kind == "ranking"
     return ScoreDrop(
         before,
         after,
         evaluator.agreement(other, exact, thresholds=thresholds),
         float(np.abs(other - exact).max()),
         changes(evaluator.by_class(exact), evaluator.by_class(other)),
-        evaluator.changed(other, exact, thresholds=thresholds),
+        changed,
+        1 - changed / len(evaluator) if ranking and changed is not None else None,
     )
 
 

@@ -15,7 +15,7 @@ from compress.records.json_text import from_json, to_json
 from compress.records.latency import Latency
 
 NAME = "report.json"
-Kind = Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding"]
+Kind = Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking"]
 Point = Mapping[str, float | None]
 
 
@@ -59,7 +59,8 @@ class Report:
     """Teacher beside students beside baselines, on one split, with all that is needed to judge and repeat it.
 
     rows     in the order they were derived; the last student is what ships, and the headline speaks of it
-    labels   how many classes the task has; 0 for regression
+    split_rows    examples that were scored: rows, or queries of a ranking
+    labels   how many classes the task has; 0 for regression and ranking
     curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on the validation split
              `eval_<metric>`, `eval_agreement`, `eval_loss`; a trainer's learning rate, epoch and such are not drawn
     noise    the verdict on the timing: None where it was quiet, else what disturbed it
@@ -92,6 +93,11 @@ class Report:
     certificates: tuple[Certificate, ...] = ()
     sensitivity: tuple[Sensitivity, ...] = ()
     tuning: tuple[Tried, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """Name what `split_rows` counts."""
+        return "queries" if self.kind == "ranking" else "rows"
 
     def score(self, row: ReportRow) -> float | None:
         """Return the row's value of the report's metric; None where there is no finite one."""

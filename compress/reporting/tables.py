@@ -150,7 +150,7 @@ def run_table(report: Report) -> ResultTable:
         of("Training", "time", lambda row: units.duration(row.train_seconds), 6),
         of("Training", "samples / s", lambda row: units.three_digits(row.samples_per_second), 9),
     ]
-    caption = [f"{units.metric(report.metric)} on {report.split}, {report.split_rows:,} rows"]
+    caption = [f"{units.metric(report.metric)} on {report.split}, {report.split_rows:,} {report.unit}"]
     caption += [f"latency of one forward: {report.settings[0]}"] if report.settings else []
     noisy = any((one := report.latency(row)) and one.noisy for row in report.rows)
     if noisy or report.noise:

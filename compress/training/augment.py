@@ -203,11 +203,12 @@ FEW_ROWS: Final = 10_000
 VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
 
 
-def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False) -> Recipe:
+def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, variants: bool = True) -> Recipe:
     """Let each stage of `augment: auto` be followed by one on more rows, whose student is kept where it is better.
 
     These are variants of the task's rows, where there are few, and the texts of the corpus, where there is one for the
-    task. Nothing is added where the length of the stage is given; at the effort `quick`, no variants are.
+    task. Nothing is added where the length of the stage is given; at the effort `quick`, or without `variants`, none
+    of these are.
     """
     stages, suffix = list[AnyStage](), recipe.free_suffix("-augmented")
     for stage in recipe.stages:
@@ -215,7 +216,7 @@ def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False) -> Recipe:
             stages.append(stage)
             continue
         stages.append(stage.model_copy(update={"augment": None}))
-        varied, reads = rows <= FEW_ROWS and stage.effort != "quick", corpus and stage.may_read_texts
+        varied, reads = variants and rows <= FEW_ROWS and stage.effort != "quick", corpus and stage.may_read_texts
         if stage.open_ended and (reads or varied):
             more = {"augment": VARIANTS if varied else None, "corpus": reads}
             kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice

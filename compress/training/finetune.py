@@ -234,9 +234,10 @@ def check_logits(
     scores, majority = exam.scores(logits), baselines.majority(data, data.validation)
     metric = data.task.metric
     ahead, error = baselines.lead(data, exam, logits)
+    ranking = data.task.kind == "ranking"
+    rows, other = ("queries", "a random order") if ranking else ("rows", "always giving the most frequent answer")
     figures = (
-        f"{metric} {scores[metric]:.3f} on the {len(exam):,} validation rows, always giving the most frequent answer "
-        f"gets {majority[metric]:.3f}"
+        f"{metric} {scores[metric]:.3f} on the {len(exam):,} validation {rows}, {other} gets {majority[metric]:.3f}"
     )
     way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
     if ahead > SURE * error and way >= HARDLY:

@@ -5,7 +5,8 @@ Shapes: B batch, L tokens, D hidden, H heads.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,6 +34,10 @@ class Loss:
         return self.function(student, target, *([mask_BL] if self.masked else []), **options)
 
 
+_MASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"labels": ("labels",), "queries": ("query",), "preferences": ("query", "labels")}
+)
+"""The columns of a batch that a mask is made of."""
 _MUST_AGREE = {
     "logits": ("classes",),
     "pair": (),
@@ -132,6 +137,8 @@ def pairs_of_subnet(pairs: Sequence[tuple[int, int]], layers: Sequence[int]) -> 
     return mine if mine or not pairs else [(len(layers) - 1, max(pairs)[1])]
 
 
+OWN_LABELS: Mapping[str, str] = MappingProxyType({"ranking": "monobert.relevance"})
+"""What `bert.labels`, the task's own loss, is of kinds of task that it has no formula for."""
 MASKED = -1e4
 """Score of a pad where a softmax runs over positions: its exp is 0 in float32, also after a temperature."""
 
@@ -213,7 +220,11 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.kind = kind
-        self.terms = [term for term in terms if term.serves(kind)]
+        own = OWN_LABELS.get(kind or "")
+        self.terms = [
+            replace(term, loss=own) if own and term.loss == "bert.labels" else term
+            for term in terms if term.serves(kind)
+        ]  # fmt: skip
         if not self.terms:
             raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
         problems = check_terms(self.terms, "")
@@ -267,7 +278,7 @@ class Objective(nn.Module):
         """
         targets = targets or {}
         parts: dict[str, Tensor] = {}
-        here = self.items(student.mask_BL, targets.get("labels")) if items is not None else {}
+        here = self.items({**targets, "attention_mask": student.mask_BL}) if items is not None else {}
         for i, name in enumerate(self.names):
             parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets, (pairs or self.pairs)[i])
             if items is not None:
@@ -275,9 +286,15 @@ class Objective(nn.Module):
                 parts[name] = parts[name] * here[per] / items[per].where(items[per] > 0, 1)
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
-    def items(self, mask_BL: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Count the items of each kind in a batch of this objective's task."""
-        return count_items(mask_BL, labels, per_token=self.kind == "tagging")
+        counts = count_items(batch["attention_mask"], batch.get("labels"), per_token=self.kind == "tagging")
+        if "query" in batch:
+            same_BB = batch["query"][:, None] == batch["query"]
+            counts["query"] = (1 / same_BB.sum(1)).sum()
+            if "labels" in batch:
+                counts["preference"] = preferences(batch["query"], batch["labels"]).sum().float()
+        return counts
 
     def fits(self, student: Shape, teacher: Shape) -> None:
         """Raise ObjectiveError when some term cannot compare these shapes, as a subnet of the student may have."""
@@ -298,6 +315,10 @@ class Objective(nn.Module):
         mask_BL, labels = student.mask_BL, targets.get("labels")
         if reading.mask == "labels" and labels is not None:
             mask_BL = (labels != IGNORE_INDEX).to(mask_BL.dtype)
+        elif reading.mask == "queries":
+            mask_BL = (targets["query"][:, None] == targets["query"]).to(mask_BL.dtype)
+        elif reading.mask == "preferences" and labels is not None:
+            mask_BL = preferences(targets["query"], labels).to(mask_BL.dtype)
         mine = getattr(student, reading.signal)
         theirs = targets[reading.against] if reading.against != "teacher" else getattr(teacher, reading.signal)
         if reading.signal == "logits":
@@ -368,9 +389,10 @@ class Objective(nn.Module):
     def _check_batch(self, i: int, student: Signals, targets: Mapping[str, Tensor]) -> None:
         """Raise ObjectiveError when this batch is not of the kind that the loss is about."""
         name, reading = self.terms[i].name, self.readings[i]
-        column = "labels" if reading.mask == "labels" else reading.against
-        if column != "teacher" and column not in targets:
-            raise ObjectiveError(f"{name} needs {column}, and this batch has none: use it on data that has them")
+        needed = [reading.against, *_MASKED_BY.get(reading.mask, ())]
+        for column in needed:
+            if column != "teacher" and column not in targets:
+                raise ObjectiveError(f"{name} needs {column}, and this batch has none: use it on data that has them")
         shown = getattr(student, reading.signal)
         if shown is None or (isinstance(shown, tuple) and not shown):
             raise ObjectiveError(f"{name} reads {reading.signal}, and this model shows none: give the stage its `head`")
@@ -385,6 +407,12 @@ class Objective(nn.Module):
 def _over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
     """(B, L, 2) -> (2 B, L): the scores of starting, and of ending, at each position; pads never win."""
     return logits_BL2.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
+
+
+def preferences(query_B: Tensor, labels: Tensor) -> Tensor:
+    """(B, B): where two rows are of the same query, and the first of them is more relevant than the second."""
+    relevance_B = labels.view(-1)
+    return (query_B[:, None] == query_B) & (relevance_B[:, None] > relevance_B)
 
 
 def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:

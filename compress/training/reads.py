@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-Item = Literal["example", "token", "pair", "label"]
+Item = Literal["example", "token", "pair", "label", "query", "preference"]
+Mask = Literal["tokens", "labels", "queries", "preferences"]
 Difference = Literal["width", "heads", "head_size"]
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Loss = TypeVar("Loss", bound=Callable[..., Any])
@@ -27,8 +28,11 @@ class Reading:
     signal    the student's signal it reads
     against   teacher: the same signal of the teacher; else the batch's column of that name, such as labels
     per       what its mean runs over; the frame needs it to make the mean exact when a batch is spread over several
-              processes or accumulated in parts: examples, real tokens, pairs of real tokens, labelled positions
-    mask      which positions the mask argument marks: real tokens, or those with a label (labels != -100)
+              processes or accumulated in parts: examples, real tokens, pairs of real tokens, labelled positions;
+              queries, or pairs of passages of a query of which the first is the more relevant
+    mask      which positions the mask argument marks: real tokens, or those with a label (labels != -100); in batches
+              of a ranking, where (B, B), which rows are of the same query (queries), and of these where the first row
+              (first axis) is more relevant than the second (preferences)
     bridges   differences between student and teacher that the formula itself can bear
     layers    what the values of several compared layers become: their sum or their mean
     windows   the formula bears a mask (B, L, L) of the tokens (last axis) that each token sees in both layers, where
@@ -39,7 +43,7 @@ class Reading:
     signal: str
     against: str = "teacher"
     per: Item = "token"
-    mask: Literal["tokens", "labels"] = "tokens"
+    mask: Mask = "tokens"
     bridges: frozenset[Difference] = frozenset()
     layers: Literal["sum", "mean"] = "sum"
     windows: bool = False
@@ -51,7 +55,7 @@ def reads(
     *,
     against: str = "teacher",
     per: Item | None = None,
-    mask: Literal["tokens", "labels"] = "tokens",
+    mask: Mask = "tokens",
     bridges: tuple[Difference, ...] = (),
     layers: Literal["sum", "mean"] = "sum",
     windows: bool = False,

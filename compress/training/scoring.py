@@ -56,7 +56,10 @@ def choose_scoring(
         return None
     reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
     if stage.data == "task" and stage.head == "task" and reads_logits:
-        return Scoring(scorer(context, stage, teacher_logits), len(context.data.validation))
+        evaluator = Evaluator.from_split(
+            context.data.task, context.data.validation, context.tokenizer, stage.max_length
+        )
+        return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator))
     if stage.data == "task" and stage.head == "seq2seq":
         return Scoring(text_scorer(context, stage), len(context.data.validation))
     speaks = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
@@ -112,21 +115,19 @@ def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -
     return score
 
 
-def scorer(context: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """Return student -> every metric on the validation split, the task's own as `score`, and how near the teacher is.
+def scorer(context: TrainingContext, evaluator: Evaluator, teacher_logits: NDArray[np.float32] | None) -> Score:
+    """Return student -> every metric on the evaluator's rows, the task's own as `score`, and how near the teacher is.
 
-    That is the agreement, and the `distance` (`metrics.distance`).
+    That is the agreement, and the `distance` (`Evaluator.distance`).
     """
-    task = context.data.task
-    evaluator = Evaluator.from_split(task, context.data.validation, context.tokenizer, stage.max_length)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
         logits = metrics.logits(student, evaluator.rows, context.collate, bf16=context.bf16)
         values = evaluator.scores(logits)
-        values["score"] = values[task.metric]
+        values["score"] = values[evaluator.task.metric]
         if teacher_logits is not None and teacher_logits.shape == logits.shape:
             values["agreement"] = evaluator.agreement(logits, teacher_logits)
-            values["distance"] = metrics.distance(task, logits, teacher_logits)
+            values["distance"] = evaluator.distance(logits, teacher_logits)
         return values
 
     return score

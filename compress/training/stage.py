@@ -26,7 +26,7 @@ from compress.config.recipe import Stage
 from compress.config.reference import options
 from compress.console import warn
 from compress.data.cache import home
-from compress.data.collate import Batching, LengthGrouped, Seq2SeqCollate, TokenBudget
+from compress.data.collate import Batching, LengthGrouped, Order, QueryGrouped, Seq2SeqCollate, TokenBudget
 from compress.data.masking import Words, counts
 from compress.errors import DamagedError, RecipeError
 from compress.io import filled, verify
@@ -148,22 +148,25 @@ def train(
             said = f"{stage.name}: {said}"
             warn(console, said)
         best = trainer.state.best_global_step
-        examples = round(steps * len(rows) / per_epoch) if stage.tokens else steps * stage.batch
+        examples = round(steps * len(rows) / per_epoch) if not isinstance(order, LengthGrouped) else steps * stage.batch
         best_score = trainer.state.best_metric if best else None
         return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb, said)
 
 
-def batches(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:
-    """Decide which rows come when: so many to a batch, or as many as a budget of tokens holds."""
+def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
+    """Decide which rows come when: so many to a batch, of whole queries, or as many as a budget of tokens holds."""
+    if stage.tokens is None and "query" in rows.column_names:
+        micro, _ = shares(stage, _processes())
+        return QueryGrouped(rows["query"][:], rows["length"][:], rows["labels"][:], micro, seed=seed)
     if stage.tokens is None:
         return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
     _, accumulation = shares(stage, _processes())
     return TokenBudget(rows["length"], stage.tokens // (accumulation * _processes()), seed=seed)
 
 
-def steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
+def steps_per_epoch(stage: Stage, order: Order) -> int:
     """Count the optimiser steps of an epoch."""
-    if stage.tokens is None:
+    if isinstance(order, LengthGrouped):
         return len(order) // stage.batch
     _, accumulation = shares(stage, _processes())
     return max(1, len(order) // (accumulation * _processes()))

@@ -99,7 +99,7 @@ class Distillation(nn.Module):
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Count what its losses average over in a batch: see Objective.forward."""
-        return self.objective.items(batch["attention_mask"], batch.get("labels"))
+        return self.objective.items(batch)
 
     def labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
         """Return where a language model's head must answer; None: everywhere."""

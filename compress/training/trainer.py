@@ -31,7 +31,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from compress import io
 from compress.config.recipe import Stage
-from compress.data.collate import Batching, LengthGrouped, TokenBudget
+from compress.data.collate import Batching, LengthGrouped, Order
 from compress.errors import CompressError, DamagedError
 from compress.io import load_json, make, naming, put, seal, verify, written
 from compress.training.optimizer import group_parameters, optimizer_of, per_group
@@ -52,7 +52,7 @@ class _Hooks(TrainerCallback):
     of the losses since the last line of the log: none is left when it is saved.
     """
 
-    def __init__(self, order: LengthGrouped | TokenBudget, step: Any, clip: float) -> None:
+    def __init__(self, order: Order, step: Any, clip: float) -> None:
         self.order, self.step, self.clip = order, step, clip
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -176,7 +176,7 @@ class StepTrainer(Trainer):
         stage: Stage,
         rows: Dataset,
         *,
-        order: LengthGrouped | TokenBudget,
+        order: Order,
         collate: Batching,
         folder: Path,
         args: TrainingArguments,
@@ -239,7 +239,7 @@ class StepTrainer(Trainer):
         )
 
     def get_train_dataloader(self) -> Any:
-        """Make whole batches by a budget of tokens; else take rows in order, so many at a time."""
+        """Make whole batches, by a budget of tokens or of queries; else take rows in order, so many at a time."""
         how: dict[str, Any] = {"batch_sampler": self.order}
         if isinstance(self.order, LengthGrouped):
             how = {"sampler": self.order, "batch_size": self.args.train_batch_size}

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from compress.data.collate import Collate, LengthGrouped, TokenBudget
+from compress.data.collate import Collate, LengthGrouped, QueryGrouped, TokenBudget
 from compress.data.tokenize import encode, fingerprint
 from compress.errors import DataError
 
@@ -236,3 +236,45 @@ def test_a_budgets_order_is_decided_by_seed_and_epoch_alone() -> None:
     np.random.seed(7)
     assert budgeted(lengths, 256) == first
     assert budgeted(lengths, 256, epoch=1) != first != budgeted(lengths, 256, seed=1)
+
+
+def queries(count: int = 300, *, most: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The query, the length and the relevance of rows, those of a query scattered."""
+    rng = np.random.default_rng(0)
+    query = rng.permutation(np.repeat(np.arange(count), rng.integers(1, most + 1, count)))
+    return query, rng.integers(3, 120, len(query)), (rng.random(len(query)) < 0.3).astype(float)
+
+
+def test_batches_of_a_ranking_hold_whole_queries_in_an_order_of_seed_and_epoch() -> None:
+    query, lengths, relevance = queries()
+    order = QueryGrouped(query, lengths, relevance, 32, seed=3)
+    first = list(order)
+    assert sorted(row for batch in first for row in batch) == list(range(len(query)))
+    assert len(first) == len(order)
+    assert max(map(len, first)) <= 32
+    assert np.mean([len(batch) for batch in first]) > 24
+    homes = [{n for n, batch in enumerate(first) if each in set(query[batch])} for each in range(300)]
+    assert {len(home) for home in homes} == {1}
+    assert lengths[first[0]].max() == lengths.max()
+    np.random.seed(7)
+    torch.manual_seed(7)
+    resumed = QueryGrouped(query.tolist(), lengths.tolist(), relevance.tolist(), 32, seed=3)
+    assert list(resumed) == first
+    resumed.set_epoch(1)
+    assert list(resumed) != first != list(QueryGrouped(query, lengths, relevance, 32, seed=4))
+
+
+def test_a_query_with_too_many_passages_keeps_relevant_ones_and_draws_the_others_anew() -> None:
+    query, relevance = np.zeros(50, int), np.array([1.0] * 2 + [0.0] * 48)
+    order = QueryGrouped(query, np.full(50, 9), relevance, 8, seed=0)
+    drawn = []
+    for epoch in range(3):
+        order.set_epoch(epoch)
+        (batch,) = list(order)
+        assert len(set(batch)) == 8
+        assert {0, 1} < set(batch)
+        drawn.append(batch)
+    assert drawn[0] != drawn[1] != drawn[2]
+    (batch,) = list(QueryGrouped(query, np.full(50, 9), 1 - relevance, 8, seed=0))
+    assert len({0, 1} & set(batch)) == 2
+    assert len(batch) == 8

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.data.retrieval import BLOCK, bm25, is_beir, read_beir, read_squad_retrieval
+from compress.data.retrieval import BLOCK, WordIndex, bm25, read_beir, read_squad_retrieval
+from compress.data.sources import is_beir
 from compress.errors import DataError
 from tests.data.conftest import Folder
 from tests.data.test_squad import YES, answer, asked, squad
@@ -85,6 +86,9 @@ def test_bm25_scores_as_lucene_does() -> None:
         expected = np.array(GOLDEN["scores"][row])
         np.testing.assert_allclose(values, expected[places], rtol=1e-6)
         assert places.tolist() == np.argsort(-expected, kind="stable").tolist()  # equal ones as the corpus lists them
+    index, pairs = WordIndex.from_texts(GOLDEN["texts"]), [(n, m) for n in range(4) for m in range(5)]
+    values = index.score([GOLDEN["asked"][n] for n, _ in pairs], np.array([m for _, m in pairs]))
+    np.testing.assert_allclose(values.reshape(4, 5), GOLDEN["scores"], rtol=1e-6)
 
 
 def test_bm25_finds_the_same_in_blocks_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ class Case:
     best      the student at which the loss is smallest: the teacher itself, unless said
     minimum   the loss there
     across    the loss compares the examples of a batch with each other: it is no mean over them
+    query     the query of each row, of losses whose mask is of pairs of rows
     """
 
     student: Tensor
@@ -55,6 +56,7 @@ class Case:
     minimum: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
     across: bool = False
+    query: Tensor | None = None
 
     @property
     def smallest(self) -> Tensor:

@@ -99,6 +99,15 @@ def test_the_batch_is_the_mean_of_its_unpadded_examples(name: str) -> None:
     axes = case.token_axes(reading)
     target_axes = axes if reading.against == "teacher" else axes[:1]
     total, weight = 0.0, 0
+    if case.query is not None:
+        for query in case.query.unique():
+            rows = case.query == query
+            mask = case.mask[rows][:, rows]
+            count = int(mask.sum()) if reading.per == "preference" else 1
+            total += count * loss(case.student[rows], case.target[rows], mask, **case.options).item()
+            weight += count
+        assert value(loss, case).item() == pytest.approx(total / weight, rel=1e-5)
+        return
     for b, mask_L in enumerate(case.mask):
         student = without_pads(case.student[b : b + 1], axes, mask_L)
         target = without_pads(case.target[b : b + 1], target_axes, mask_L)
@@ -130,7 +139,10 @@ def test_bfloat16_in_float32_out(name: str) -> None:
     assert low.item() == exact.item()
 
 
-@pytest.mark.parametrize("name", ["bert.masked_lm", "distilbert.masked_soft_targets", "distilbert.soft_targets"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert.masked_lm", "distilbert.masked_soft_targets", "distilbert.soft_targets", "margin_mse.margins"],
+)
 def test_nothing_to_predict_costs_nothing(name: str) -> None:
     loss, reading, case = of(name)
     student = case.student.clone().requires_grad_()

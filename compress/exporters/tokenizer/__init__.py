@@ -217,7 +217,7 @@ def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Pre
     for text in texts:
         answers = {name: value[0] for name, value in _run(session, [text]).items()}
         score = float(answers["score"])
-        if verdict.kind == "regression":
+        if verdict.kind in ("regression", "ranking"):
             told.append(Prediction("", score, {}))
             continue
         scores = {label: float(value) for label, value in zip(verdict.labels, answers["probabilities"], strict=True)}

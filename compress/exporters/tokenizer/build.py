@@ -148,10 +148,10 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
 
     classification  label (B,) string, score (B,), probabilities (B, K)
     multilabel      label (B, K) string: '' for those below 0.5; score (B,): the highest probability; probabilities
-    regression      score (B,)
+    regression, ranking    score (B,)
     """
     told = [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"])]
-    if task.kind == "regression":
+    if task.numeric:
         graph.named("score", graph.flat(logits_BK))
         return told
     several = task.kind == "multilabel"

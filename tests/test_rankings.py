@@ -1,0 +1,186 @@
+"""Rankings, from a table of queries and passages to a certified bundle that puts passages in order."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compress
+from compress.data import load_task
+from compress.data.task import Task
+from compress.errors import CompressError, ObjectiveError
+from compress.evaluation import baselines
+from compress.evaluation.evaluator import Evaluator
+from compress.evaluation.ranking import query_scores
+from compress.records.run_report import Report
+from compress.training.objective import Objective
+from tests import command, marked, tiny
+
+TEACHER = ("teacher.steps=150", "teacher.batch=20", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
+QUICK = ("stages.0.steps=60", "stages.0.max_length=32", "stages.0.batch=20", "stages.0.lr=5e-3")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("rankings")
+    for n, (split, count) in enumerate({"train": 60, "dev": 24, "test": 20}.items()):
+        marked.rankings(folder / "data" / f"{split}.tsv", count=count, seed=n)
+    return {"data": str(folder / "data"), "home": str(folder / "home"), "teacher": tiny.checkpoint(folder / "teacher")}
+
+
+@pytest.fixture
+def data(places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COMPRESS_HOME", places["home"])
+    return load_task(places["data"], kind="ranking")
+
+
+def distilled(places: dict[str, str], recipe: str, out: Path, *overrides: str) -> Any:
+    return tiny.call(
+        compress.distill,
+        teacher=places["teacher"],
+        recipe=recipe,
+        data=places["data"],
+        kind="ranking",
+        out=out,
+        overrides=[*TEACHER, *(overrides or QUICK)],
+        precision="fp32",
+    )
+
+
+@pytest.fixture
+def evaluator(data: Any) -> Evaluator:
+    return Evaluator.from_split(data.task, data.validation, tiny.tokenizer(), 32)
+
+
+def said(evaluator: Evaluator, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=(len(evaluator.rows), 1)).astype(np.float32)
+
+
+def test_scores_are_means_over_queries(evaluator: Evaluator) -> None:
+    logits = said(evaluator)
+    queries = evaluator.split["query"][:]
+    found: list[dict[int, float]] = [{} for _ in range(24)]
+    judged: list[dict[int, float]] = [{} for _ in range(24)]
+    for row, (query, label) in enumerate(zip(queries, evaluator.split["label"][:], strict=True)):
+        found[query][row], judged[query][row] = float(logits[row, 0]), label
+    expected = {name: float(values.mean()) for name, values in query_scores(found, judged).items()}
+    assert evaluator.scores(logits) == pytest.approx(expected)
+    each = evaluator.example_scores(logits)
+    assert each is not None
+    assert (len(evaluator), each.shape, each.mean()) == (24, (24,), pytest.approx(expected["ndcg@10"]))
+    low, high = evaluator.interval(logits)
+    assert low < expected["ndcg@10"] < high
+    assert evaluator.by_class(logits) == ()
+
+
+def test_parts_and_samples_hold_whole_queries(evaluator: Evaluator) -> None:
+    few = evaluator.spread(50)
+    assert (len(few), len(few.rows), len(few.split)) == (10, 50, 50)
+    assert few.rows["labels"][:] == few.split["label"][:]
+    logits = said(evaluator)
+    whole = evaluator.example_scores(logits)
+    assert whole is not None
+    for part, kept in evaluator.parts(logits, 4, 100):
+        assert (len(part), len(part.rows), len(kept)) == (18, 90, 90)
+        scores = part.example_scores(kept)
+        assert scores is not None
+        assert scores.tolist() == [whole[query] for query in sorted(set(part.split["query"][:]))]
+
+
+def test_agreement_is_of_pairs_and_a_change_is_of_the_first_passage(evaluator: Evaluator) -> None:
+    one = said(evaluator)
+    moved = one + np.arange(24).repeat(5)[:, None]  # all passages of a query alike
+    assert evaluator.agreement(one, moved) == evaluator.agreement(one, one) == 1.0
+    assert evaluator.changed(one, moved) == 0
+    assert evaluator.distance(moved, one) == pytest.approx(0, abs=1e-9)
+    assert evaluator.agreement(one, -one) == 0.0
+    assert evaluator.changed(one, -one) == 24
+    assert evaluator.distance(one, -one) > 1
+    swapped = one.copy()
+    order = np.argsort(-swapped[:5, 0])
+    swapped[order[[0, 1]]] = swapped[order[[1, 0]]]
+    assert evaluator.agreement(one, swapped) == pytest.approx(1 - 1 / 10 / 24)
+    assert evaluator.changed(one, swapped) == 1
+
+
+def test_broken_logits_are_refused(evaluator: Evaluator) -> None:
+    logits = said(evaluator)
+    with pytest.raises(CompressError, match="do not answer"):
+        evaluator.scores(logits[:-1])
+    logits[3] = np.nan
+    with pytest.raises(CompressError, match="not finite"):
+        evaluator.scores(logits)
+
+
+def test_the_baselines_are_bm25_and_a_random_order(data: Any) -> None:
+    found = baselines.baselines(data, data.validation)
+    assert list(found) == ["random order", "BM25"]
+    assert found["random order"] == baselines.majority(data, data.validation)
+    by_chance = sum(1 / np.log2(rank + 1) for rank in range(1, 6)) / 5
+    assert found["random order"]["ndcg@10"] == pytest.approx(by_chance, abs=0.15)
+    assert found["BM25"]["ndcg@10"] < 0.8
+
+
+def test_losses_over_queries_need_batches_of_queries() -> None:
+    assert [term.name for term in Objective([tiny_term()], *shapes(), kind="ranking").terms] == ["monobert.relevance"]
+    assert [term.name for term in Objective([tiny_term()], *shapes(), kind="regression").terms] == ["bert.labels"]
+    step = compress.Distillation(tiny.bert(1), tiny.bert(1), [compress.Term("margin_mse.margins")])
+    with pytest.raises(ObjectiveError, match="needs query"):
+        step(**tiny.batch())
+
+
+def tiny_term() -> Any:
+    return compress.Term("bert.labels")
+
+
+def shapes() -> tuple[Any, Any]:
+    from compress.slicing.shape import Shape
+
+    return Shape.from_config(tiny.bert(1).config), Shape.from_config(tiny.bert(1).config)
+
+
+def test_a_reranker_is_taught_by_margins_and_shipped(
+    places: dict[str, str], data: Any, tmp_path: Path, hastened: None
+) -> None:
+    bundle = distilled(places, "margin-mse", tmp_path / "run")
+    assert bundle.task == Task("ranking", ("query", "passage"), "relevance", (), "ndcg@10")
+    report = Report.from_json(bundle.path / "report.json")
+    assert (report.kind, report.metric, report.split, report.split_rows, report.unit) == (
+        "ranking", "ndcg@10", "test", 20, "queries",
+    )  # fmt: skip
+    random, words, teacher, fp32, int8 = report.rows
+    assert (random.name, words.name) == ("random order", "BM25")
+    assert teacher.score["ndcg@10"] > 0.95 and int8.score["ndcg@10"] > 0.9  # type: ignore[operator]
+    assert min(each.score["ndcg@10"] for each in (fp32, int8)) > max(  # type: ignore[type-var]
+        each.score["ndcg@10"] for each in (random, words)
+    )
+    assert fp32.agreement is not None and 0 < fp32.agreement < 1
+    (proof,) = report.certificates
+    assert (proof.metric, proof.certified, proof.rows) == ("ndcg@10", True, 24)
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert any("eval_ndcg@10" in line and "eval_agreement" in line for line in log)
+    assert any("margin_mse.margins" in line for line in log)
+    assert any("monobert.relevance" in line for line in log)
+    right, wrong = bundle.predict([("a film ?", "a good plot"), ("a film ?", "a the plot")])
+    assert right.score > wrong.score
+    told = command.run("predict", str(bundle.path), "a film ?", "--pair", "a good plot", "--precision", "fp32")
+    (answer,) = bundle.predict([("a film ?", "a good plot")], precision="fp32")
+    assert told.out.split("\t")[0].strip() == f"{answer.score:.4f}"
+    card = (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert "pipeline_tag: text-ranking" in card
+    assert "a query (query) and a passage (passage)" in card
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    scores = library.CrossEncoder(str(bundle.path)).predict([("a film ?", "a good plot")])
+    assert float(scores[0]) == pytest.approx(answer.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["listnet", "hinton"])
+def test_other_recipes_serve_rankings(
+    recipe: str, places: dict[str, str], data: Any, tmp_path: Path, hastened: None
+) -> None:
+    bundle = distilled(places, recipe, tmp_path / "run")
+    report = Report.from_json(bundle.path / "report.json")
+    student = report.of_role("student")[0]
+    assert student.score["ndcg@10"] > 0.9  # type: ignore[operator]
