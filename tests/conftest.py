@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: sums in the same order on every machine
+if sys.dont_write_bytecode:
+    # torch and transformers would be compiled anew by every process that a test starts: half of the time of importing
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(Path(__file__).parents[1] / "build" / "bytecode")
+    sys.dont_write_bytecode = False
 
 
 LONGEST = (

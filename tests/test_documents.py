@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,14 +162,22 @@ def test_an_own_loss_in_python(own: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_five_calls_and_commands_of_assistants(
     shelf: command.Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they stand there, with a tiny teacher, data and recipe, and little time to measure in."""
+    """As they stand there, with a tiny teacher, data and recipe, and little time to measure in.
+
+    The second run is a copy of the first.
+    """
     monkeypatch.chdir(tmp_path)
     text = section("docs/assistants.md").replace('"minilm"', repr(shelf.teacher)).replace('"intents"', repr(shelf.data))
     (calls,) = blocks(text, "python")
-    assert command.run(*shelf.distill(Path("runs/second"), "--gate", "warn")).code == 0
     usual = compress.distill
-    more = {"recipe": shelf.recipe, "options": compress.RunOptions(gate="warn")}
-    monkeypatch.setattr(compress, "distill", lambda **given: usual(**given, **more))
+    few = [f"{stage}.steps=4" for stage in ("teacher", "stages.0", "stages.1")]
+
+    def distill(**given: Any) -> compress.Bundle:
+        made = usual(**given, recipe=shelf.recipe, options=compress.RunOptions(gate="warn", overrides=few))
+        shutil.copytree("runs/first", "runs/second")
+        return made
+
+    monkeypatch.setattr(compress, "distill", distill)
     for name, less in {"bench": {"rounds": 2, "runs": 1, "seq": [8]}, "gate": {"minutes": 0.1, "seq": 8}}.items():
         monkeypatch.setattr(compress, name, partial(getattr(compress, name), **less))
     names: dict[str, Any] = {}
@@ -193,10 +202,18 @@ def test_llms_txt_links_to_pages_that_there_are() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hastened")
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a kernel, whose packages are many: the code cells one by one, with the value of the last line."""
+    """Without a kernel, whose packages are many: the code cells one by one, with the value of the last line.
+
+    With half of its epochs, and files that are not run for their times.
+    """
     monkeypatch.chdir(tmp_path)
-    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8")
+    for whole, half in {"teacher.epochs=4": "teacher.epochs=2", "stages.0.epochs=8": "stages.0.epochs=4"}.items():
+        assert whole in text
+        text = text.replace(whole, half)
+    notebook = json.loads(text)
     names: dict[str, Any] = {}
     for cell in notebook["cells"]:
         assert not cell.get("outputs"), "what was measured elsewhere is not shown"
@@ -270,17 +287,8 @@ def test_the_gallery_shows_every_report_and_what_each_device_took(
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    command_words = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
-    subprocess.run(command_words, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    subprocess.run(words, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     for page in ("index", "quickstart", "recipes", "cli", "api", "architecture"):
         assert (tmp_path / "site" / f"{page}.html").is_file()
     shown = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")

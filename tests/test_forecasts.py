@@ -1,6 +1,5 @@
 """The forecasts of what does not distil: searches, labels, int8 files, trimmed vocabularies. All leave nothing."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from compress.nas.config import Budget
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.records.forecast import Forecast, Phase
 from tests import command, tiny
-from tests.nas.shelved import PLAIN, SPACE, Searched, weighing
+from tests.nas.shelved import PLAIN, SPACE, weighing
 from tests.prompting.speakers import Told
 from tests.prompting.test_label import KNOWS, PROMPT, lines
 
@@ -75,21 +74,6 @@ def test_students_that_are_trained_each_take_a_training_a_trial(tmp_path: Path, 
     space = space_file.load(str(tmp_path / "space.yaml"))
     share = forecast_searching._trials((1.0, 2.0), StudyOptions(minutes=10.0), space, 0)
     assert share.seconds == (396.0, 396.0) and share.note == "198 shapes or more"
-
-
-def test_what_a_search_has_done_takes_no_time(tmp_path: Path, home: Path, trials: None, hastened: None) -> None:
-    shelf, out = Searched.fill(tmp_path), tmp_path / "out"
-    assert command.run(*shelf.words(out)).code == 0
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    told = command.run(*shelf.words(out, "--plan", "--json", "--resume", trials="8", finalists="3"))
-    assert told.code == 0, told.err
-    phases = {each["name"]: each for each in json.loads(told.out)["phases"]}
-    assert [name for name, each in phases.items() if each["cached"]] == [
-        "teacher", "measuring", "supernet", "final: final",
-    ]  # fmt: skip
-    assert phases["trials"]["note"] == "3 shapes, 5 are scored"
-    assert phases["short distillations"]["steps"] == [6, 6]
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Phase]:

@@ -28,12 +28,12 @@ from compress.exporters.session import read_model
 from compress.models.signals import ATTENTION, open_attention, read
 from compress.models.student import build, choose_units
 from compress.pruning.importance import Batches, gradients
-from compress.slicing.masking import masked
 from compress.slicing.plan import Group, SlicePlan
 from compress.slicing.shape import positions
 from compress.trimming.model import trim_bundle, trim_checkpoint
 from tests import tiny
 from tests.slicing import families
+from tests.slicing.oracle import masked
 
 ENGLISH = ("the film was good and the story is warm", "this actor was never dull , a good plot !")
 TEXTS = (

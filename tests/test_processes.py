@@ -73,9 +73,10 @@ def test_two_killed_processes_continue_to_the_same_weights(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_torchrun_ships_a_bundle(tmp_path: Path) -> None:
-    """The command of the README, measured and shipped by the first process."""
+    """The command of the README, measured and shipped by the first process: few steps, and times at one length."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "compress"]
-    arguments = [*launch, *command(tmp_path / "given", dropout=True), "--out", str(tmp_path / "run")]
+    arguments = [*launch, *command(tmp_path / "given", dropout=True), "--out", str(tmp_path / "run"), "--gate", "warn"]
+    arguments += [f"--set={stage}.steps=2" for stage in ("teacher", "stages.0", "stages.1")]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr

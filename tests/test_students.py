@@ -15,12 +15,12 @@ from compress.errors import CompressError, StudentError
 from compress.models.init_weights import APART, KNOWN
 from compress.models.signals import open_attention, read
 from compress.models.student import build, choose_units, config_for, resolve_init
-from compress.slicing.masking import masked
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import select_layers
 from compress.training.stage import train
 from tests import learning, tiny
 from tests.slicing import families
+from tests.slicing.oracle import masked
 
 # Sizes
 

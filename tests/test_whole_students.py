@@ -10,11 +10,11 @@ from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
 from compress.models.init_weights import copy_whole
 from compress.models.student import build, choose_units, config_for, resolve_init
-from compress.slicing.masking import masked
 from compress.slicing.rules import GROUPED
 from compress.slicing.shape import Shape
 from tests import generative, tiny
 from tests.slicing import families
+from tests.slicing.oracle import masked
 
 HEADS: dict[str, Any] = {"gpt2": "causal_lm", "t5": "seq2seq"}
 

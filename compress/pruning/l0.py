@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 
 from compress.config.reference import find
 from compress.errors import PruneError, did_you_mean
-from compress.slicing.masking import norms
-from compress.slicing.plan import HIDDEN, LAYERS, Group, SlicePlan
+from compress.slicing.plan import EMBEDDING, HIDDEN, LAYERS, Group, SlicePlan
 from compress.slicing.rules import ROTARY
 from compress.slicing.select import Kept, choose
 from compress.slicing.sizes import Sizes
@@ -213,6 +212,19 @@ class Gates(nn.Module):
             return _ones(of.shape[0], places)
         found = [_ones(of.shape[1], kept.indices.get(Group(axis, str(layer)))) for layer in range(of.shape[0])]
         return torch.stack(found)
+
+
+def normed_group(plan: SlicePlan, module: str) -> Group | None:
+    """Return the group whose units a norm runs over; None for any other module."""
+    cut = plan.cuts.get(f"{module}.weight")
+    return cut.slices[0].groups[0] if cut is not None and cut.role.endswith("norm") else None
+
+
+def norms(plan: SlicePlan) -> Mapping[str, Group]:
+    """Return the modules that norm over the residual stream or the embedding, with their groups."""
+    names = plan.modules(*{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")})
+    found = {name: normed_group(plan, name) for name in names}
+    return {name: group for name, group in found.items() if group in (HIDDEN, EMBEDDING)}
 
 
 def norm_over(x_BLD: Tensor, open_D: Tensor, norm: nn.LayerNorm) -> Tensor:

@@ -4,14 +4,14 @@ Shapes: H heads of K rows each.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.errors import PruneError
-from compress.slicing.plan import LAYERS, VOCABULARY, Group, SlicePlan, parameters_of
+from compress.slicing.plan import LAYERS, Group, SlicePlan, parameters_of
 from compress.slicing.rules import FIRST_IS_OWN, ROTARY
 from compress.slicing.sizes import Sizes, select_layers
 
@@ -83,11 +83,6 @@ def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
     if not plan.heads:
         found |= {each: plan.groups[each] * sizes.heads // plan.sizes.heads for each in plan.blocks("heads")}
     return found
-
-
-def keep_tokens(kept: Kept, tokens: Tensor) -> Kept:
-    """Keep only these rows of the vocabulary, in this order, and else the same."""
-    return replace(kept, indices={**kept.indices, VOCABULARY: tokens})
 
 
 def _check(plan: SlicePlan, sizes: Sizes) -> None:

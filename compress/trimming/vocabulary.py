@@ -221,8 +221,3 @@ def compare_encodings(before: Tokenizer, after: Tokenizer, texts: Iterable[str])
         pairs = zip(before.encode_batch(chunk), after.encode_batch(chunk), strict=True)
         for text, (one, other) in zip(chunk, pairs, strict=True):
             yield text, one.tokens == other.tokens
-
-
-def _cut(described: dict[str, Any], chosen: set[int]) -> TrimmedTokenizer:
-    kept = needed(described, chosen)
-    return TrimmedTokenizer(tuple(kept), trimmed(described, kept))

@@ -16,6 +16,7 @@ import torch
 import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from compress.commands import forecast
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.nas import record
@@ -312,6 +313,23 @@ def test_a_search_stopped_in_every_phase_goes_on(
     assert {rung.examples for rung in found.ladder if rung.what == "supernet"} > {12 * 16}, "of all processes"
     assert {path: path.read_bytes() for path in done} == done
     assert not command.partial(out)
+    a_forecast_of_more_trials_names_what_is_done(out, shelf, monkeypatch)
+
+
+def a_forecast_of_more_trials_names_what_is_done(out: Path, shelf: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no time, and nothing in the folder is touched."""
+    monkeypatch.setattr(forecast, "LONG", (6, 6))
+    monkeypatch.setattr(forecast, "ROWS", 3)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    told = command.run(*shelf.words(out, "--plan", "--json", "--resume", trials="8", finalists="3"))
+    assert told.code == 0, told.err
+    phases = {each["name"]: each for each in json.loads(told.out)["phases"]}
+    assert [name for name, each in phases.items() if each["cached"]] == [
+        "teacher", "measuring", "supernet", "final: final",
+    ]  # fmt: skip
+    assert phases["trials"]["note"] == "3 shapes, 5 are scored"
+    assert phases["short distillations"]["steps"] == [6, 6]
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 def kill(words: list[str], out: Path) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from compress.pruning.hooks import KEY, passing_over, taps
-from compress.slicing.masking import masked
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import choose, counts
 from tests import tiny
 from tests.pruning import measured
 from tests.slicing import families
+from tests.slicing.oracle import masked
 
 LABELLED = [family for family in families.FAMILIES if family != "t5"]  # whose head answers per token
 

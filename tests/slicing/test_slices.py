@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 from compress.errors import PruneError
 from compress.exporters.onnx import parity, to_onnx
 from compress.slicing.cut import cut, reorder_units, slice_model
-from compress.slicing.masking import masked
-from compress.slicing.plan import Group, SlicePlan, parameters_of
+from compress.slicing.plan import VOCABULARY, Group, SlicePlan, parameters_of
 from compress.slicing.rules import GROUPED
-from compress.slicing.select import Kept, choose, keep_tokens, magnitude, prefix
+from compress.slicing.select import Kept, choose, magnitude, prefix
 from compress.slicing.sizes import Sizes, resize_config
 from tests import tiny
 from tests.slicing.families import FAMILIES, axes, logits, model, ways
+from tests.slicing.oracle import masked
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -127,7 +127,7 @@ def test_tokens_go_from_the_table_and_from_the_head_tied_to_it() -> None:
     whole = model("bert", head=AutoModelForMaskedLM)
     plan = SlicePlan.from_model(whole)
     tokens = torch.tensor([0, 1, 2, 3, 4, 7, 9, 11])
-    kept = keep_tokens(Kept(plan.sizes, (0, 1, 2), {}), tokens)
+    kept = Kept(plan.sizes, (0, 1, 2), {VOCABULARY: tokens})
     small = slice_model(whole, kept)
     batch = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
     with torch.no_grad():

@@ -4,7 +4,7 @@ This is the oracle of `cut`, by another way: weights of dropped units are zero, 
 dropped layers are passed over.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.slicing.plan import EMBEDDING, HIDDEN, Group, SlicePlan, parameters_of
+from compress.pruning.l0 import normed_group
+from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.select import Kept
 
 
@@ -24,7 +25,7 @@ def masked(model: PreTrainedModel, kept: Kept) -> Iterator[None]:
         for name, parameter in parameters_of(model).items():
             _mask_weight(parameter, plan, name, kept, restored)
         for name, module in model.named_modules():
-            group = _find_normed(plan, name)
+            group = normed_group(plan, name)
             if group is not None and group in kept.indices:
                 restored.callback(setattr, module, "forward", module.forward)
                 module.forward = _norm_over(module, kept.indices[group])
@@ -49,14 +50,6 @@ def _mask(count: int, indices: Tensor | None) -> Tensor:
     if indices is None:
         return torch.ones(count)
     return torch.zeros(count).index_fill_(0, indices[indices >= 0], 1.0)
-
-
-def _find_normed(plan: SlicePlan, module: str) -> Group | None:
-    """Return the group whose units a norm runs over; None for any other module."""
-    cut = plan.cuts.get(f"{module}.weight")
-    if cut is None or not cut.role.endswith("norm"):
-        return None
-    return cut.slices[0].groups[0]
 
 
 def _norm_over(module: Any, indices: Tensor) -> Callable[[Tensor], Tensor]:
@@ -109,13 +102,3 @@ def _set(place: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(place, name, before)
-
-
-def norms(plan: SlicePlan) -> Mapping[str, Group]:
-    """Return the modules that norm over the residual stream or the embedding, with their groups."""
-    found = {}
-    for name in plan.modules(*{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")}):
-        group = _find_normed(plan, name)
-        if group in (HIDDEN, EMBEDDING):
-            found[name] = group
-    return found
