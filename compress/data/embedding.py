@@ -172,7 +172,7 @@ def is_embedding(source: str) -> bool:
     if (found := sources.local_files(source)) is None:
         return False
     path, files = sources.local(source) if "=" not in source else Path(), found[1]
-    if path.is_dir() and retrieval.is_beir(path):
+    if path.is_dir() and sources.is_beir(path):
         return True
     return set(files) == {"train"} and all(_is_lines(file) for file in files["train"])
 
@@ -197,7 +197,7 @@ def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[s
     name, files = found
     folder = sources.local(source) if "=" not in source.partition(",")[0] else None
     if folder is not None and folder.is_dir():
-        if retrieval.is_beir(folder):
+        if sources.is_beir(folder):
             return name, _of_beir(retrieval.read_beir(folder), source)
         if not any(path.suffix.lower() in sources.SUFFIXES for path in files.get("train", ())):
             return name, {"train": _of_corpus(load_corpus(source))}

@@ -8,7 +8,7 @@ import copy
 import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -53,7 +53,6 @@ class SentenceEncoder(PreTrainedModel):
     """An encoder with pooling, projection and normalisation on it; see `embedding_class` for that of a family."""
 
     encoder_class: type[PreTrainedModel]
-    _keys_to_ignore_on_load_missing: ClassVar = ["projection."]  # it is in a file of its own
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
@@ -62,6 +61,7 @@ class SentenceEncoder(PreTrainedModel):
         encoder = self.encoder_class(config, **options)
         setattr(self, self.base_model_prefix, encoder)
         pooling = pooling_of(config)
+        self._keys_to_ignore_on_load_missing = ["projection."]  # it is in a file of its own
         self.projection = nn.Linear(config.hidden_size, width_of(config), pooling.biased) if pooling.projected else None
         self.takes_segments = "token_type_ids" in inspect.signature(encoder.forward).parameters
         self.post_init()
