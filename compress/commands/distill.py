@@ -30,6 +30,7 @@ from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle, check_parts
+from compress.exporters.manifest import Manifest, find_bundle
 from compress.models import checkpoints, heads
 from compress.models import precision as precisions
 from compress.models import student as students
@@ -318,6 +319,7 @@ def load_inputs(
     """
     with PartialState().main_process_first():
         folder = checkpoints.resolve(checkpoint, allow_pickle=allow_pickle)
+        columns = replace(columns, kind=columns.kind or kind_of_bundle(folder))
         task_data = load_task(data, **asdict(columns), seed=run.seed, unlabelled=unlabelled)
         base_teacher = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
         texts = load_corpus(corpus) if corpus else None
@@ -334,6 +336,13 @@ def load_inputs(
         masked_lm=lambda: general(base_teacher, "masked_lm", recipe.teacher_lm, context, run),
     )  # fmt: skip
     return base_teacher, context
+
+
+def kind_of_bundle(folder: Path) -> "Kind | None":
+    """Return the kind of task of a bundle whose rows look like those of other kinds; None of other folders."""
+    place = find_bundle(folder, "task")
+    task = Manifest.read(place).task if place else None
+    return task.kind if task is not None and task.kind in ("embedding", "ranking") else None
 
 
 RATED_ROWS = 512

@@ -170,7 +170,10 @@ def _judgements(split: Dataset) -> tuple[Array, Array, Array]:
     related, relevance = split["related"][:], split["relevance"][:]
     asks = np.repeat(np.arange(len(split)), [len(each) for each in related])
     if not len(asks):
-        raise CompressError("scores: none of these texts was compared with another: nothing says how near they are.")
+        raise CompressError(
+            "scores: none of these texts was compared with another, so nothing says how near they are; give pairs of "
+            "texts with a number, or texts that ask with texts to be found"
+        )
     flat = [np.array([one for each in cells for one in each]) for cells in (related, relevance)]
     return asks, flat[0].astype(np.int64), flat[1].astype(np.float32)
 

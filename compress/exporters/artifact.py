@@ -224,7 +224,7 @@ class Bundle:
                 f"{found.name}: {_describe(theirs)}; {self.path} does {_describe(mine)}. Give the data that the "
                 "bundle was made from"
             )
-        return found
+        return replace(found, task=replace(theirs, width=mine.width))
 
     def evaluator(self, split: "Dataset") -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""

@@ -130,6 +130,17 @@ def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
     return model.train(encoder.training)
 
 
+def project(model: SentenceEncoder) -> None:
+    """Put a linear map that changes nothing behind the pooling: vectors then stay as wide as they are, whatever is cut
+    of the encoder."""
+    if model.projection is None:
+        width = width_of(model.config)
+        set_pooling(model.config, replace(pooling_of(model.config), width=width, projected=True))
+        model.projection = nn.Linear(width, width, bias=False).to(model.device)
+        with torch.no_grad():
+            nn.init.eye_(model.projection.weight)
+
+
 class _Classes:
     """Map config classes to sentence encoders, as the mappings of transformers' Auto classes do."""
 

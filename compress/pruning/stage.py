@@ -25,6 +25,8 @@ from compress.console import print_note
 from compress.errors import PruneError
 from compress.io import filled
 from compress.models.checkpoints import save_tokenizer
+from compress.models.embedding import SentenceEncoder, project
+from compress.models.pooling import width_of
 from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
@@ -129,6 +131,8 @@ def prune_stage(
     started = time.perf_counter()
     seed = run.seed + int(io.of_value(stage.name)[:6], 16)
     set_seed(seed)
+    if isinstance(model, SentenceEncoder) and sizes.hidden < width_of(model.config):
+        project(model)
     plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.max_length, stage.rows, seed)
     rated = importance.compute_importance(

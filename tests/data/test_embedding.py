@@ -1,0 +1,139 @@
+"""Texts whose vectors are learned: which files say what, what is held out, what is left out, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compress.data import load_task
+from compress.data.task import TaskData
+from compress.errors import DataError
+
+PAIRS = [("a film", "a movie", 4.5), ("the plot", "the story", 4), ("a dull scene", "a sharp actor", 0.5)]
+
+
+def tsv(path: Path, *rows: tuple[object, ...]) -> Path:
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def texts(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def load(source: object, **options: str) -> TaskData:
+    return load_task(str(source), kind="embedding", **options)  # type: ignore[arg-type]
+
+
+def judged(data: TaskData, split: str = "validation") -> dict[tuple[str, str], float]:
+    rows = getattr(data, split)
+    words = rows["text"][:]
+    return {
+        (words[n], words[other]): gain
+        for n, (others, gains) in enumerate(zip(rows["related"][:], rows["relevance"][:], strict=True))
+        for other, gain in zip(others, gains, strict=True)
+    }
+
+
+def test_pairs_with_a_number_are_compared_and_lines_are_texts_alone(tmp_path: Path) -> None:
+    lines = texts(tmp_path / "train.txt", "warm and fun", "  ", "warm and fun", "a film", "so sad", "quite slow")
+    pairs = tsv(tmp_path / "dev.tsv", ("sentence1", "sentence2", "score"), *PAIRS)
+    data = load(f"train={lines},dev={pairs}")
+    assert data.train["text"][:] == ["warm and fun", "so sad", "quite slow"]  # once, without what is compared later
+    assert judged(data) == {(one, other): gain for one, other, gain in PAIRS}
+    assert (data.task.kind, data.task.metric, data.task.text) == ("embedding", "spearman", ("text",))
+    assert data.notes[0] == "train: 1 empty texts are left out"
+
+
+def test_a_text_file_of_lines_is_texts_alone_by_itself(tmp_path: Path) -> None:
+    data = load_task(str(texts(tmp_path / "texts.txt", *(f"text number {n}" for n in range(200)))))
+    assert data.task.kind == "embedding"
+    assert (len(data.train), len(data.validation)) == (150, 50)
+    assert not set(data.train["text"]) & set(data.validation["text"])
+    assert "50 of 200 texts are held out for it" in " ".join(data.notes)
+
+
+def test_who_asks_and_what_answers(tmp_path: Path) -> None:
+    rows = [{"anchor": f"question {n}", "positive": f"answer {n}", "negative": f"other {n}"} for n in range(20)]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load(file)
+    assert data.task.metric == "ndcg@10"
+    asked = judged(data)
+    assert len(asked) == 2  # a tenth of those who ask
+    assert all(one.replace("question", "answer") == other and gain == 1 for (one, other), gain in asked.items())
+    passages = [text for text, one in zip(data.validation["text"], data.validation["passage"], strict=True) if one]
+    assert len(passages) == 40  # all that there are, as an index has them
+    assert set(passages) <= set(data.train["text"])
+    assert not {one for one, _ in asked} & set(data.train["text"])
+
+
+def test_two_texts_without_a_number_are_one_that_asks_and_one_that_answers(tmp_path: Path) -> None:
+    rows = [(f"what is {n}", f"it is {n}") for n in range(12)]
+    data = load(tsv(tmp_path / "train.tsv", ("question", "passage"), *rows))
+    assert data.task.metric == "ndcg@10"
+    assert judged(data).popitem()[1] == 1.0
+
+
+def test_the_folder_of_beir(tmp_path: Path) -> None:
+    corpus = [{"_id": f"d{n}", "title": "t", "text": f"passage {n}"} for n in range(5)]
+    queries = [{"_id": f"q{n}", "text": f"query {n}"} for n in range(3)]
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "qrels").mkdir()
+    tsv(tmp_path / "qrels/dev.tsv", ("query-id", "corpus-id", "score"), ("q0", "d1", 1), ("q0", "d2", 0))
+    tsv(tmp_path / "qrels/test.tsv", ("query-id", "corpus-id", "score"), ("q1", "d3", 2))
+    data = load(tmp_path)
+    assert judged(data) == {("query 0", "t passage 1"): 1.0}
+    assert judged(data, "test") == {("query 1", "t passage 3"): 2.0}
+    assert data.train["text"][:] == [f"t passage {n}" for n in range(5)]
+
+
+def test_questions_find_their_paragraphs(tmp_path: Path) -> None:
+    def paragraph(n: int) -> dict[str, object]:
+        answers = [{"text": "Oslo", "answer_start": 0}]
+        return {"context": f"Oslo, part {n}.", "qas": [{"id": str(n), "question": f"where {n}?", "answers": answers}]}
+
+    file = tmp_path / "train-v1.json"
+    file.write_text(json.dumps({"data": [{"title": "x", "paragraphs": [paragraph(n) for n in range(10)]}]}))
+    data = load(file)
+    assert judged(data).keys() <= {(f"where {n}?", f"Oslo, part {n}.") for n in range(10)}
+    assert sum(data.validation["passage"]) == 10
+
+
+def test_documents_are_cut_into_passages(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("First sentence here. " * 60 + "\n\nAnother document.\n")
+    (tmp_path / "two.txt").write_text("\n\n".join(f"Document number {n}." for n in range(30)))
+    data = load(tmp_path)
+    lengths = [len(text) for text in (*data.train["text"], *data.validation["text"])]
+    assert max(lengths) <= 420
+    assert len(lengths) > 30
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["one"], "too few to hold some out"),
+        (["same", "same", "same"], "too few to hold some out"),
+        (["", " "], "is no text in it|too few|is empty"),
+    ],
+)
+def test_too_few_texts_are_refused(lines: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said):
+        load(texts(tmp_path / "texts.txt", *lines))
+
+
+def test_a_number_that_is_none_is_refused_by_its_row(tmp_path: Path) -> None:
+    rows = [("sentence1", "sentence2", "score"), *PAIRS, ("a", "b", "nan")]
+    with pytest.raises(DataError, match="row 5: 'nan' in 'score' is no number"):
+        load(tsv(tmp_path / "train.tsv", *rows))
+
+
+def test_splits_that_are_scored_otherwise_are_refused(tmp_path: Path) -> None:
+    pairs = tsv(tmp_path / "pairs.tsv", ("sentence1", "sentence2", "score"), *PAIRS)
+    asks = tsv(tmp_path / "asks.tsv", ("question", "passage"), ("what is it", "it is that"), ("what", "that"))
+    with pytest.raises(DataError, match="is scored by spearman, the test split by ndcg@10"):
+        load(f"train={texts(tmp_path / 'train.txt', 'x', 'y', 'z')},validation={pairs},test={asks}")
+    with pytest.raises(DataError, match="metric 'ndcg@10' does not score these texts"):
+        load(pairs, metric="ndcg@10")

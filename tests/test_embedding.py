@@ -1,0 +1,261 @@
+"""Sentence vectors from teacher to bundle: the same numbers everywhere, scored as pairs and as searches."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+import compress
+from compress.config.options import RunOptions
+from compress.config.recipe import StudentSpec
+from compress.data.task import Task
+from compress.errors import BundleError, TeacherError
+from compress.evaluation import embedding as scoring
+from compress.exporters.artifact import Bundle
+from compress.models import student as students
+from compress.models.embedding import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
+from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
+from compress.models.teacher import load as load_teacher
+from tests import command, tiny
+
+TASK = Task("embedding", ("text",), "similarity", (), "spearman")
+RECIPE = """
+paper: {title: t, authors: a, year: 2025, url: "https://example.org"}
+about: a test
+choose: never
+needs: texts
+cost: seconds
+student: {layers: 1, hidden: 16, heads: 2, ffn: 32, init: teacher}
+stages:
+  - distill: vectors
+    epochs: 1
+    lr: 1.0e-3
+    batch: 8
+    max_length: 16
+    objective:
+      - {loss: leaf.l2, only: embedding}
+"""
+
+
+def encoder(pooling: Pooling, *, family: str = "bert", **sizes: int) -> SentenceEncoder:
+    config = tiny.config(family, **sizes)
+    set_pooling(config, pooling)
+    torch.manual_seed(0)
+    return AutoModelForSentenceEmbedding.from_config(config).eval()
+
+
+def vectors(model: SentenceEncoder, texts: list[str]) -> torch.Tensor:
+    rows = tiny.tokenizer()(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = model(**rows).sentence_embedding
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    encoder(Pooling("mean", True), layers=2).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of the tiny vocabulary, and pairs of them with how many words they share."""
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    words = [word for word in tiny.WORDS if word.isalpha()]
+    drawn = sorted({" ".join(rng.choice(words, 5, replace=False)) for _ in range(120)})
+    (folder / "train.txt").write_text("\n".join(drawn[:60]) + "\n")
+    pairs = [(drawn[n], drawn[n + 30]) for n in range(60, 90)]
+    rows = [f"{one}\t{other}\t{len(set(one.split()) & set(other.split()))}" for one, other in pairs]
+    for name in ("validation", "test"):
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(teacher: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A student narrower than its teacher, in its space."""
+    out = tmp_path_factory.mktemp("run") / "first"
+    return compress.distill(teacher=teacher, data=data, recipe=data / "recipe.yaml", out=out)
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        Pooling("mean", True),
+        Pooling("cls", False, width=20, projected=True),
+        Pooling("max", True, width=48, projected=True, biased=True, activation="tanh"),
+    ],
+)
+def test_an_encoder_is_saved_as_sentence_transformers_reads_it(pooling: Pooling, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    model, texts = encoder(pooling), ["a good film", "so sad , and so slow !"]
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    again = AutoModelForSentenceEmbedding.from_pretrained(tmp_path).eval()
+    assert torch.equal(vectors(model, texts), vectors(again, texts))
+    theirs = library.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    np.testing.assert_allclose(theirs, vectors(model, texts), atol=1e-5)
+    assert vectors(model, texts).shape[1] == width_of(again.config) == (pooling.width or 32)
+
+
+@pytest.mark.parametrize("family", ["distilbert", "electra", "modernbert", "static-embedding"])
+def test_any_encoder_pools(family: str) -> None:
+    if family == "static-embedding":
+        from compress.models.static import StaticConfig, StaticModel
+
+        made = with_pooling(StaticModel(StaticConfig(vocab_size=60, hidden_size=8)).eval(), Pooling("mean", True))
+    else:
+        made = with_pooling(tiny.model(family, head=AutoModel).eval(), Pooling("mean", True))
+    found = vectors(made, ["a good film", "good"])
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
+    torch.testing.assert_close(found[1:], vectors(made, ["good"]))  # padding is nothing
+
+
+def test_a_linear_map_that_is_not_of_the_encoder_is_refused(tmp_path: Path) -> None:
+    encoder(Pooling("mean", width=8, projected=True)).save_pretrained(tmp_path)
+    config = tmp_path / "2_Dense/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"out_features": 9}))
+    with pytest.raises(TeacherError, match="tensors are not of the shapes"):
+        AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
+    (tmp_path / "2_Dense/model.safetensors").unlink()
+    with pytest.raises(TeacherError, match="expected the weights of the linear map in safetensors"):
+        AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
+
+
+def test_a_cross_encoder_is_no_teacher_of_vectors(tmp_path: Path) -> None:
+    tiny.bert(labels=1).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(TeacherError, match="gives scores, as a classifier or a cross-encoder does"):
+        load_teacher("it", tmp_path, TASK)
+
+
+def test_a_narrower_student_begins_in_the_space_of_its_teacher() -> None:
+    taught = encoder(Pooling("mean", True), layers=2)
+    spec = StudentSpec(layers=2, hidden=16, heads=2, ffn=64, init="teacher")
+    student = students.build(spec, taught, kind="embedding")
+    assert isinstance(student, SentenceEncoder)
+    assert student.projection is not None
+    assert student.projection.weight.shape == (32, 16)
+    kept = student.projection.weight.nonzero()[:, 0]
+    assert torch.equal(student.projection.weight[kept], torch.eye(16))
+    whole = students.build(StudentSpec(layers=2, init="teacher"), taught, kind="embedding")
+    texts = ["a good film"]
+    assert pooling_of(whole.config) == pooling_of(taught.config)
+    torch.testing.assert_close(vectors(whole.eval(), texts), vectors(taught, texts))  # type: ignore[arg-type]
+
+
+def split(related: list[list[int]], relevance: list[list[float]], passages: list[int]) -> Dataset:
+    count = len(related)
+    return Dataset.from_dict(
+        {"text": [f"text {n}" for n in range(count)], "related": related, "relevance": relevance,
+         "passage": [n in passages for n in range(count)]}
+    )  # fmt: skip
+
+
+def test_searches_are_scored_over_all_passages_but_the_text_itself() -> None:
+    angles = np.array([0.0, 0.1, 0.5, 1.0])  # text 0 asks; 1 is nearest, 2 is right
+    found = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    some = split([[2], [], [], []], [[1.0], [], [], []], [0, 1, 2, 3])
+    scores = scoring.scores(some, 5 * found)
+    assert scores["mrr@10"] == 0.5
+    assert scores["ndcg@10"] == pytest.approx(1 / np.log2(3))
+    assert scores["recall@10"] == 1.0
+    nearer = found.copy()
+    nearer[0] = found[2]
+    assert scoring.scores(some, found, asking_NE=nearer)["mrr@10"] == 1.0  # the index stays, another asks
+
+
+def test_pairs_are_scored_by_their_cosines() -> None:
+    some = split([[1], [2], [3], [0]], [[3.0], [2.0], [1.0], [0.0]], [])
+    angles = np.array([0.0, 0.1, 0.4, 1.2])
+    found = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    cosines = np.cos([0.1, 0.3, 0.8, 1.2])
+    scores = scoring.scores(some, found)
+    assert scores["spearman"] == pytest.approx(1.0)
+    assert scores["pearson"] == pytest.approx(np.corrcoef(cosines, [3, 2, 1, 0])[0, 1], abs=1e-6)
+    assert scoring.scores(some, np.ones((4, 2)))["spearman"] == 0.0
+
+
+def test_fewer_texts_keep_their_judgements() -> None:
+    some = split([[3], [], [5], [], [], []], [[1.0], [], [2.0], [], [], []], [3, 4, 5])
+    kept = scoring.keep(some, np.array([0, 3, 4]))
+    assert kept["related"][:] == [[1], [], []]
+    assert kept["passage"][:] == [False, True, True]
+    chosen = scoring.spread(some, 4)
+    assert {0, 3} <= set(chosen.tolist())
+    assert len(chosen) == 4
+    assert scoring.spread(some, 100).tolist() == list(range(6))
+
+
+def test_the_words_of_texts_are_what_vectors_must_beat() -> None:
+    some = split([[2], [], [], []], [[1.0], [], [], []], [1, 2, 3]).to_dict()
+    some["text"] = ["who wrote the plot", "a cold day", "she wrote the plot", "a day"]
+    assert scoring.word_scores(Dataset.from_dict(some))["ndcg@10"] == 1.0
+
+
+def test_a_student_is_distilled_certified_and_scored_beside_its_teacher(bundle: Bundle, data: Path) -> None:
+    assert (bundle.task.kind, bundle.task.width, bundle.task.metric) == ("embedding", 32, "spearman")
+    report = bundle.report()
+    assert [row.role for row in report.rows] == ["baseline", "teacher", "student", "student"]
+    assert all("spearman" in row.score for row in report.rows)
+    (proof,) = report.certificates
+    assert proof.metric == "spearman"
+    assert "sentence-similarity" in (bundle.path / "README.md").read_text()
+
+
+def test_a_bundle_gives_the_same_vectors_everywhere(bundle: Bundle) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    texts = ["a good film", "so sad", "good"]
+    exact = np.array([each.numbers for each in bundle.predict(texts, precision="fp32")])  # type: ignore[union-attr]
+    assert exact.shape == (3, 32)
+    np.testing.assert_allclose(bundle.embed(texts, precision="fp32"), exact, atol=1e-6)
+    np.testing.assert_allclose(library.SentenceTransformer(str(bundle.path)).encode(texts), exact, atol=1e-5)
+    torched = AutoModelForSentenceEmbedding.from_pretrained(bundle.path).eval()
+    np.testing.assert_allclose(vectors(torched, texts), exact, atol=1e-5)
+    assert load_file(bundle.path / "2_Dense/model.safetensors")["linear.weight"].shape == (32, 16)
+
+
+def test_the_nearest_of_a_files_lines_are_found(bundle: Bundle, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a good film\nso sad\nthe plot\n")
+    told = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--top", "2")
+    assert told.out.startswith("so sad (1.0000) | ")
+    told = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--json")
+    assert json.loads(told.out)["answers"][0]["texts"][0][0] == "so sad"
+    told = command.run("predict", str(bundle.path), "so sad", "--json")
+    assert len(json.loads(told.out)["answers"][0]["numbers"]) == 32
+    other = tiny.bundle(tmp_path / "labels")
+    with pytest.raises(BundleError, match="expected one that gives vectors"):
+        from compress.exporters.nearest import NearestTexts
+
+        NearestTexts.from_texts(other.open(), ["a"])
+
+
+def test_a_bundle_is_quantised_and_trimmed_like_any_other(bundle: Bundle, data: Path, tmp_path: Path) -> None:
+    copy = bundle.copy_to(tmp_path / "copy")
+    found = compress.quantize(copy, data=data, method="dynamic")
+    assert found.proof.metric == "spearman"
+    compress.trim(str(bundle.path), tmp_path / "trimmed", data=data)
+    trimmed = Bundle.load(tmp_path / "trimmed")
+    texts = ["a good film"]
+    exact = bundle.embed(texts, precision="fp32")
+    np.testing.assert_allclose(trimmed.embed(texts, precision="fp32"), exact, atol=1e-5)
+
+
+def test_widths_are_pruned_and_the_vectors_stay_as_wide(bundle: Bundle, data: Path, tmp_path: Path) -> None:
+    sizes = ["target.hidden=0.5", "target.heads=0.5", "target.ffn=0.5"]
+    lengths = [f"stages.{stage}.{line}" for stage in ("recover-half", "recover") for line in ("epochs=1", "lr=1e-3")]
+    options = RunOptions(overrides=(*sizes, *lengths))
+    made = compress.prune(model=bundle.path, data=data, out=tmp_path / "run", options=options)
+    weights = load_file(made.path / "2_Dense/model.safetensors")["linear.weight"]
+    assert weights.shape == (32, 8)
+    assert (made.task.kind, made.task.width) == ("embedding", 32)
