@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from datasets import Dataset
 
 import compress
 from compress.data import load_task
@@ -14,9 +16,14 @@ from compress.errors import CompressError, ObjectiveError
 from compress.evaluation import baselines
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.ranking import query_scores
+from compress.papers import monobert
+from compress.pruning.importance import answer_loss
 from compress.records.run_report import Report
+from compress.slicing.shape import Shape
 from compress.training.objective import Objective
-from tests import command, marked, tiny
+from compress.training.stage import train
+from tests import command, learning, marked, tiny
+from tests.test_train import stopped
 
 TEACHER = ("teacher.steps=150", "teacher.batch=20", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
 QUICK = ("stages.0.steps=60", "stages.0.max_length=32", "stages.0.batch=20", "stages.0.lr=5e-3")
@@ -131,13 +138,55 @@ def test_losses_over_queries_need_batches_of_queries() -> None:
         step(**tiny.batch())
 
 
+def rows() -> Dataset:
+    """Rows of eight queries with two to six passages, of which the first is relevant."""
+    found = learning.rows(32)
+    query = np.repeat(np.arange(8), [4, 2, 6, 3, 5, 4, 6, 2])
+    relevance = [[float(n == 0 or query[n] != query[n - 1])] for n in range(32)]
+    return found.remove_columns("labels").add_column("query", query.tolist()).add_column("labels", relevance)
+
+
+def step() -> compress.Distillation:
+    student, teacher = (tiny.bert(1, seed=seed, **learning.NO_DROPOUT) for seed in (1, 2))
+    shapes = (Shape.from_config(model.config) for model in (student, teacher))
+    terms = [compress.Term("margin_mse.margins"), compress.Term("listnet.top_one"), compress.Term("bert.labels", 0.1)]
+    return compress.Distillation(student, teacher, Objective(terms, *shapes, kind="ranking"))
+
+
+@pytest.mark.parametrize("micro_batch", [None, 8])
+def test_a_stage_on_queries_is_resumed_where_it_was(micro_batch: int | None, tmp_path: Path) -> None:
+    stage = learning.stage(batch=16, micro_batch=micro_batch, checkpoint=2, steps=7, evaluate=0)
+    asked = list[set[int]]()
+
+    def watch(module: Any, args: Any, batch: Any) -> None:
+        asked.append(set(batch["query"].tolist()))
+        assert len(batch["query"]) <= (micro_batch or 16)
+
+    whole, again = step(), step()
+    whole.register_forward_pre_hook(watch, with_kwargs=True)
+    facts = train(whole, stage, rows(), learning.collate(), learning.run(tmp_path / "whole"))
+    assert facts.steps == 7
+    assert all(sum(query in part for part in asked[:4]) <= 2 for query in range(8))
+    first = learning.run(tmp_path / "halved")
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped(step(), 5 * (2 if micro_batch else 1)), stage, rows(), learning.collate(), first)
+    train(again, stage, rows(), learning.collate(), first)
+    for name, tensor in learning.weights(whole).items():
+        assert torch.equal(tensor, learning.weights(again)[name])
+
+
+def test_importance_is_of_the_rankings_own_loss() -> None:
+    model, batch = tiny.bert(1), learning.collate()([rows()[n] for n in range(6)])
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    expected = 6 * monobert.relevance(logits, batch["labels"], None)
+    assert answer_loss(model, batch, "labels", None).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def tiny_term() -> Any:
     return compress.Term("bert.labels")
 
 
 def shapes() -> tuple[Any, Any]:
-    from compress.slicing.shape import Shape
-
     return Shape.from_config(tiny.bert(1).config), Shape.from_config(tiny.bert(1).config)
 
 
