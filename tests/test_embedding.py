@@ -185,6 +185,16 @@ def test_pairs_are_scored_by_their_cosines() -> None:
     assert scoring.scores(some, np.ones((4, 2)))["spearman"] == 0.0
 
 
+def test_smaller_forms_of_vectors_are_scored() -> None:
+    some = split([[1], [2], [3], [0]], [[3.0], [2.0], [1.0], [0.0]], [])
+    found = np.random.default_rng(0).normal(size=(4, 16))
+    forms = scoring.compact_scores(some, found, "spearman")
+    assert list(forms) == ["8 numbers", "4 numbers", "2 numbers", "8 bits", "1 bit"]
+    assert forms["8 bits"] == scoring.scores(some, found)["spearman"]
+    assert forms["8 numbers"] == scoring.scores(some, found[:, :8])["spearman"]
+    assert forms["1 bit"] == scoring.scores(some, np.sign(found))["spearman"]
+
+
 def test_fewer_texts_keep_their_judgements() -> None:
     some = split([[3], [], [5], [], [], []], [[1.0], [], [2.0], [], [], []], [3, 4, 5])
     kept = scoring.keep(some, np.array([0, 3, 4]))
@@ -207,6 +217,7 @@ def test_a_student_is_distilled_certified_and_scored_beside_its_teacher(bundle: 
     report = bundle.report()
     assert [row.role for row in report.rows] == ["baseline", "teacher", "student", "student"]
     assert all("spearman" in row.score for row in report.rows)
+    assert len([each for each in report.notes if each.startswith("Vectors of student int8")]) == 2
     (proof,) = report.certificates
     assert proof.metric == "spearman"
     assert "sentence-similarity" in (bundle.path / "README.md").read_text()

@@ -21,7 +21,7 @@ from compress.console import warn
 from compress.data.sources import EMBEDDED, hub_id
 from compress.data.task import Task
 from compress.errors import ExportError
-from compress.evaluation import baselines, metrics
+from compress.evaluation import baselines, embedding, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, building
 from compress.exporters.onnx import makes_segments, parity, to_onnx
@@ -154,6 +154,7 @@ def measure(
             *([note] if note else []),
             *(each.note for each in spent.values() if each and each.note),
             *_note_int8(data.task, rows[-2], rows[-1]),
+            *_note_vectors(room.evaluator, teacher, students[-1]),
             "fp32 ONNX against torch: logits differ by at most "
             f"{parity(student, bundle.files()['fp32'], batches):.1e}.",
             f"Training peaked at {max(each.peak_rss_mb if each else 0 for each in spent.values()):,.0f} MB of memory.",
@@ -329,6 +330,23 @@ def _note_int8(task: Task, fp32: ReportRow, int8: ReportRow) -> list[str]:
     if before - after > INT8_DROP:
         return [f"int8 loses {100 * (before - after):.1f} points of {task.metric}; ship the fp32 file if that matters."]
     return []
+
+
+def _note_vectors(evaluator: Evaluator, teacher: Examined, student: Examined) -> list[str]:
+    """Say how well a student's vectors ask those of its teacher, as they do of an index that is not made again; and
+    what smaller forms of them lose."""
+    if evaluator.task.kind != "embedding" or teacher.logits.shape != student.logits.shape:
+        return []
+    metric = evaluator.task.metric
+    found = embedding.scores(evaluator.split, teacher.logits, asking_NE=student.logits)[metric]
+    smaller = embedding.compact_scores(evaluator.split, student.logits, metric)
+    return [
+        f"Vectors of {student.name} asking the teacher's own, of an index that is not made again: {metric} "
+        f"{found:.3f}; mean cosine between the two {embedding.similarity(student.logits, teacher.logits):.3f}.",
+        f"Vectors of {student.name} kept smaller, {metric}: "
+        + "; ".join(f"{how} {score:.3f}" for how, score in smaller.items())
+        + ".",
+    ]
 
 
 INT8_LIMIT = 0.002
