@@ -45,8 +45,8 @@ def scores(split: Dataset, vectors_NE: Array, *, asking_NE: Array | None = None)
 
 
 def compact_scores(split: Dataset, vectors_NE: Array, metric: str) -> dict[str, float]:
-    """Score forms of the vectors that take less room in an index: cut to half, a quarter and an eighth of their numbers,
-    with numbers in 8 bits (each dimension from its least to its most), and in one bit (their signs)."""
+    """Score forms of the vectors that take less room in an index: cut to half, a quarter and an eighth of their
+    numbers, with numbers in 8 bits (each dimension from its least to its most), and in one bit (their signs)."""
     width = vectors_NE.shape[1]
     forms: dict[str, Array] = {f"{width // part} numbers": vectors_NE[:, : width // part] for part in (2, 4, 8)}
     least, most = vectors_NE.min(0), vectors_NE.max(0)
