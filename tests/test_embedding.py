@@ -22,6 +22,7 @@ from compress.models.embedding import AutoModelForSentenceEmbedding, SentenceEnc
 from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
 from compress.models.teacher import load as load_teacher
 from tests import command, tiny
+from tests.nas.shelved import SPACE, weighing
 
 TASK = Task("embedding", ("text",), "similarity", (), "spearman")
 RECIPE = """
@@ -269,4 +270,16 @@ def test_widths_are_pruned_and_the_vectors_stay_as_wide(bundle: Bundle, data: Pa
     made = compress.prune(model=bundle.path, data=data, out=tmp_path / "run", options=options)
     weights = load_file(made.path / "2_Dense/model.safetensors")["linear.weight"]
     assert weights.shape == (32, 8)
+    assert (made.task.kind, made.task.width) == ("embedding", 32)
+
+
+def test_a_search_finds_students_that_stay_in_the_space(
+    teacher: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
+    (tmp_path / "space.yaml").write_text(SPACE.replace("hinton.soft_targets", "leaf.l2, only: embedding"))
+    words = ["search", "--teacher", str(teacher), "--data", str(data), "--space", str(tmp_path / "space.yaml")]
+    told = command.run(*words, "--max-params", "6000", "--trials", "4", "--kind", "embedding", "--out", str(tmp_path / "study"))
+    assert told.code == 0, told.err
+    (made,) = [Bundle.load(path.parent) for path in (tmp_path / "study").rglob("manifest.json")]
     assert (made.task.kind, made.task.width) == ("embedding", 32)

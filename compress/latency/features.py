@@ -171,7 +171,7 @@ def _embedding(config: Any) -> int:
 
 def _head(config: Any, kind: Kind | None) -> int:
     """Count the multiply-adds of the head each time it is applied: of a pooler, where there is one, and classifier."""
-    if kind is None:
+    if kind is None or kind == "embedding":  # a linear map of one vector a text is next to nothing
         return 0
     shape = Shape.from_config(config)
     pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)

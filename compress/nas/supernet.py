@@ -38,6 +38,7 @@ from compress.evaluation.evaluator import EvaluationBatches
 from compress.io import load_json, write_json
 from compress.latency.costs import model_cost
 from compress.models import heads
+from compress.models.embedding import SentenceEncoder, project
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
 from compress.nas.config import describe_choice
@@ -327,15 +328,17 @@ def put_in_order(
     costs: CostModel, stage: Stage, task_teacher: Teacher, training: TrainingContext, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """Put the teacher's units in order, those that matter most first; return which of its dimensions each one is."""
-    space = costs.search.space
-    plan = SlicePlan.from_model(task_teacher.model)
+    space, model = costs.search.space, copy.deepcopy(task_teacher.model)
+    if isinstance(model, SentenceEncoder):
+        project(model)  # so that narrower subnets give vectors as wide as the teacher's
+    plan = SlicePlan.from_model(model)
     rated = importance.compute_importance(
-        space.importance, copy.deepcopy(task_teacher.model).requires_grad_(True), plan,
+        space.importance, model.requires_grad_(True), plan,
         training.sample("task", stage.max_length, space.rows, seed), training.collate,
         batch=stage.batch, teacher=task_teacher, bf16=training.bf16, console=training.console,
     )  # fmt: skip
     kept = importance.check_agreement(rank_units(plan, rated))
-    whole = slice_model(task_teacher.model, kept).requires_grad_(True)
+    whole = slice_model(model, kept).requires_grad_(True)
     return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
 
 
