@@ -21,6 +21,7 @@ from compress.models.flops import count_parameters, flops_per_token
 from compress.models.signals import read
 from compress.models.static import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.student import build
+from compress.papers import model2vec
 from compress.papers.model2vec import from_teacher
 from compress.records.latency import Setting
 from compress.slicing.shape import Shape
@@ -156,6 +157,16 @@ def test_frequent_tokens_say_less_and_special_ones_nothing() -> None:
     found = (weighted[first] / plain[first]).mean() / (weighted[last] / plain[last]).mean()
     assert float(found) == pytest.approx(expected, rel=1e-3)
     assert float(weighted.pow(2).mean().sqrt()) == pytest.approx(WIDTH**-0.5, rel=0.2)
+
+
+def test_places_of_the_vocabulary_that_are_kept_free_are_no_ranks() -> None:
+    words = Words.from_tokenizer(tiny.tokenizer(("[unused0]", "a", "[unused12]", "unused", *tiny.WORDS[1:])))
+    assert words.unused_V is not None
+    free = [len(tiny.SPECIAL), len(tiny.SPECIAL) + 2]
+    assert words.unused_V.nonzero().flatten().tolist() == free
+    weights = model2vec._weights(words.size, 1e-4, words.unused_V)
+    torch.testing.assert_close(weights[~words.unused_V], model2vec._weights(words.size - 2, 1e-4, None))
+    assert weights[free].tolist() == [1.0, 1.0]
 
 
 def test_teachers_wrap_tokens_in_their_own_way() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_CALL: Final = 10_000
 
+_UNUSED: Final = re.compile(r"[\[<]unused_?\d+[\]>]")
 _INSIDE: Final = "##"
 _BEGINS: Final = ("▁", "Ġ")
 
@@ -90,6 +92,7 @@ class Words:
     counts_V    how often each token occurs in the rows of a stage; None where nobody counted
     unknown     the id of the unknown token; None where there is none
     before, after   what the tokenizer puts around the tokens of a text: [CLS] and [SEP]
+    unused_V    a place of the vocabulary that is kept free, such as [unused7]; None where nobody looked
     """
 
     size: int
@@ -101,6 +104,7 @@ class Words:
     unknown: int | None = None
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    unused_V: BoolTensor | None = None
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None) -> Words:
@@ -115,6 +119,8 @@ class Words:
         special_V[tokenizer.all_special_ids] = True
         starts_V = torch.ones(size, dtype=torch.bool)
         starts_V[_inside(vocabulary)] = False
+        unused_V = torch.zeros(size, dtype=torch.bool)
+        unused_V[[number for token, number in vocabulary.items() if _UNUSED.fullmatch(token)]] = True
         return cls(
             size,
             tokenizer.mask_token_id,
@@ -124,6 +130,7 @@ class Words:
             counts,
             tokenizer.unk_token_id,
             *map(tuple, Template.from_tokenizer(tokenizer, 1).ids),
+            unused_V=unused_V,  # type: ignore[arg-type]  # the same
         )
 
     def to(self, device: torch.device) -> Words:

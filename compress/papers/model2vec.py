@@ -7,7 +7,7 @@ from_teacher   v(token) = w(token) P (h(token) - mean h)
     h(token)   mean of the teacher's last hidden states of the text that is this token alone: [CLS] token [SEP]
     P          the leading directions of h over the vocabulary (principal components), as many as the student is wide
     w(token)   a / (a + p(token)), a = 1e-4: frequent words say little (SIF, Eq. 1)
-    p(token)   by Zipf's law, as 1 / rank, where the rank is the token's place in the vocabulary
+    p(token)   by Zipf's law, as 1 / rank, where the rank is the token's place among those of the vocabulary in use
 
 Shapes: V tokens, D width of the teacher, E width of the student, L tokens of a text (before, the token, after).
 
@@ -16,9 +16,9 @@ sentence transformer, and the vectors are trained on afterwards. The tokenizer s
 teacher read the same rows, so nothing is dropped from the vocabulary and [CLS] and [SEP] are in every text: their
 vectors, like those of all special tokens but the unknown one, begin as 0. All vectors are scaled by one number so that
 the root mean square of their elements over the vocabulary is 1 / sqrt(E), which a head with usual initial weights can
-read. SIF's second step, taking the first principal component off, is left out, as it is there. Ranks count places in
-the vocabulary of the teacher; WordPiece's of BERT begins with 1,000 reserved places and single characters, which the
-law takes for frequent words.
+read. SIF's second step, taking the first principal component off, is left out, as it is there. Places that are kept
+free, 994 at the beginning of BERT's vocabulary, are no ranks, as there (counted as words they cost 5 points of
+Spearman on STS-B, see docs/LOG.md); single characters and special tokens are, which the law takes for frequent words.
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ def from_teacher(
             f"student.hidden: {width}; the teacher's states have {states_VD.shape[1]} dimensions, and vectors drawn "
             f"out of them no more: --set student.hidden={states_VD.shape[1]}"
         )
-    vectors_VE = _components(states_VD, width) * _weights(tokens, sif)[:, None].to(states_VD)
+    vectors_VE = _components(states_VD, width) * _weights(tokens, sif, words.unused_V)[:, None].to(states_VD)
     begin_as_0 = words.special_V[:tokens].clone()
     if words.unknown is not None:
         begin_as_0[words.unknown] = False
@@ -90,9 +90,12 @@ def _components(states_VD: Tensor, width: int) -> Tensor:
     return (centred_VD @ (kept_DE * signs_E)).to(states_VD)
 
 
-def _weights(tokens: int, sif: float) -> Tensor:
-    """Compute a / (a + p) of each token, (V,)."""
+def _weights(tokens: int, sif: float, unused_V: Tensor | None) -> Tensor:
+    """Compute a / (a + p) of each token, (V,); a place of the vocabulary that is kept free has p = 0."""
     if sif == 0:
         return torch.ones(tokens)
-    shares_V = 1 / torch.arange(2, tokens + 2, dtype=torch.float64)
+    used_V = torch.ones(tokens, dtype=torch.bool)
+    if unused_V is not None:
+        used_V[: len(unused_V)] = ~unused_V[:tokens].to(used_V.device)
+    shares_V = used_V / (used_V.cumsum(0) + 1.0).double()
     return (sif / (sif + shares_V / shares_V.sum())).float()
