@@ -67,3 +67,21 @@ def rankings(path: Path, *, count: int = 20, seed: int = 0, passages: int = 5) -
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def beir(folder: Path, *, queries: int = 60) -> Path:
+    """A folder of BEIR's layout, whose queries name the word of ANSWERS that the relevant passage has."""
+    draw = random.Random(0)
+    (folder / "qrels").mkdir(parents=True)
+    corpus, asked = [], []
+    for n in range(2 * queries):
+        words = [draw.choice(FILLERS) for _ in range(6)]
+        words[draw.randrange(6)] = ANSWERS[n % 8] if n < queries else draw.choice(FILLERS)
+        corpus.append({"_id": f"d{n}", "title": "", "text": " ".join(words)})
+        asked.append({"_id": f"q{n}", "text": f"{ANSWERS[n % 8]} {FILLERS[n % 10]} ?"})
+    for name, rows in (("corpus", corpus), ("queries", asked[:queries])):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    for split, chosen in (("train", range(40)), ("dev", range(40, 52)), ("test", range(52, queries))):
+        lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in chosen)]
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder

@@ -32,6 +32,12 @@ def test_the_first_line_that_fits_is_taken(family: str, prompted: bool, override
     assert because
 
 
+def test_a_ranking_is_taught_by_margins() -> None:
+    recipe, because = CandidateRecipes.load("auto").decide(kind="ranking", family="bert", prompted=False)
+    assert recipe.name == "margin-mse"
+    assert "reranker" in because
+
+
 def test_a_target_of_the_users_takes_the_place_of_the_tables() -> None:
     usual, _ = CandidateRecipes.load("auto").decide(kind="tagging", family="bert", prompted=False)
     assert usual.target.sizes == {"layers": 0.67, "ffn": 0.5}

@@ -1,6 +1,8 @@
 """Rankings, from a table of queries and passages to a certified bundle that puts passages in order."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,33 @@ def test_a_reranker_is_taught_by_margins_and_shipped(
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     scores = library.CrossEncoder(str(bundle.path)).predict([("a film ?", "a good plot")])
     assert float(scores[0]) == pytest.approx(answer.score, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(
+    places: dict[str, str], data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hastened: None
+) -> None:
+    """As they stand there, on a small folder of BEIR's layout, with a tiny teacher and few steps."""
+    marked.beir(tmp_path / "beir" / "scifact")
+    checkpoint = tiny.checkpoint(tmp_path / "minilm")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "reranker.md").read_text(encoding="utf-8")
+    lines = [
+        line.replace("--teacher minilm", f"--teacher {checkpoint}") for line in re.findall("^compress .+", page, re.M)
+    ]
+    assert [line.split()[1] for line in lines] == ["inspect", "distill", "quantize", "predict"]
+    short = [word for each in (*TEACHER, *QUICK) for word in ("--set", each)]
+    for line in lines:
+        more = [*short, "--gate", "warn"] if "distill" in line else []
+        told = command.run(*shlex.split(line)[1:], *more)
+        assert told.code == 0, told.err
+    assert re.match(r"-?\d+\.\d{4}", told.out)
+    (code,) = re.findall("```python\n(.+?)```", page, re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["best"] in names["passages"]
+    report = Report.from_json(tmp_path / "runs" / "reranker" / "bundle" / "report.json")
+    assert (report.data, report.kind, report.unit) == ("scifact", "ranking", "queries")
 
 
 @pytest.mark.parametrize("recipe", ["listnet", "hinton"])
