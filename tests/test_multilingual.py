@@ -30,7 +30,7 @@ from compress.models.student import build, choose_units
 from compress.pruning.importance import Batches, gradients
 from compress.slicing.plan import Group, SlicePlan
 from compress.slicing.shape import positions
-from compress.trimming.model import trim_bundle, trim_checkpoint
+from compress.trimming import trim_bundle, trim_checkpoint
 from tests import tiny
 from tests.slicing import families
 from tests.slicing.oracle import masked

@@ -24,9 +24,9 @@ from compress.data.cache import is_whole
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.onnx import makes_segments
-from compress.latency.costs import LatencyTable
 from compress.latency.features import Terms
 from compress.latency.measure import MORE, SWEEPS, choose_spread, exported
+from compress.latency.model import LatencyTable
 from compress.models import heads
 from compress.models.checkpoints import save_tokenizer
 from compress.nas.config import Budget, SearchConfig, describe_choice

@@ -27,7 +27,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, check_place
 from compress.exporters.onnx import makes_segments
 from compress.io import load_json
-from compress.latency.costs import LatencyTable
+from compress.latency.model import LatencyTable
 from compress.models import heads
 from compress.models import precision as precisions
 from compress.models.teacher import Teacher

@@ -21,7 +21,7 @@ from compress.data.cache import home
 from compress.data.collate import Collate
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
-from compress.latency.costs import LatencyTable
+from compress.latency.model import LatencyTable
 from compress.models import heads, teacher
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig

@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compress.benchmark.browser import assets, server
+from compress.benchmark.browser import server
 from compress.benchmark.browser import server as visitor
-from compress.benchmark.browser.device import Browser, browser
+from compress.benchmark.browser.device import PACKAGE, Browser, browser, packed
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session
@@ -39,9 +39,9 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs npm")
     folder = tmp_path_factory.mktemp("npm")
     try:
-        return assets.packed(folder)
+        return packed(folder)
     except DeviceError as error:
-        pytest.skip(f"needs {assets.PACKAGE}: {error}")
+        pytest.skip(f"needs {PACKAGE}: {error}")
 
 
 @pytest.fixture(scope="module")

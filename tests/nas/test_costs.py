@@ -7,10 +7,9 @@ import pytest
 from transformers import BertConfig
 
 from compress.errors import SearchError
-from compress.latency.costs import LatencyTable, model_cost
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, exported
-from compress.latency.model import LatencyModel
+from compress.latency.model import LatencyModel, LatencyTable, model_cost
 from compress.models import heads
 from compress.models.flops import count_parameters, flops_per_token
 from compress.nas import space_file
