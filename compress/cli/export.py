@@ -195,10 +195,7 @@ def predict(
     text: TextColumns = None,
     pair: Annotated[str | None, data_option(help="Second sentence of a pair, or text of questions.")] = None,
     precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        output(help="At a text that is no UTF-8 or too long."),
-    ] = "stop",
+    on_error: Annotated[Literal["stop", "skip"], output(help="At a text that is no UTF-8 or too long.")] = "stop",
     as_json: Json = False,
 ) -> None:
     """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers.

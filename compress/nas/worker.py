@@ -25,13 +25,7 @@ from compress.latency.model import LatencyTable
 from compress.models import heads, teacher
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
-from compress.nas.context import (
-    RunStages,
-    ScratchEvaluator,
-    SearchContext,
-    StudentEvaluator,
-    SupernetEvaluator,
-)
+from compress.nas.context import RunStages, ScratchEvaluator, SearchContext, StudentEvaluator, SupernetEvaluator
 from compress.nas.costs import CostModel
 from compress.nas.space import Shapes
 from compress.nas.study import close_study, join_study, run_trials

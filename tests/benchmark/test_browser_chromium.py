@@ -82,10 +82,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="module")
 def device(runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One browser for the tests that leave it as they found it."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        chromium(tmp_path_factory.mktemp("profile")) as (visit, _),
-    ):
+    with pytest.MonkeyPatch.context() as patch, chromium(tmp_path_factory.mktemp("profile")) as (visit, _):
         patch.setenv("COMPRESS_HOME", str(tmp_path_factory.mktemp("home")))
         with browser(timeout=60, say=lambda _: None, visit=visit, assets=runtime) as found:
             yield found
