@@ -178,6 +178,7 @@ def test_trimmed_to_one_language_it_reads_that_as_before_and_spells_the_others(
     ), "rows of the table, and biases of the head"
 
 
+@pytest.mark.usefixtures("hastened")
 def test_a_trimmed_teacher_makes_a_student_that_ships_and_is_trimmed_again(
     words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
