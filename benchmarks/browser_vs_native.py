@@ -26,7 +26,7 @@ import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-from compress.benchmark.browser import assets
+from compress.benchmark.browser import device
 from compress.benchmark.browser.device import browser
 from compress.benchmark.devices import Device, open_device
 from compress.exporters.artifact import Bundle
@@ -108,7 +108,7 @@ def main() -> None:
         "versions": {
             "python": platform.python_version(),
             "onnxruntime": onnxruntime.__version__,
-            "onnxruntime-web": assets.VERSION,
+            "onnxruntime-web": device.VERSION,
         },
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", *sys.argv]),

@@ -60,8 +60,8 @@ from compress.evaluation.perplexity import logits_at
 from compress.io import filled
 from compress.models.signals import evaluating
 from compress.papers import q8bert
+from compress.prompting.labels import prompt_teacher
 from compress.prompting.prompt import Prompt
-from compress.prompting.teacher import prompt_teacher
 from compress.provenance import versions
 from compress.slicing.shape import Shape
 from compress.training.finetune import load_task_teacher

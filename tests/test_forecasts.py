@@ -14,8 +14,7 @@ from compress.commands import quantize, trim
 from compress.commands.forecast_search import forecast_search
 from compress.config.options import Int8Options, MeasureOptions, StudyOptions
 from compress.errors import BundleError
-from compress.nas import space_file
-from compress.nas.config import Budget
+from compress.nas.config import Budget, Space
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.records.forecast import Forecast, Phase
 from tests import command, tiny
@@ -39,7 +38,7 @@ def searched(tmp_path: Path, space: str, **more: Any) -> Forecast:
     (tmp_path / "space.yaml").write_text(space, encoding="utf-8")
     given: dict[str, Any] = {
         "teacher": tiny.checkpoint(tmp_path / "teacher"), "data": tiny.reviews(tmp_path / "data"),
-        "out": tmp_path / "out", "space": space_file.load(str(tmp_path / "space.yaml")),
+        "out": tmp_path / "out", "space": Space.load(str(tmp_path / "space.yaml")),
         "device": MeasureOptions(seq=16, shapes=7, rounds=2, runs=1, file="fp32"),
         "study": StudyOptions(trials=5, finalists=2), **more,
     }  # fmt: skip
@@ -71,7 +70,7 @@ def test_students_that_are_trained_each_take_a_training_a_trial(tmp_path: Path, 
     assert "supernet" not in phases and "short distillations" not in phases
     assert phases["final: final"].steps == (24, 24)
     assert found.minutes[1] <= 9.0
-    space = space_file.load(str(tmp_path / "space.yaml"))
+    space = Space.load(str(tmp_path / "space.yaml"))
     share = forecast_searching._trials((1.0, 2.0), StudyOptions(minutes=10.0), space, 0)
     assert share.seconds == (396.0, 396.0) and share.note == "198 shapes or more"
 

@@ -13,7 +13,7 @@ from compress.commands.init import RECIPES, SCHEMA
 from compress.config.choices import Choices
 from compress.config.recipe import Recipe
 from compress.errors import CompressError
-from compress.nas import space_file
+from compress.nas.config import Space
 from tests import command
 from tests.command import pasted
 
@@ -42,7 +42,7 @@ def test_the_settings_can_be_written_and_load(goal: Any, tmp_path: Path) -> None
     found = compress.init(goal=goal, latency_ms=4 if goal == "latency" else None, file=file)
     assert found.file == str(file)
     assert str(file) in shlex.split(found.command)
-    load: Any = {"latency": space_file.load, "score": Choices.load}.get(goal, Recipe.load)
+    load: Any = {"latency": Space.load, "score": Choices.load}.get(goal, Recipe.load)
     load(str(file))
     with pytest.raises(CompressError, match="expected a new"):
         compress.init(file=file)

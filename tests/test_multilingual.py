@@ -30,7 +30,7 @@ from compress.models.student import build, choose_units
 from compress.pruning.importance import Batches, gradients
 from compress.slicing.plan import Group, SlicePlan
 from compress.slicing.shape import positions
-from compress.trimming.model import trim_bundle, trim_checkpoint
+from compress.trimming import trim_bundle, trim_checkpoint
 from tests import tiny
 from tests.slicing import families
 from tests.slicing.oracle import masked
@@ -178,6 +178,7 @@ def test_trimmed_to_one_language_it_reads_that_as_before_and_spells_the_others(
     ), "rows of the table, and biases of the head"
 
 
+@pytest.mark.usefixtures("hastened")
 def test_a_trimmed_teacher_makes_a_student_that_ships_and_is_trimmed_again(
     words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

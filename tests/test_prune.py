@@ -16,7 +16,7 @@ from compress.commands.distill import StageModels
 from compress.exporters.artifact import Bundle
 from compress.pruning.stage import read_record
 from compress.slicing.plan import HIDDEN
-from tests import children, command, generative, pruning_given, tiny
+from tests import children, command, generative, pruning_given, tiny, unshipped
 from tests.pruning_given import pruned
 
 pytestmark = pytest.mark.usefixtures("hastened")
@@ -60,6 +60,7 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("shipped")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        unshipped.hasten(patch)
         told = command.run(*words(given, folder / "run", "--layers", "0.5", "--hidden", "0.75", "--ffn", "40"))
     assert told.code == 0, told.err
     assert "half: 4 layers, hidden 32, 4 heads of 8, ffn 64 -> 3 layers, hidden" in told.out

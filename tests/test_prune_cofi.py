@@ -40,6 +40,7 @@ def texts(bundle: Bundle) -> Any:
     return bundle.predict(["good film", "bad plot"], precision="fp32")
 
 
+@pytest.mark.usefixtures("hastened")
 def test_sizes_leave_a_plain_model(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cofi, "NEAR", -1.0)  # what the gates have closed is always told
     bundle = tiny.call(prune, **given, recipe=short(), out=tmp_path / "run", heads=0.5, hidden=16, ffn=0.5, layers=2)
@@ -57,6 +58,7 @@ def test_sizes_leave_a_plain_model(given: dict[str, Any], tmp_path: Path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hastened")
 def test_what_was_interrupted_ends_with_the_same_gates_and_weights(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,10 +72,9 @@ def test_what_was_interrupted_ends_with_the_same_gates_and_weights(
         return compute(self, *args, **kwargs)
 
     tiny.call(compress.distill, **asked, recipe=short(), out=tmp_path / "whole")
-    monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(StepTrainer, "compute_loss", interrupted)
         tiny.call(compress.distill, **asked, recipe=short(), out=tmp_path / "again")
-    monkeypatch.undo()
     tiny.call(compress.distill, **asked, recipe=short(), out=tmp_path / "again", resume=True)
     for stage in ("gates", "recover"):
         one, other = (

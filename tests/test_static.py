@@ -15,8 +15,8 @@ from compress.config.recipe import Recipe, StudentSpec
 from compress.data.masking import Words
 from compress.errors import StudentError
 from compress.exporters.onnx import parity, to_onnx
-from compress.latency.costs import model_cost
 from compress.latency.features import Terms
+from compress.latency.model import model_cost
 from compress.models.flops import count_parameters, flops_per_token
 from compress.models.signals import read
 from compress.models.static import StaticConfig, StaticForSequenceClassification, StaticModel

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from compress import trimming as tables
 from compress.commands.trim import trim
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, TEXT, Bundle
@@ -32,9 +33,7 @@ from compress.exporters.tokenizer import text_model
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization.certify import ScoreDrop
 from compress.records.run_report import Report
-from compress.trimming import model as tables
-from compress.trimming.model import Trimmed, trim_bundle, trim_checkpoint
-from compress.trimming.vocabulary import cut
+from compress.trimming import Trimmed, cut, trim_bundle, trim_checkpoint
 from tests import command, forks, tiny
 
 CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")

@@ -10,7 +10,7 @@ import yaml
 from compress.config import user_code
 from compress.config.recipe import Recipe
 from compress.errors import RecipeError
-from compress.nas import space_file
+from compress.nas.config import Space
 from compress.training.objective import check_terms, find_loss
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
@@ -116,7 +116,7 @@ def test_other_functions_than_losses_and_those_of_spaces(tmp_path: Path) -> None
     assert first.student is not None
     calls = [first.corrupt, first.step, first.rows, first.student.init, loaded.student.init]
     assert [call.function.__name__ for call in calls if call and not isinstance(call, str)] == ["plain"] * 5
-    space = space_file.load("width-depth", ["short.objective.0.loss=mine.margin"])
+    space = Space.load("width-depth", ["short.objective.0.loss=mine.margin"])
     assert user_code.load(space, code).short.objective[0].code is not None
 
 

@@ -104,7 +104,7 @@ def open_device(
             raise DeviceError("--affinity: a browser chooses its CPUs itself; with --device adb it needs --native")
         with connect_phone(where, timeout) as phone:
             if native is not None:
-                from compress.benchmark.native import phone_program
+                from compress.benchmark.android import phone_program
 
                 with phone_program(phone, native, affinity, say) as program:
                     yield program

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compress.benchmark import jobs
-from compress.benchmark.local import AgentDevice
+from compress.benchmark.local import AgentDevice, Link, connect
 from compress.benchmark.remote import agent, runner
-from compress.benchmark.remote.link import Link, connect
 from compress.records.latency import DeviceError
 
 SSH_FAILED = 255

@@ -103,8 +103,7 @@ def gate(
         from compress.benchmark import options
         from compress.commands.gate import gate as run
         from compress.io import written
-        from compress.reporting.gate import gate_junit, gate_markdown, gate_table
-        from compress.reporting.terminal import print_table
+        from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
         options.place(markdown, "markdown", "gate.md")
         options.place(junit, "junit", "gate.xml")

@@ -199,10 +199,7 @@ def predict(
     ] = None,
     top: Annotated[int, data_option(min=1, help="Nearest texts of --against.")] = 5,
     precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        output(help="At a text that is no UTF-8 or too long."),
-    ] = "stop",
+    on_error: Annotated[Literal["stop", "skip"], output(help="At a text that is no UTF-8 or too long.")] = "stop",
     as_json: Json = False,
 ) -> None:
     """Label texts, tag their words, answer questions, or give vectors. Needs neither torch nor transformers.

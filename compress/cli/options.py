@@ -156,10 +156,7 @@ def print_version(asked: bool) -> None:
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the last line alone.")]
-LogLevel = Annotated[
-    Level,
-    typer.Option(metavar="LEVEL", help="debug, info, warning, or error, as --quiet."),
-]
+LogLevel = Annotated[Level, typer.Option(metavar="LEVEL", help="debug, info, warning, or error, as --quiet.")]
 Version = Annotated[
     bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
 ]

@@ -48,10 +48,7 @@ def prune(
     model: Annotated[str, typer.Argument(help="minilm, an alias, folder, hub id, or a bundle's folder.")],
     data: DataName,
     out: Out = None,
-    recipe: Annotated[
-        str,
-        training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml."),
-    ] = "prune-taylor",
+    recipe: Annotated[str, training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml.")] = "prune-taylor",
     target: PruneOptions = PruneOptions(),
     setting: SettingOptions = SettingOptions(),
     columns: DataOptions = DataOptions(),

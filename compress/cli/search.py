@@ -61,10 +61,7 @@ def search(
     teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
     data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
     out: Annotated[Path | None, output(help="The search's folder; else a new runs/SPACE-DATA-N.")] = None,
-    space: Annotated[
-        str,
-        training(help="Or dynabert, autotinybert, mobilebert, albert, a .yaml."),
-    ] = "width-depth",
+    space: Annotated[str, training(help="Or dynabert, autotinybert, mobilebert, albert, a .yaml.")] = "width-depth",
     limits: LimitOptions = LimitOptions(),
     device: MeasureOptions = MeasureOptions(),
     study: StudyOptions = StudyOptions(),
@@ -100,9 +97,9 @@ def search(
         if teacher is None or data is None or out is None:
             raise SearchError(f"search: needs {', '.join(missing)} too; see compress search --help")
         from compress.commands import preflight
-        from compress.nas import space_file
+        from compress.nas.config import Space
 
-        chosen = space_file.load(space, options.overrides or [])
+        chosen = Space.load(space, options.overrides or [])
         preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
         from compress.commands.search import search as run  # seconds: torch
         from compress.nas.config import Budget

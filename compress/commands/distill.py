@@ -37,8 +37,8 @@ from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
 from compress.models.teacher import Teacher
+from compress.prompting.labels import prompt_teacher, starting_checkpoint
 from compress.prompting.prompt import Prompt
-from compress.prompting.teacher import prompt_teacher, starting_checkpoint
 from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.importance import compute_importance

@@ -156,10 +156,7 @@ def _machine() -> Iterator[Check]:
     )  # fmt: skip
 
 
-_FAST: Final = {
-    "int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"),
-    "bf16": ("avx512_bf16", "amx_int8"),
-}
+_FAST: Final = {"int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"), "bf16": ("avx512_bf16", "amx_int8")}
 """Instruction sets that make a format fast. A processor with AMX has it for both."""
 
 

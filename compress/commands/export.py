@@ -16,7 +16,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Source, load_source
 from compress.exporters.formats import ExportResult, Format
 from compress.quantization.calibration import ranges
-from compress.tuning.race import tune
+from compress.tuning import tune
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -65,7 +65,7 @@ def export(
     model        a bundle's or a run's folder, or a checkpoint: alias, folder, hub id
     precisions   what the weights are held in; the format's own choice where none is given
     opset        ONNX anew from the weights, at this opset; none: the bundle's own files
-    race         race a bundle's files first, and export the fastest: see `compress.tuning.race`
+    race         race a bundle's files first, and export the fastest: see `compress.tuning`
     data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race
     text, label  columns of the data, where they are not found by themselves
     checkpoint   how a checkpoint is read: see `CheckpointOptions`

@@ -24,16 +24,15 @@ from compress.data.cache import is_whole
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.onnx import makes_segments
-from compress.latency.costs import LatencyTable
 from compress.latency.features import Terms
 from compress.latency.measure import MORE, SWEEPS, choose_spread, exported
+from compress.latency.model import LatencyTable
 from compress.models import heads
 from compress.models.checkpoints import save_tokenizer
-from compress.nas.config import Budget, SearchConfig, describe_choice
+from compress.nas.config import Budget, SearchConfig, Space, describe_choice
 from compress.nas.context import SupernetEvaluator, load_student_state
 from compress.nas.costs import DRAWN, CostModel
 from compress.nas.space import Choice, Shapes
-from compress.nas.space_file import Space
 from compress.nas.study import close_study, join_study
 from compress.nas.supernet import Ladder, Supernet, draw_from, put_in_order, with_looks
 from compress.nas.trial import count_scored

@@ -27,13 +27,13 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, check_place
 from compress.exporters.onnx import makes_segments
 from compress.io import load_json
-from compress.latency.costs import LatencyTable
+from compress.latency.model import LatencyTable
 from compress.models import heads
 from compress.models import precision as precisions
 from compress.models.teacher import Teacher
 from compress.nas import costs as latencies
-from compress.nas import record, space_file
-from compress.nas.config import NAME, Budget, SearchConfig
+from compress.nas import record
+from compress.nas.config import NAME, Budget, SearchConfig, Space
 from compress.nas.context import (
     PLAIN,
     SUPERNET,
@@ -57,7 +57,6 @@ from compress.nas.finalists import (
     time_finalists,
 )
 from compress.nas.space import Shapes
-from compress.nas.space_file import Space
 from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, make_sampler, open_study, run_trials
 from compress.nas.supernet import DRAWN, train_supernet
@@ -90,7 +89,7 @@ def search(
     teacher: "TeacherLike",
     data: "DataLike",
     out: str | Path,
-    space: str | space_file.Space = "width-depth",
+    space: str | Space = "width-depth",
     budget: Budget = Budget(),
     device: MeasureOptions = MeasureOptions(),
     study: StudyOptions = StudyOptions(),
@@ -134,7 +133,7 @@ def make_config(
     teacher: "TeacherLike",
     data: "DataLike",
     out: str | Path,
-    space: str | space_file.Space,
+    space: str | Space,
     budget: Budget,
     *,
     device: MeasureOptions,
@@ -145,7 +144,7 @@ def make_config(
 ) -> SearchConfig:
     """Check the arguments of a search, and return its settings. Raises a CompressError for anything wrong with them."""
     teacher, data = teacher_path(teacher), data_path(data)
-    chosen = space if isinstance(space, Space) else space_file.load(space, options.overrides or ())
+    chosen = space if isinstance(space, Space) else Space.load(space, options.overrides or ())
     preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
     if PartialState(cpu=on_cpu()).num_processes > 1:
         raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")

@@ -35,8 +35,16 @@ from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
 from compress.records.latency import identity
 from compress.records.run_report import NAME as REPORT
 from compress.training.trainer import peak_rss_mb
-from compress.trimming.model import Trimmed, check_new, trim_bundle, trim_checkpoint, trimming
-from compress.trimming.vocabulary import chunks, compare_encodings, counts
+from compress.trimming import (
+    Trimmed,
+    check_new,
+    chunks,
+    compare_encodings,
+    counts,
+    trim_bundle,
+    trim_checkpoint,
+    trimming,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,6 +1,8 @@
 """The settings of a search: teacher, data, space, budget and where it is measured; kept as search.yaml.
 
-This module does not import torch.
+A space of students is strict YAML: which sizes and settings may be chosen, and the stages that judge and train them.
+`width-depth` is `recipes/spaces/width-depth.yaml`; a path ends in .yaml. All problems of a file are reported at once.
+This module imports neither torch nor transformers.
 """
 
 import math
@@ -18,13 +20,258 @@ from compress.config.loader import parse_yaml
 from compress.config.options import BudgetOptions, DataOptions
 from compress.config.recipe import Frozen
 from compress.errors import SearchError, did_you_mean
-from compress.nas import space_file
-from compress.nas.space_file import Space
 from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName
 
 if TYPE_CHECKING:
     from compress.exporters.artifact import Precision
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from pydantic import BeforeValidator, model_validator
+
+from compress.config import loader
+from compress.config.recipe import (
+    ALL_KINDS,
+    FINETUNE,
+    TEACHER_LM,
+    Line,
+    Paper,
+    Recipe,
+    Stage,
+    StudentSpec,
+    is_consequence,
+    parse_lines,
+    plain_tree,
+)
+from compress.config.reference import Call
+from compress.config.term import Term
+from compress.errors import RecipeError
+
+Value = int | float | str | bool
+"""A value of an axis. For sizes, an int is a count and a float a share of the teacher's (1.0: all of it)."""
+
+SIZES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
+SLICED = (*SIZES, "precision")
+"""The axes in which the subnets of one supernet can differ."""
+AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")
+"""The axes in which students that are each built anew can differ, besides `config.SETTING`."""
+PRECISIONS = ("int8", "fp32")
+ROUNDED = 1e-6
+"""The part of a step by which the last value may miss `to`: shares such as 1/96 are written with ten digits."""
+
+
+def _values(given: Any) -> tuple[Value, ...]:
+    """Parse a list, one value, or {from, to, step} into the values, each once. Raises ValueError."""
+    if isinstance(given, Mapping):
+        return _range(given)
+    values = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not values:
+        raise ValueError("is an empty list: expected at least one value")
+    if strange := [value for value in values if not isinstance(value, Value)]:
+        raise ValueError(f"expected numbers or words, found {strange[0]!r}")
+    if twice := [value for value in values if sum(each == value for each in values) > 1]:
+        raise ValueError(f"has {twice[0]!r} twice")
+    return values
+
+
+def _range(given: Mapping[str, Any]) -> tuple[Value, ...]:
+    if given.keys() != {"from", "to", "step"}:
+        raise ValueError(f"expected a list of values, or {{from:, to:, step:}}, found {dict(given)!r}")
+    low, high, step = (given[key] for key in ("from", "to", "step"))
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (low, high, step)):
+        raise ValueError(f"from, to and step must be numbers, found {dict(given)!r}")
+    if len({isinstance(value, int) for value in (low, high, step)}) > 1:
+        raise ValueError(f"from {low}, to {high}, step {step}: all counts (whole), or all shares (1.0 is all)")
+    if low > high:
+        raise ValueError(f"contradictory bounds: from {low} is more than to {high}")
+    if step <= 0:
+        raise ValueError(f"step is {step}; expected more than 0")
+    steps = int((high - low) / step + ROUNDED)
+    return tuple(min(high, round(low + step * at, 9)) for at in range(steps + 1))
+
+
+def _student(given: Any) -> Any:
+    return {"family": given} if isinstance(given, str) else given
+
+
+class Space(Frozen):
+    """The students that there may be, and what is done with each.
+
+    mode      supernet: one training of the teacher's own weights, of which every student is a part. plain: each is
+              built and trained by itself
+    student   plain: what all have in common; the axes set the rest
+    axes      what a student is chosen by, with the values it may have: `layers`, `hidden`, `heads`, `ffn`, `embedding`,
+              `bottleneck` (supernets), `share.attention`, `share.ffn`, `config.SETTING` (plain), `precision`
+    tied      axes that are one choice: each takes its n-th value where the others take theirs
+    teacher   the stage that fine-tunes a teacher without a head, as of a recipe
+    supernet  the stage that trains it; its `step` is `dynabert.Sandwich` or alike
+    short     supernet: the short distillation by which the best are ranked again. plain: the training of each trial
+    importance    supernet: function of a paper by which units are put in order, the best first; rows: so many training
+              rows tell it
+    rungs     supernet: parts of the validation rows, one more each, after which a shape may be given up; plain: parts
+              of the training. Shares that end in 1
+    final     the stages that distil the winner; in YAML also the name of a recipe, whose stages they are
+    """
+
+    name: str
+    paper: Paper
+    about: str
+    mode: Literal["supernet", "plain"]
+    student: Annotated[StudentSpec, BeforeValidator(_student)] = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
+    axes: dict[str, Annotated[tuple[Value, ...], BeforeValidator(_values)]] = Field(min_length=1)
+    tied: tuple[tuple[str, ...], ...] = ()
+    teacher: Stage
+    supernet: Stage | None = None
+    importance: Line = Call("molchanov.taylor")
+    rows: int = Field(512, gt=0)
+    short: Stage
+    rungs: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.25, 1.0), min_length=1)
+    final: tuple[Stage, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _axes_are_of_its_mode(self) -> "Space":
+        problems = [problem for name, values in self.axes.items() for problem in _axis(name, values, self.mode)]
+        problems += [problem for names in self.tied for problem in self._tie(names)]
+        if self.mode == "supernet" and self.supernet is None:
+            problems.append("supernet: is missing; a supernet needs the stage that trains it")
+        if self.mode == "plain" and self.supernet is not None:
+            problems.append("supernet: is given, and `mode: plain` trains none")
+        if self.mode == "supernet" and self.student.model_fields_set:
+            problems.append("student: a supernet's students are parts of the teacher; for others, mode: plain")
+        if list(self.rungs) != sorted(set(self.rungs)) or self.rungs[-1] != 1:
+            problems.append(f"rungs: {', '.join(map(str, self.rungs))}; expected growing shares that end in 1")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _tie(self, names: Sequence[str]) -> list[str]:
+        if unknown := [name for name in names if name not in self.axes]:
+            return [f"tied: {unknown[0]!r} is not among the axes.{did_you_mean(unknown[0], self.axes)}"]
+        counts = {name: len(self.axes[name]) for name in names}
+        if len(set(counts.values())) > 1:
+            return [f"tied: {', '.join(f'{name} has {n} values' for name, n in counts.items())}; expected as many"]
+        return []
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """Every stage there is, by where it stands."""
+        numbered = {f"final[{at}]": stage for at, stage in enumerate(self.final)}
+        own = {"supernet": self.supernet} if self.supernet else {}
+        return {"teacher": self.teacher, **own, "short": self.short, **numbered}
+
+    def recipe(self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None) -> Recipe:
+        """Make a recipe of some of its stages, for all that runs and checks recipes."""
+        lm = Stage.model_validate(TEACHER_LM | {"objective": [Term("bert.masked_lm")]})
+        return Recipe(
+            name=name, paper=self.paper, about=self.about, teacher=self.teacher, teacher_lm=lm,
+            student=student or StudentSpec.model_validate({"init": "teacher"}), stages=tuple(stages),
+        )  # fmt: skip
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data with every number, defaults included."""
+        tree: dict[str, Any] = {
+            "name": self.name, "paper": self.paper.model_dump(), "about": self.about, "mode": self.mode,
+        }  # fmt: skip
+        if self.mode == "plain":
+            tree["student"] = self.student.plain()
+        else:
+            tree |= {"importance": self.importance.plain(), "rows": self.rows}
+        tree |= {"axes": self.axes, "tied": self.tied, "rungs": self.rungs}
+        tree |= {key: stage.plain() for key, stage in self.stages.items() if not key.startswith("final")}
+        tree["final"] = [stage.plain() for stage in self.final]
+        return {key: plain_tree(value) for key, value in tree.items()}
+
+    def to_yaml(self) -> str:
+        """Write the resolved space. Loading it again gives an equal space."""
+        return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
+
+    @staticmethod
+    def load(name: str, overrides: Sequence[str] = ()) -> "Space":
+        """Read `recipes/spaces/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
+
+        Raises SearchError with every problem found.
+        """
+        given = name.endswith((".yaml", ".yml"))
+        path = Path(name) if given else loader.folder() / "spaces" / f"{name}.yaml"
+        if not path.is_file():
+            hint = "" if given else did_you_mean(name, space_names())
+            raise SearchError(f"no space {name!r}.{hint} A .yaml file also works")
+        try:
+            tree = loader.load_yaml(path)
+            if not isinstance(tree, dict):
+                raise SearchError(f"{path.name}: expected a mapping with axes and stages, found {type(tree).__name__}")
+            for line in overrides:
+                loader.override(tree, line, ALL_KINDS)
+        except RecipeError as error:
+            raise SearchError(str(error)) from error
+        return Space.from_tree(tree | {"name": tree.get("name", path.stem)}, path.name)
+
+    @staticmethod
+    def from_tree(tree: Mapping[str, Any], file: str) -> "Space":
+        """Make a space from plain data. Raises SearchError with every problem found; `file` says where."""
+        tree, problems = dict(tree), list[str]()
+        tree["teacher"] = FINETUNE | tree["teacher"] if isinstance(tree.get("teacher"), dict) else dict(FINETUNE)
+        if isinstance(tree.get("final"), str):
+            tree["final"] = _of_recipe(tree["final"], file, problems)
+        for where, stage in _stages(tree):
+            if isinstance(stage.get("objective"), list):
+                stage["objective"] = parse_lines(stage["objective"], f"{file}: {where}.objective", problems)
+        try:
+            space = Space.model_validate(tree)
+        except ValidationError as error:
+            inner: dict[str, type[Frozen]] = {"paper": Paper, "student": StudentSpec}
+            for each in error.errors():
+                known = (inner.get(str(each["loc"][0]), Stage) if len(each["loc"]) > 1 else Space).model_fields
+                lines = [] if is_consequence(each) else each["msg"].removeprefix("Value error, ").split("\n")
+                problems += [loader.explain(file, {**each, "msg": line}, known, show=False) for line in lines]
+        if problems:
+            raise SearchError("\n".join(sorted(set(problems))))
+        return space
+
+
+def space_names() -> list[str]:
+    return sorted(path.stem for path in (loader.folder() / "spaces").glob("*.yaml"))
+
+
+def _axis(name: str, values: Sequence[Value], mode: str) -> list[str]:
+    """List what is wrong with one axis."""
+    known = SLICED if mode == "supernet" else AXES
+    if name not in known and not (mode == "plain" and name.startswith("config.")):
+        if name in (*SLICED, *AXES) or name.startswith("config."):
+            why = "a supernet has one for all its students: use mode: plain" if mode == "supernet" else ""
+            return [f"axes.{name}: {why or 'is for supernets; here it is config.intra_bottleneck_size'}"]
+        return [f"axes.{name}: no such axis.{did_you_mean(name, known)}"]
+    if name == "precision":
+        return [f"axes.precision: no {value!r}.{did_you_mean(str(value), PRECISIONS)}" for value in values
+                if value not in PRECISIONS]  # fmt: skip
+    if name.startswith("config."):
+        return []
+    wrong = [value for value in values if isinstance(value, bool | str) or value <= 0]
+    wrong += [value for value in values if isinstance(value, float) and value > 1]
+    return [f"axes.{name}: {value!r}; expected a count, or a share of the teacher's up to 1.0" for value in wrong]
+
+
+def _of_recipe(name: str, file: str, problems: list[str]) -> Any:
+    """Return the stages of the recipe of that name."""
+    try:
+        recipe = Recipe.load(name)
+    except RecipeError as error:
+        problems += [f"{file}: final: {problem}" for problem in error.problems]
+        return []
+    if recipe.pruning or any(stage.student for stage in recipe.training):
+        problems.append(f"{file}: final: recipe {name} builds or prunes a student of its own; expected plain stages")
+    return list(recipe.training)
+
+
+def _stages(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    final = tree.get("final")
+    numbered = [(f"final[{at}]", stage) for at, stage in enumerate(final)] if isinstance(final, list) else []
+    for where, stage in [*((key, tree.get(key)) for key in ("teacher", "supernet", "short")), *numbered]:
+        if isinstance(stage, dict):
+            yield where, stage
+
 
 OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
     "score": "maximize",
@@ -174,7 +421,7 @@ class SearchConfig(Frozen):
         tree = parse_yaml(text, source)
         if not isinstance(tree, dict) or not isinstance(tree.get("space"), dict):
             raise SearchError(f"{source}: is not a search of this tool")
-        return SearchConfig.of(**tree | {"space": space_file.of_tree(tree["space"], source)})
+        return SearchConfig.of(**tree | {"space": Space.from_tree(tree["space"], source)})
 
     @staticmethod
     def read(study: Path) -> "SearchConfig":

@@ -10,10 +10,9 @@ from compress.benchmark.devices import Device
 from compress.data.task import Kind
 from compress.errors import BundleError, SearchError
 from compress.exporters.artifact import FILES, Bundle, Precision
-from compress.latency.costs import LatencyTable, ModelCost, model_cost
 from compress.latency.features import Terms
 from compress.latency.measure import choose_spread, sample
-from compress.latency.model import Estimate, LatencyModel
+from compress.latency.model import Estimate, LatencyModel, LatencyTable, ModelCost, model_cost
 from compress.nas.config import SURE, SearchConfig, describe_choice
 from compress.nas.space import Choice, Shapes
 from compress.records.latency import FEWEST_SHAPES

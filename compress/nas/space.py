@@ -1,6 +1,6 @@
 """The students of a space that a teacher allows: which there are, how one is drawn, and what it would be.
 
-space = space_file.load("width-depth")
+space = Space.load("width-depth")
 shapes = Shapes.of(space, teacher.config)
 choice = shapes.suggest(trial)        # {"layers": 3, "hidden": 256, "heads": 8, "ffn": 1024}
 config = shapes.config(choice)
@@ -22,7 +22,7 @@ from compress.config.recipe import StudentSpec
 from compress.errors import PruneError, SearchError, StudentError
 from compress.models import heads
 from compress.models.student import config_for
-from compress.nas.space_file import SIZES, Space, Value
+from compress.nas.config import SIZES, Space, Value
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, resize_config
 

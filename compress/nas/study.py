@@ -39,14 +39,7 @@ from compress.nas.storage import (
     quiet,
     storage_errors,
 )
-from compress.nas.trial import (
-    Verdict,
-    count_scored,
-    evaluate_trial,
-    is_within_limits,
-    outcome,
-    pareto_front,
-)
+from compress.nas.trial import Verdict, count_scored, evaluate_trial, is_within_limits, outcome, pareto_front
 from compress.provenance import redact
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from compress.config.reference import options
 from compress.errors import PruneError
 from compress.evaluation.evaluator import EvaluationBatches
 from compress.io import load_json, write_json
-from compress.latency.costs import model_cost
+from compress.latency.model import model_cost
 from compress.models import heads
 from compress.models.embedding import SentenceEncoder, project
 from compress.models.signals import Signals, read

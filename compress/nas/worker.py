@@ -21,17 +21,11 @@ from compress.data.cache import home
 from compress.data.collate import Collate
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
-from compress.latency.costs import LatencyTable
+from compress.latency.model import LatencyTable
 from compress.models import heads, teacher
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
-from compress.nas.context import (
-    RunStages,
-    ScratchEvaluator,
-    SearchContext,
-    StudentEvaluator,
-    SupernetEvaluator,
-)
+from compress.nas.context import RunStages, ScratchEvaluator, SearchContext, StudentEvaluator, SupernetEvaluator
 from compress.nas.costs import CostModel
 from compress.nas.space import Shapes
 from compress.nas.study import close_study, join_study, run_trials

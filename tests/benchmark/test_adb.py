@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from compress.benchmark import android, native
+from compress.benchmark import android
 from compress.benchmark.devices import open_device
 from compress.exporters.onnx import to_onnx
 from compress.records.latency import DeviceError, Setting
@@ -132,7 +132,7 @@ def test_a_native_program_is_pushed_run_read_and_removed(
 
 
 def test_the_inputs_are_those_of_other_devices(model: Path) -> None:
-    made = native.inputs(model, Setting(1, 2, 8))
+    made = android.inputs(model, Setting(1, 2, 8))
     tensors = [onnx.TensorProto.FromString(content) for content in made.values()]
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
     assert list(made) == ["input_0.pb", "input_1.pb", "input_2.pb"]
@@ -262,20 +262,20 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
 def test_what_programs_print() -> None:
     """The columns of onnxruntime_perf_test's file became six in 2025."""
     six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(stand_in_adb.SECONDS))
-    calls = [native.read_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
+    calls = [android.read_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
     assert calls[0].ms == calls[1].ms
     with pytest.raises(DeviceError, match=r"not what we can read\. It ended: .* / Aborted"):
-        native.read_run("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
+        android.read_run("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
     with pytest.raises(DeviceError, match="prints no median, p95, Init, First inference; expected a newer build"):
-        native.read_run("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
+        android.read_run("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
     same = "INFO: count=9 curr=30(all same) p5=30 median=30 p95=30\nInit: 1, First inference: 2"
-    assert native.read_run("benchmark_model", same).ms == [0.03] * 9
+    assert android.read_run("benchmark_model", same).ms == [0.03] * 9
 
 
 def test_a_program_is_known_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "perf").touch()
     for name, message in (("benchmark_model", "no such file"), ("perf", "expected a program named")):
-        program = native.phone_program(android.Adb("A", 1), tmp_path / name, (), print)
+        program = android.phone_program(android.Adb("A", 1), tmp_path / name, (), print)
         with pytest.raises(DeviceError, match=f"{message}.* onnxruntime_perf_test or benchmark_model"), program:
             pass
 

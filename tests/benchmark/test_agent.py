@@ -122,7 +122,7 @@ def test_a_command_that_is_stopped_leaves_no_process_and_no_file(
 
 
 def test_what_a_login_shell_says_is_passed_over(tmp_path: Path) -> None:
-    from compress.benchmark.remote.link import connect
+    from compress.benchmark.local import connect
 
     noisy = f'echo Welcome; echo "{{}}"; exec {sys.executable} -P {agent.__file__}'
     with connect(["sh", "-c", noisy], loss=lambda code, words: DeviceError(f"{code} {words}"), timeout=30) as link:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.benchmark.browser import assets
+from compress.benchmark.browser import device
 from compress.io import CHECKSUMS
 from compress.records.latency import DeviceError
 from tests.damage import KINDS, damaged
@@ -25,17 +25,17 @@ def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (dist / name).write_bytes(content)
     (dist / "other.wasm").write_bytes(b"not needed")
     pins = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
-    monkeypatch.setattr(assets, "WASM", pins)
+    monkeypatch.setattr(device, "WASM", pins)
     return tmp_path / "unpacked"
 
 
 @pytest.fixture
 def tarball(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = tmp_path / assets.TARBALL
+    made = tmp_path / device.TARBALL
     with tarfile.open(made, "w:gz") as package:
         package.add(unpacked / "package", "package")
     digest = base64.b64encode(hashlib.sha512(made.read_bytes()).digest()).decode()
-    monkeypatch.setattr(assets, "INTEGRITY", f"sha512-{digest}")
+    monkeypatch.setattr(device, "INTEGRITY", f"sha512-{digest}")
     return made
 
 
@@ -54,89 +54,89 @@ def npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_npm_fetches_once(tarball: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm(
         tmp_path / "bin",
-        f'[ "$1 $2 $3" = "pack {assets.PACKAGE} --pack-destination" ] && cp "{tarball}" "$4"',
+        f'[ "$1 $2 $3" = "pack {device.PACKAGE} --pack-destination" ] && cp "{tarball}" "$4"',
         monkeypatch,
     )
-    first = assets.runtime()
+    first = device.runtime()
     assert [path.name for path in first] == list(FILES)
     assert [path.read_bytes() for path in first] == list(FILES.values())
     assert sorted(path.name for path in home.rglob("*") if path.is_file()) == sorted([*FILES, CHECKSUMS])
     npm(tmp_path / "bin", "exit 1", monkeypatch)
-    assert assets.runtime() == first
+    assert device.runtime() == first
 
 
 def test_without_npm_the_error_names_the_other_ways(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(DeviceError, match=rf"Install Node\.js\. Where npm is: npm pack {assets.PACKAGE}\. .*--assets"):
-        assets.runtime()
+    with pytest.raises(DeviceError, match=rf"Install Node\.js\. Where npm is: npm pack {device.PACKAGE}\. .*--assets"):
+        device.runtime()
 
 
 def test_npm_that_fails_is_quoted(unpacked: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm(tmp_path / "bin", "echo 'npm error network' >&2; exit 7", monkeypatch)
     with pytest.raises(DeviceError, match=r"ended with code 7: npm error network\. Where npm is"):
-        assets.runtime()
+        device.runtime()
     npm(tmp_path / "bin", "exit 0", monkeypatch)
     with pytest.raises(DeviceError, match="code 0: it said nothing"):
-        assets.runtime()
+        device.runtime()
     assert not home.exists() or not [path for path in home.rglob("*") if path.is_file()]
 
 
 def test_npm_that_hangs_is_given_up(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm(tmp_path / "bin", "while :; do :; done", monkeypatch)
-    monkeypatch.setattr(assets, "PATIENCE", 0.2)
+    monkeypatch.setattr(device, "PATIENCE", 0.2)
     with pytest.raises(DeviceError, match=r"took over 0\.2 s"):
-        assets.runtime()
+        device.runtime()
 
 
 def test_a_tarball_is_taken_and_another_one_is_not(tarball: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [path.name for path in assets.runtime(tarball)] == list(FILES)
+    assert [path.name for path in device.runtime(tarball)] == list(FILES)
     shutil.rmtree(home)
     tarball.write_bytes(tarball.read_bytes() + b"\0")
     with pytest.raises(DeviceError, match=r"not onnxruntime-web@.*: its integrity is sha512-"):
-        assets.runtime(tarball)
+        device.runtime(tarball)
     assert not home.exists()
     with pytest.raises(DeviceError, match="no such file or folder"):
-        assets.runtime(tarball.with_name("absent.tgz"))
+        device.runtime(tarball.with_name("absent.tgz"))
 
 
 @pytest.mark.parametrize("inside", [".", "package", "package/dist"])
 def test_a_folder_is_taken_where_its_files_lie(unpacked: Path, home: Path, inside: str) -> None:
-    assert [path.read_bytes() for path in assets.runtime(unpacked / inside)] == list(FILES.values())
+    assert [path.read_bytes() for path in device.runtime(unpacked / inside)] == list(FILES.values())
     assert not home.exists()  # used where they are
 
 
 def test_files_that_are_not_the_pinned_ones_are_refused(unpacked: Path) -> None:
     (unpacked / "package" / "dist" / "runtime.wasm").write_bytes(b"\0asm tampered")
     with pytest.raises(DeviceError, match=r"runtime\.wasm: another version than onnxruntime-web@.*, or damaged"):
-        assets.runtime(unpacked)
+        device.runtime(unpacked)
     (unpacked / "package" / "dist" / "runtime.wasm").unlink()
     with pytest.raises(DeviceError, match=r"a folder without entry\.mjs, runtime\.wasm"):
-        assets.runtime(unpacked)
+        device.runtime(unpacked)
 
 
 @pytest.mark.parametrize("damage", KINDS)
 def test_what_is_kept_is_checked_again(
     damage: str, tarball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = assets.runtime(tarball)
+    found = device.runtime(tarball)
     damaged(found[1], damage)
     npm(tmp_path / "bin", "exit 1", monkeypatch)
     with pytest.raises(DeviceError, match="code 1"):
-        assets.runtime()
+        device.runtime()
     assert "runtime.wasm" in capsys.readouterr().err
     npm(tmp_path / "bin", f'cp "{tarball}" "$4"', monkeypatch)
-    assert [path.read_bytes() for path in assets.runtime()] == list(FILES.values())
+    assert [path.read_bytes() for path in device.runtime()] == list(FILES.values())
 
 
 def test_what_an_older_version_kept_is_used(tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = assets.runtime(tarball)
+    found = device.runtime(tarball)
     (found[0].parent / CHECKSUMS).unlink()
     monkeypatch.setenv("PATH", "")
-    assert assets.runtime() == found
+    assert device.runtime() == found
 
 
 def test_pins_are_whole() -> None:
-    for pins in (assets.WASM, assets.WEBGPU):
+    for pins in (device.WASM, device.WEBGPU):
         assert len(pins) == 3
         assert all(len(bytes.fromhex(digest)) == 32 for digest in pins.values())
-    assert len(base64.b64decode(assets.INTEGRITY.removeprefix("sha512-"))) == 64
+    assert len(base64.b64decode(device.INTEGRITY.removeprefix("sha512-"))) == 64

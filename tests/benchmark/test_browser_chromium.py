@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compress.benchmark.browser import assets, server
+from compress.benchmark.browser import server
 from compress.benchmark.browser import server as visitor
-from compress.benchmark.browser.device import Browser, browser
+from compress.benchmark.browser.device import PACKAGE, Browser, browser, packed
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session
@@ -39,9 +39,9 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs npm")
     folder = tmp_path_factory.mktemp("npm")
     try:
-        return assets.packed(folder)
+        return packed(folder)
     except DeviceError as error:
-        pytest.skip(f"needs {assets.PACKAGE}: {error}")
+        pytest.skip(f"needs {PACKAGE}: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="module")
 def device(runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One browser for the tests that leave it as they found it."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        chromium(tmp_path_factory.mktemp("profile")) as (visit, _),
-    ):
+    with pytest.MonkeyPatch.context() as patch, chromium(tmp_path_factory.mktemp("profile")) as (visit, _):
         patch.setenv("COMPRESS_HOME", str(tmp_path_factory.mktemp("home")))
         with browser(timeout=60, say=lambda _: None, visit=visit, assets=runtime) as found:
             yield found

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compress.benchmark.browser import assets, device, server
+from compress.benchmark.browser import device, server
 from compress.benchmark.browser import device as qr
 from compress.benchmark.browser import server as visitor
 from compress.benchmark.browser.device import browser
@@ -144,7 +144,7 @@ def test_facts_are_what_the_browser_tells() -> None:
             "memory": "4 GB or more",
             "system": "Android 15",
             "browser": "Stand-in 1.0",
-            "runtime": f"onnxruntime-web {assets.VERSION}, WebAssembly",
+            "runtime": f"onnxruntime-web {device.VERSION}, WebAssembly",
             "clock": "steps of 0.005 ms",
             "MB": "of WebAssembly memory",
         }

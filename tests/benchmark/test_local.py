@@ -15,9 +15,8 @@ import pytest
 from transformers import AutoModelForQuestionAnswering
 
 from compress.benchmark.jobs import timing_job
-from compress.benchmark.local import local, race
+from compress.benchmark.local import Link, local, race
 from compress.benchmark.remote import agent, runner
-from compress.benchmark.remote.link import Link
 from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx

@@ -43,11 +43,7 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        ("{", "Invalid JSON"),
-        ('{"format": 2}', "format: Input should be 1"),
-        ('{"format": 1}', "device: .*latencies: "),
-    ],
+    [("{", "Invalid JSON"), ('{"format": 2}', "format: Input should be 1"), ('{"format": 1}', "device: .*latencies: ")],
 )
 def test_what_is_no_result_is_refused_with_every_field_in_error(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "x.json").write_text(content)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from compress.benchmark.devices import open_device
-from compress.benchmark.remote.link import Link
+from compress.benchmark.local import Link
 from compress.benchmark.ssh import Address, far_command
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx

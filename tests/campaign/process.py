@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests import forks
+from tests import forks, real_fsync
 
 PATIENCE = 180.0
 """Seconds until a command that does not end is a fault."""
@@ -93,6 +93,7 @@ def _command(
     talk: Path,
     before: Callable[[], None] | None,
 ) -> None:
+    os.fsync = real_fsync
     os.environ.clear()
     os.environ.update(environment)
     for number, (path, flags) in enumerate(((stdin, os.O_RDONLY), (talk / "out", _NEW), (talk / "err", _NEW))):

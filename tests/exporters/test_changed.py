@@ -13,7 +13,7 @@ from compress.exporters.session import CERTIFICATE_KEY, certificate, certified, 
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization import calibration
 from compress.records.certificate import Certificate
-from compress.trimming.model import cut_file
+from compress.trimming import cut_file
 
 PROOF = Certificate(
     artefact="onnx/model.onnx", method="vocabulary trimming", metric="accuracy", before=0.9, after=0.9, max_drop=0.005,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.benchmark.browser import assets
+from compress.benchmark.browser import device
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.formats import export
 from compress.records.latency import DeviceError
@@ -36,9 +36,9 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not shutil.which(program):
             pytest.skip(f"needs {program}")
     try:
-        return assets.runtime(assets.packed(tmp_path_factory.mktemp("npm")))[0]
+        return device.runtime(device.packed(tmp_path_factory.mktemp("npm")))[0]
     except DeviceError as error:
-        pytest.skip(f"needs {assets.PACKAGE}: {error}")
+        pytest.skip(f"needs {device.PACKAGE}: {error}")
 
 
 @pytest.mark.slow

@@ -22,8 +22,7 @@ from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, opset_
 from compress.records.certificate import Tried
 from compress.records.latency import DeviceError, Setting
 from compress.records.run_report import Report
-from compress.tuning.race import Tuned, tune
-from compress.tuning.variants import fp32_variants
+from compress.tuning import Tuned, fp32_variants, tune
 from tests.quantization.graphs import Rule, exported
 from tests.quantization.test_mixed import bundle
 

@@ -7,14 +7,12 @@ import pytest
 from transformers import BertConfig
 
 from compress.errors import SearchError
-from compress.latency.costs import LatencyTable, model_cost
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, exported
-from compress.latency.model import LatencyModel
+from compress.latency.model import LatencyModel, LatencyTable, model_cost
 from compress.models import heads
 from compress.models.flops import count_parameters, flops_per_token
-from compress.nas import space_file
-from compress.nas.config import SURE, Budget, SearchConfig, describe_choice
+from compress.nas.config import SURE, Budget, SearchConfig, Space, describe_choice
 from compress.nas.costs import BAND, CostModel, choose_within_budget
 from compress.nas.space import Shapes
 from compress.records.latency import Setting
@@ -25,15 +23,14 @@ BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, 
 
 def costs(**budget: Any) -> CostModel:
     """Of the space width-depth, on a device that takes 0.2 ms and another for each 500 million operations."""
-    space = space_file.load("width-depth")
+    space = Space.load("width-depth")
     shapes, setting = Shapes.of(space, BERT), Setting()
     samples = []
     for choice in shapes.drawn(12, seed=0):
         terms = Terms.from_config(shapes.config(choice), setting)
         samples.append(Sample(describe_choice(choice), terms, 0.2 + terms.flops / 5e8))
     latencies = LatencyTable(
-        {"int8": LatencyModel.fit(samples, setting, "int8")},
-        {"teacher int8": Sample("teacher", Terms({}, 0.0), 3.0)},
+        {"int8": LatencyModel.fit(samples, setting, "int8")}, {"teacher int8": Sample("teacher", Terms({}, 0.0), 3.0)}
     )
     search = SearchConfig.of(teacher="t", data="d", space=space, budget=Budget(**budget))
     return CostModel(search, shapes, latencies, "classification")

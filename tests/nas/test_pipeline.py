@@ -25,7 +25,7 @@ from compress.nas.finalists import shortlist
 from compress.nas.study import close_study, join_study, open_study
 from compress.records.search_report import SearchReport
 from compress.reporting.format import magnitude
-from tests import children, command, tiny
+from tests import children, command, tiny, unshipped
 from tests.damage import damaged
 from tests.nas.shelved import PLAIN, Searched, weighing
 
@@ -44,6 +44,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyP
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr("compress.benchmark.devices.open_device", weighing)
+        unshipped.hasten(patch)
         yield patch
 
 

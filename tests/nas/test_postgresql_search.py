@@ -9,7 +9,7 @@ from tests import command
 from tests.nas.shelved import Searched, weighing
 from tests.nas.test_postgresql import Database, database, server  # noqa: F401 fixtures
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hastened")]
 
 
 def test_a_search_in_a_database_and_its_worker(

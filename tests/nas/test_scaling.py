@@ -44,11 +44,7 @@ def test_without_noise_the_law_is_found_exactly() -> None:
 
 def test_with_noise_it_is_found_within_its_bands() -> None:
     shown = law(fitted(ladder(0.005)))
-    for found, made in (
-        (shown.floor(), FLOOR),
-        (shown.exponent("size"), SIZES[1]),
-        (shown.exponent("data"), DATA[1]),
-    ):
+    for found, made in ((shown.floor(), FLOOR), (shown.exponent("size"), SIZES[1]), (shown.exponent("data"), DATA[1])):
         assert found.low < made < found.high
         assert found.value == pytest.approx(made, rel=0.1)
     assert shown.deviation == pytest.approx(0.005, rel=0.5)

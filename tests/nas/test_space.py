@@ -10,9 +10,8 @@ import yaml
 from transformers import BertConfig, DistilBertConfig
 
 from compress.errors import SearchError
-from compress.nas import space_file
+from compress.nas.config import Space, space_names
 from compress.nas.space import Shapes, architecture_key
-from compress.nas.space_file import Space
 from compress.nas.study import SAMPLERS, make_sampler
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
@@ -32,29 +31,29 @@ def tree(axes: Mapping[str, Any], mode: str = "supernet", **more: Any) -> dict[s
 
 
 def space(axes: Mapping[str, Any], mode: str = "supernet", **more: Any) -> Space:
-    return space_file.of_tree(tree(axes, mode, **more), "test.yaml")
+    return Space.from_tree(tree(axes, mode, **more), "test.yaml")
 
 
 def shapes(axes: Mapping[str, Any], mode: str = "supernet", teacher: Any = BERT, **more: Any) -> Shapes:
     return Shapes.of(space(axes, mode, **more), teacher)
 
 
-@pytest.mark.parametrize("name", space_file.names())
+@pytest.mark.parametrize("name", space_names())
 def test_every_space_of_ours_has_students_of_an_ordinary_teacher_and_survives_its_yaml(name: str) -> None:
-    found = space_file.load(name)
-    assert space_file.of_tree(yaml.safe_load(found.to_yaml()), name) == found
+    found = Space.load(name)
+    assert Space.from_tree(yaml.safe_load(found.to_yaml()), name) == found
     drawn = Shapes.of(found, BERT).drawn(5, seed=0)
     assert len({architecture_key(choice) for choice in drawn}) == 5
     assert all(Shapes.of(found, BERT).config(choice).vocab_size == BERT.vocab_size for choice in drawn)
 
 
 def test_the_spaces_are_these() -> None:
-    assert space_file.names() == ["albert", "autotinybert", "dynabert", "mobilebert", "width-depth"]
+    assert space_names() == ["albert", "autotinybert", "dynabert", "mobilebert", "width-depth"]
 
 
 def test_autotinyberts_space_is_that_of_its_searcher_and_trains_one_subnet_a_batch() -> None:
     """searcher.py: 1 to 8 layers, widths of 128 to 768 by 16, feed-forward widths of 128 to 3,072 by 32."""
-    found = space_file.load("autotinybert")
+    found = Space.load("autotinybert")
     base = {"layers": 12, "hidden": 768, "ffn": 3072}
     counts = {axis: [round(share * base[axis]) for share in values] for axis, values in found.axes.items()}  # type: ignore[operator]
     assert counts == {
@@ -185,7 +184,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     bad["supernet"]["epoch"] = 3
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(bad))
     with pytest.raises(SearchError) as refused:
-        space_file.load(str(tmp_path / "bad.yaml"))
+        Space.load(str(tmp_path / "bad.yaml"))
     said = str(refused.value)
     assert "bad.yaml: shorts: no such setting. Did you mean 'short'?" in said
     assert "bad.yaml: short.objective[0]: weight must be a number" in said
@@ -216,6 +215,6 @@ def test_final_may_name_a_recipe_whose_stages_are_then_written_out() -> None:
 
 
 def test_settings_can_be_overridden_and_a_space_misspelled() -> None:
-    assert space_file.load("width-depth", ["supernet.lr=1e-3", "axes.layers=[2]"]).axes["layers"] == (2,)
+    assert Space.load("width-depth", ["supernet.lr=1e-3", "axes.layers=[2]"]).axes["layers"] == (2,)
     with pytest.raises(SearchError, match="Did you mean 'width-depth'"):
-        space_file.load("width-deth")
+        Space.load("width-deth")

@@ -31,12 +31,7 @@ OTHER = "f" * 64
 
 
 def bundle(
-    folder: Path,
-    told: Report | None,
-    *,
-    task: Task = TASK,
-    sizes: dict[str, float] | None = None,
-    inner: bool = True,
+    folder: Path, told: Report | None, *, task: Task = TASK, sizes: dict[str, float] | None = None, inner: bool = True
 ) -> Path:
     """Write a run with this report in its bundle (`inner`), or the bundle alone; `sizes`: precision -> kB.
 

@@ -180,11 +180,7 @@ KINDS: Mapping[str, str] = {
     ".onnx": "application/octet-stream",
 }
 
-PUBLIC: Mapping[str, Path] = {
-    "/": WEB / "index.html",
-    "/page.js": WEB / "page.js",
-    "/style.css": WEB / "style.css",
-}
+PUBLIC: Mapping[str, Path] = {"/": WEB / "index.html", "/page.js": WEB / "page.js", "/style.css": WEB / "style.css"}
 
 
 @dataclass(frozen=True)
