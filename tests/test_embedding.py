@@ -279,7 +279,8 @@ def test_a_search_finds_students_that_stay_in_the_space(
     monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
     (tmp_path / "space.yaml").write_text(SPACE.replace("hinton.soft_targets", "leaf.l2, only: embedding"))
     words = ["search", "--teacher", str(teacher), "--data", str(data), "--space", str(tmp_path / "space.yaml")]
-    told = command.run(*words, "--max-params", "6000", "--trials", "4", "--kind", "embedding", "--out", str(tmp_path / "study"))
+    words += ["--max-params", "6000", "--trials", "4", "--kind", "embedding", "--out", str(tmp_path / "study")]
+    told = command.run(*words)
     assert told.code == 0, told.err
     (made,) = [Bundle.load(path.parent) for path in (tmp_path / "study").rglob("manifest.json")]
     assert (made.task.kind, made.task.width) == ("embedding", 32)
