@@ -121,6 +121,7 @@ class Words:
         starts_V[_inside(vocabulary)] = False
         unused_V = torch.zeros(size, dtype=torch.bool)
         unused_V[[number for token, number in vocabulary.items() if _UNUSED.fullmatch(token)]] = True
+        before, after = map(tuple, Template.from_tokenizer(tokenizer, 1).ids)
         return cls(
             size,
             tokenizer.mask_token_id,
@@ -129,8 +130,9 @@ class Words:
             starts_V | special_V,  # type: ignore[arg-type]  # the same
             counts,
             tokenizer.unk_token_id,
-            *map(tuple, Template.from_tokenizer(tokenizer, 1).ids),
-            unused_V=unused_V,  # type: ignore[arg-type]  # the same
+            before,
+            after,
+            unused_V,  # type: ignore[arg-type]  # the same
         )
 
     def to(self, device: torch.device) -> Words:
