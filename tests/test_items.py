@@ -23,7 +23,7 @@ EVERY_ITEM: dict[Item, list[Term]] = {
 }
 
 EVERY_ITEM_OF_A_RANKING: dict[Item, list[Term]] = {
-    "query": [Term("listnet.top_one", temperature=2.0), Term("listnet.relevance")],
+    "query": [Term("listnet.top_one", temperature=2.0), Term("listnet.relevance"), Term("lce.relevance")],
     "preference": [Term("margin_mse.margins")],
 }
 

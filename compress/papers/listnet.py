@@ -1,8 +1,8 @@
 """Cao et al. 2007, "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML, ListNet.
 
-Definition 3, Theorem 8  P(j) = exp(s_j) / sum over k of exp(s_k): the chance of passage j to be the first
-Eq. 2                    top_one    the cross entropy of these chances by a teacher's scores and by the student's
-Eq. 2                    relevance  the same, with the relevance in the data in place of the teacher's scores
+top one probability  P(j) = exp(s_j) / sum over k of exp(s_k): the chance of passage j to be the first
+listwise loss        top_one    the cross entropy of these chances by a teacher's scores and by the student's
+                     relevance  the same, with the relevance in the data in place of the teacher's scores
 
 Shapes: B pairs of a query and a passage, rows of a batch.
 
@@ -31,7 +31,7 @@ def mean_over_queries(values_B: Tensor, same_BB: Tensor) -> Tensor:
 
 @reads("logits", per="query", mask="queries")
 def top_one(student_B1: Tensor, teacher_B1: Tensor, same_BB: Tensor, *, temperature: Temperature = 1.0) -> Tensor:
-    """T^2 KL(teacher || student) of the chances to be first among a query's passages (Eq. 2), mean over queries.
+    """T^2 KL(teacher || student) of the chances to be first among a query's passages, mean over queries.
 
     same_BB  1 where two rows are of the same query
     """
@@ -42,6 +42,6 @@ def top_one(student_B1: Tensor, teacher_B1: Tensor, same_BB: Tensor, *, temperat
 
 @reads("logits", against="labels", per="query", mask="queries")
 def relevance(student_B1: Tensor, labels: Tensor, same_BB: Tensor) -> Tensor:
-    """Cross entropy of the chances by the relevance, in the data, and by the student (Eq. 2), mean over queries."""
+    """Cross entropy of the chances by the relevance, in the data, and by the student, mean over queries."""
     p_BB = log_chances(labels, same_BB).exp() * same_BB
     return mean_over_queries(-(p_BB * log_chances(student_B1, same_BB)).sum(-1), same_BB)

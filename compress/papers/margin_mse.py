@@ -1,7 +1,7 @@
 """Hofstätter et al. 2020, "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
 arXiv:2010.02666.
 
-Sec. 3.2, Eq. 1  margins  ((s(q, p+) - s(q, p-)) - (t(q, p+) - t(q, p-)))^2, mean over the pairs of passages
+Margin-MSE  margins  ((s(q, p+) - s(q, p-)) - (t(q, p+) - t(q, p-)))^2, mean over the pairs of passages
 
 Shapes: B pairs of a query and a passage, rows of a batch.
 
@@ -18,7 +18,7 @@ from compress.training.reads import reads
 
 @reads("logits", per="preference", mask="preferences")
 def margins(student_B1: Tensor, teacher_B1: Tensor, preferred_BB: Tensor) -> Tensor:
-    """Compare by how much the more relevant passage leads (Eq. 1), mean over pairs; 0 where there is no pair.
+    """Compare by how much the more relevant passage leads, mean over pairs; 0 where there is no pair.
 
     preferred_BB  1 where the row of the first axis is more relevant than the other, for the same query
     """

@@ -1,6 +1,6 @@
 """Nogueira & Cho 2019, "Passage Re-ranking with BERT", arXiv:1901.04085.
 
-Sec. 2.3  relevance  cross entropy of the probability that a passage is relevant to the query
+relevance  cross entropy of the probability that a passage is relevant to the query
 
 Shapes: B pairs of a query and a passage.
 
@@ -17,6 +17,6 @@ from compress.training.reads import reads
 
 @reads("logits", against="labels", per="example")
 def relevance(student_B1: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """-log p of the relevant pairs, -log(1 - p) of the others, p = sigmoid(z) (Sec. 2.3), mean over pairs."""
+    """-log p of the relevant pairs, -log(1 - p) of the others, p = sigmoid(z), mean over pairs."""
     relevant_B1 = (labels.view_as(student_B1) > 0).float()
     return binary_cross_entropy_with_logits(student_B1.float(), relevant_B1)
