@@ -5,44 +5,28 @@ with open_device("local") as device:
 """
 
 import json
+import logging
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, isfinite, log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
+from onnx import ModelProto
 
 from compress.benchmark.devices import Device
 from compress.config.limits import check_max_drop
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import FILES, Bundle, Precision
-from compress.exporters.int8 import LEARNED_KEY
-from compress.exporters.rewrite.graph import list_floats
-from compress.exporters.session import difference, onnx_run, opset_of, read_model, rows_for
-from compress.quantization.certify import attach_certificate, certify, compare_logits, compute_logits
-from compress.records.certificate import Tried
-from compress.records.latency import DeviceError, Latency, Setting
-from compress.records.run_report import NAME as REPORT
-
-if TYPE_CHECKING:
-    from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.session import EncodedRow
-
-import logging
-from collections import Counter
-from dataclasses import field, replace
-from typing import TYPE_CHECKING
-
-import onnx
-from onnx import ModelProto
-
-from compress.exporters.int8 import quantize_dynamic, quantize_learned, quantize_static
+from compress.exporters.int8 import LEARNED_KEY, quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
-from compress.exporters.rewrite.graph import Graph, find_writer, products
+from compress.exporters.rewrite.graph import Graph, find_writer, list_floats, products
 from compress.exporters.session import (
     SESSION_KEY,
     SESSION_WHY_KEY,
@@ -50,14 +34,24 @@ from compress.exporters.session import (
     UNFUSED_SKIP_WHY,
     create_session,
     declare_microsoft,
+    difference,
     metadata,
+    onnx_run,
+    opset_of,
     quiet_logging,
+    read_model,
+    rows_for,
     session_entries,
     session_options,
 )
 from compress.quantization.calibration import choose_ranges, observe
+from compress.quantization.certify import attach_certificate, certify, compare_logits, compute_logits
+from compress.records.certificate import Tried
+from compress.records.latency import DeviceError, Latency, Setting
+from compress.records.run_report import NAME as REPORT
 
 if TYPE_CHECKING:
+    from compress.evaluation.evaluator import Evaluator
     from compress.exporters.session import EncodedRow
 
 

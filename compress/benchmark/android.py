@@ -5,28 +5,21 @@ Tested against a stand-in for `adb`, and against the real client where no phone 
 """
 
 import re
+import secrets
 import shlex
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from os import environ
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-from compress.records.latency import DeviceError
-
-if TYPE_CHECKING:
-    from compress.benchmark.devices import Device
-
-import secrets
-import tempfile
-from dataclasses import field
-from itertools import chain
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +30,11 @@ from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote.runner import feeds
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
-from compress.records.latency import WARM_UP, Latency, Setting, Sustained
+from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
+
+if TYPE_CHECKING:
+    from compress.benchmark.devices import Device
+
 
 CPU_SENSOR = 0
 """mType of a processor's sensor in `dumpsys thermalservice`."""

@@ -210,11 +210,10 @@ def _listed() -> tuple[Listed, list[Check]]:
     except PackageNotFoundError:
         told = "not installed: it is run from a folder, and what it needs is not known"
         return [], [Check("packages", DISTRIBUTION, "broken", told, "everything", "pip install .", required=True)]
-    return [(each.name, _extra(str(each.marker or "")), str(each.specifier)) for each in lines], []
-
-
-def _extra(marker: str) -> str:
-    return marker.partition("extra ==")[2].strip(" \"'")
+    return [
+        (each.name, str(each.marker or "").partition("extra ==")[2].strip(" \"'"), str(each.specifier))
+        for each in lines
+    ], []
 
 
 def _installed(name: str, accepted: str) -> tuple[str, str]:

@@ -6,36 +6,23 @@ This module imports neither torch nor transformers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from compress import io
-from compress.config import user_code
+from compress.config import loader, user_code
 from compress.config.loader import parse_yaml
 from compress.config.options import BudgetOptions, DataOptions
-from compress.config.recipe import Frozen
-from compress.errors import SearchError, did_you_mean
-from compress.records.latency import FEWEST_SHAPES, Setting
-from compress.records.search_report import ObjectiveName
-
-if TYPE_CHECKING:
-    from compress.exporters.artifact import Precision
-
-from collections.abc import Iterator, Sequence
-from typing import Annotated
-
-from pydantic import BeforeValidator, model_validator
-
-from compress.config import loader
 from compress.config.recipe import (
     ALL_KINDS,
     FINETUNE,
     TEACHER_LM,
+    Frozen,
     Line,
     Paper,
     Recipe,
@@ -47,7 +34,13 @@ from compress.config.recipe import (
 )
 from compress.config.reference import Call
 from compress.config.term import Term
-from compress.errors import RecipeError
+from compress.errors import RecipeError, SearchError, did_you_mean
+from compress.records.latency import FEWEST_SHAPES, Setting
+from compress.records.search_report import ObjectiveName
+
+if TYPE_CHECKING:
+    from compress.exporters.artifact import Precision
+
 
 Value = int | float | str | bool
 """A value of an axis. For sizes, an int is a count and a float a share of the teacher's (1.0: all of it)."""

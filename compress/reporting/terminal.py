@@ -5,14 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from compress.exporters.card import escaped
 from compress.records.bench_result import Result
 from compress.records.forecast import Forecast
+from compress.records.gate_result import GateCheck, GateResult
 from compress.records.latency import NOISE_FACTOR, Sustained
 from compress.reporting import format as units
 from compress.reporting.compare import Comparison, Limits, Pick
@@ -24,10 +27,6 @@ if TYPE_CHECKING:
     from compress.exporters.formats import ExportedFile, ExportResult
     from compress.quantization.select import Quantized
 
-from xml.etree import ElementTree
-
-from compress.exporters.card import escaped
-from compress.records.gate_result import GateCheck, GateResult
 
 NAME_WIDTH = 40
 """The longest name that columns make room for; a longer one is folded."""

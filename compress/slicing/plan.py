@@ -75,7 +75,11 @@ class SlicePlan:
             name: _cut(name, tensor, model.config, sizes, groups)
             for name, tensor in model.named_parameters(remove_duplicate=False)
         }
-        heads = {group: _heads_of(family, group) for group in groups if group.axis in ("query", "value")}
+        heads = {
+            group: Group("heads", "" if family == "t5" else group.block)
+            for group in groups
+            if group.axis in ("query", "value")
+        }
         for group in heads.values():
             groups[group] = sizes.heads
         return SlicePlan(family, sizes, groups, cuts, heads)
@@ -146,10 +150,6 @@ def _group(axis: str, block: str, family: str, sizes: Sizes) -> Group:
     if axis not in PER_BLOCK or (axis == "heads" and family == "t5"):
         return Group(axis)
     return Group(axis, block.partition(".")[0] if axis == "bottleneck" else block)  # all FFNs of a layer write to it
-
-
-def _heads_of(family: str, group: Group) -> Group:
-    return Group("heads", "" if family == "t5" else group.block)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

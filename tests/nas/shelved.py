@@ -111,7 +111,7 @@ class Searched:
         """`changed` options instead of ours."""
         options = {
             "teacher": self.shelf.teacher, "data": self.shelf.data, "space": self.space, "out": str(out), "seq": "16",
-            "shapes": "7", "rounds": "2", "runs": "1", "trials": "5", "finalists": "2", "precision": "fp32", **changed,
+            "shapes": "5", "rounds": "2", "runs": "1", "trials": "5", "finalists": "2", "precision": "fp32", **changed,
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
         return ["search", *words, *more]
