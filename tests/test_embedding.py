@@ -17,6 +17,7 @@ from compress.data.task import Task
 from compress.errors import BundleError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.exporters.artifact import Bundle
+from compress.exporters.tokenizer import run_text
 from compress.models import student as students
 from compress.models.embedding import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
 from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
@@ -284,3 +285,13 @@ def test_a_search_finds_students_that_stay_in_the_space(
     assert told.code == 0, told.err
     (made,) = [Bundle.load(path.parent) for path in (tmp_path / "study").rglob("manifest.json")]
     assert (made.task.kind, made.task.width) == ("embedding", 32)
+
+
+def test_a_text_file_gives_the_vector_of_a_text(bundle: Bundle, tmp_path: Path) -> None:
+    out = tmp_path / "text"
+    told = command.run("export", str(bundle.path), "--for", "text", "--out", str(out))
+    assert told.code == 0, told.err
+    (file,) = out.rglob("*.onnx")
+    texts = ["a good film", "So sad!"]
+    found = np.array([each.numbers for each in run_text(file, texts)])  # type: ignore[union-attr]
+    np.testing.assert_allclose(found, bundle.embed(texts), atol=1e-5)

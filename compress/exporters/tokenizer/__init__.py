@@ -25,7 +25,7 @@ from tokenizers import Encoding, Tokenizer
 
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
-from compress.exporters.predictor import Prediction, Text, encode, open_tokenizer
+from compress.exporters.predictor import Prediction, Text, Vector, encode, open_tokenizer
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import RowTemplate, joined, reader
@@ -206,16 +206,19 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     return verdict
 
 
-def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction]:
+def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction | Vector]:
     """Predict each text, or pair, with a text file, in their order; each by itself, as `Bundle.predict` does.
 
     Raises ExportError for a file that `text_model` did not write.
     """
     verdict = verdict_of(path)
     session = open_session(path, threads)
-    told = []
+    told = list[Prediction | Vector]()
     for text in texts:
         answers = {name: value[0] for name, value in _run(session, [text]).items()}
+        if verdict.kind == "embedding":
+            told.append(Vector(tuple(answers["sentence_embedding"].tolist())))
+            continue
         score = float(answers["score"])
         if verdict.kind in ("regression", "ranking"):
             told.append(Prediction("", score, {}))
@@ -242,7 +245,7 @@ def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
     if task.tokenwise:
         raise ExportError(
             f"{bundle.path}: {task.kind} answers per token; a text file gives one answer for a text: expected "
-            "classification, multilabel or regression"
+            "classification, multilabel, regression, ranking or embedding"
         )
     words = open_tokenizer(bundle.path)
     config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
@@ -278,7 +281,8 @@ def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Seque
     predictor = bundle.open(precision)
     expected = predictor.logits(encode(predictor.tokenizer, texts))
     session = open_session(file, threads=1)
-    found = np.concatenate([_run(session, [text])["logits"] for text in texts])
+    name = "sentence_embedding" if bundle.task.kind == "embedding" else "logits"
+    found = np.concatenate([_run(session, [text])[name] for text in texts])
     difference = float(np.abs(found - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise ExportError(

@@ -202,20 +202,21 @@ def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.
 def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.ModelProto:
     """Put the model behind its reader: texts in, answers out. What the model does not read of a row is not made.
 
-    Raises ExportError for a model that reads more than a row, or gives no `logits`.
+    Raises ExportError for a model that reads more than a row, or gives neither `logits` nor `sentence_embedding`.
     """
     wanted = [node.name for node in model.graph.input]
     if unknown := set(wanted) - set(ROWS):
         raise ExportError(f"the model's file reads {', '.join(sorted(unknown))} too; expected {', '.join(ROWS)}")
-    if not any(node.name == "logits" for node in model.graph.output):
-        raise ExportError("the model's file gives no logits; expected a head for classification or regression")
+    given = "sentence_embedding" if task.kind == "embedding" else "logits"
+    if not any(node.name == given for node in model.graph.output):
+        raise ExportError(f"the model's file gives no {given}; expected a head for {task.kind}")
     ends = GraphBuilder(f"{PREFIX}/answer")
-    outputs = answer(ends, task, "logits")
+    outputs = [] if task.kind == "embedding" else answer(ends, task, given)
     graph = helper.make_graph(
         [*_list_needed(read.graph, wanted), *model.graph.node, *ends.nodes],
         "texts_to_labels",
         list(read.graph.input),
-        [*outputs, *(node for node in model.graph.output if node.name == "logits")],
+        [*outputs, *(node for node in model.graph.output if node.name == given)],
         [*read.graph.initializer, *model.graph.initializer, *ends.constants],
     )
     return helper.make_model(graph, opset_imports=read.opset_import, ir_version=read.ir_version)
