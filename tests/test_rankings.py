@@ -133,7 +133,7 @@ def test_the_baselines_are_bm25_and_a_random_order(data: Any) -> None:
 
 
 def test_losses_over_queries_need_batches_of_queries() -> None:
-    assert [term.name for term in Objective([tiny_term()], *shapes(), kind="ranking").terms] == ["monobert.relevance"]
+    assert [term.name for term in Objective([tiny_term()], *shapes(), kind="ranking").terms] == ["lce.relevance"]
     assert [term.name for term in Objective([tiny_term()], *shapes(), kind="regression").terms] == ["bert.labels"]
     step = compress.Distillation(tiny.bert(1), tiny.bert(1), [compress.Term("margin_mse.margins")])
     with pytest.raises(ObjectiveError, match="needs query"):
@@ -177,7 +177,7 @@ def test_a_stage_on_queries_is_resumed_where_it_was(micro_batch: int | None, tmp
         assert torch.equal(tensor, learning.weights(again)[name])
 
 
-def test_importance_is_of_the_rankings_own_loss() -> None:
+def test_importance_is_of_each_pair_by_itself() -> None:
     model, batch = tiny.bert(1), learning.collate()([rows()[n] for n in range(6)])
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     expected = 6 * monobert.relevance(logits, batch["labels"], None)
@@ -213,7 +213,7 @@ def test_a_reranker_is_taught_by_margins_and_shipped(
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert any("eval_ndcg@10" in line and "eval_agreement" in line for line in log)
     assert any("margin_mse.margins" in line for line in log)
-    assert any("monobert.relevance" in line for line in log)
+    assert any("lce.relevance" in line for line in log)
     right, wrong = bundle.predict([("a film ?", "a good plot"), ("a film ?", "a the plot")])
     assert right.score > wrong.score
     told = command.run("predict", str(bundle.path), "a film ?", "--pair", "a good plot", "--precision", "fp32")

@@ -41,7 +41,7 @@ from compress.progress import show_progress
 from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
-from compress.training.objective import MASKED, OWN_LABELS
+from compress.training.objective import MASKED
 
 Targets = Literal["labels", "teacher", "drawn"]
 
@@ -69,7 +69,7 @@ def answer_loss(
     mine_RV = _answers(student, shown, chosen_BL)
     if targets == "labels":
         assert labels is not None
-        own = OWN_LABELS["ranking"] if "query" in batch else "bert.labels"
+        own = "monobert.relevance" if "query" in batch else "bert.labels"  # a batch may hold parts of queries
         return find(own)(mine_RV, _flat(student, shown, labels), None) * len(mine_RV)
     if targets == "drawn":
         return _of_drawn(student, shown, mine_RV, chosen_BL, batch["input_ids"])

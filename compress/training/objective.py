@@ -137,7 +137,7 @@ def pairs_of_subnet(pairs: Sequence[tuple[int, int]], layers: Sequence[int]) -> 
     return mine if mine or not pairs else [(len(layers) - 1, max(pairs)[1])]
 
 
-OWN_LABELS: Mapping[str, str] = MappingProxyType({"ranking": "monobert.relevance"})
+OWN_LABELS: Mapping[str, str] = MappingProxyType({"ranking": "lce.relevance"})
 """What `bert.labels`, the task's own loss, is of kinds of task that it has no formula for."""
 MASKED = -1e4
 """Score of a pad where a softmax runs over positions: its exp is 0 in float32, also after a temperature."""
