@@ -18,7 +18,7 @@ from compress.cli import app
 from compress.config import loader
 from compress.config.options import PANELS
 from compress.exporters import predictor
-from tests import command, tiny
+from tests import command, tiny, unshipped
 from tests.command import Shelf
 
 OPTIONS = {
@@ -91,6 +91,7 @@ def distilled(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> tuple[c
     folder = tmp_path_factory.mktemp("distilled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        unshipped.hasten(patch)
         words = shelf.distill(
             folder / "run", "--json", "--set", "stages.0.steps=2", "--set", "stages.prediction.lr=1e-3"
         )
