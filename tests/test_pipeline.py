@@ -16,7 +16,6 @@ from transformers import AutoModel
 
 import compress
 from compress.commands.distill import StageModels
-from compress.config.catalog import purpose
 from compress.config.loader import names
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
@@ -327,7 +326,7 @@ def plain(recipe: Recipe) -> bool:
     return (
         recipe.name != "prompted"
         and not recipe.pruning
-        and purpose(recipe) != "vectors"  # which have a kind of task of their own
+        and recipe.only_kind is None  # others have a kind of task of their own
         and all(
             not (stage.step or isinstance(stage.augment, Call) or stage.rows or stage.corrupt or stage.student)
             and stage.head in ("task", "encoder")

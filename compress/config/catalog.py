@@ -26,8 +26,7 @@ def purpose(recipe: Recipe) -> str:
     """
     if "prompt" in (recipe.needs or ""):
         return "prompted"
-    terms = [term for stage in recipe.training for term in stage.objective]
-    if terms and all(term.only == ("embedding",) for term in terms):
+    if recipe.only_kind == "embedding":
         return "vectors"
     if any(stage.kind == "pretrain" for stage in recipe.stages):
         return "pretraining"

@@ -129,9 +129,7 @@ def load_embedding(
 ) -> TaskData:
     """Load the texts of a source, with its splits on disk; see the top of this file. Raises DataError."""
     name, parts = _read(source, text, label)
-    notes = [
-        f"{role}: {part.empty:,} empty texts are left out" for role, part in parts.items() if part.empty
-    ]  # fmt: skip
+    notes = [f"{role}: {part.empty:,} empty texts are left out" for role, part in parts.items() if part.empty]
     rng = np.random.default_rng(seed)
     if "validation" not in parts:
         parts["validation"], note = _hold_out(parts["train"], source, rng)

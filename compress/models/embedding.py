@@ -50,7 +50,7 @@ class SentenceEmbeddingOutput(ModelOutput):
 
 
 class SentenceEncoder(PreTrainedModel):
-    """An encoder with pooling, projection and normalisation on it; see `embedding_class` for that of a family."""
+    """An encoder with pooling, projection and normalisation on it: `AutoModelForSentenceEmbedding` gives a family's."""
 
     encoder_class: type[PreTrainedModel]
 
@@ -108,12 +108,10 @@ def _class_of(config_class: type[PreTrainedConfig]) -> type[SentenceEncoder] | N
         encoder = found[0] if isinstance(found, tuple) else found
         if encoder is None:
             return None
-        families = [
-            each for each in encoder.__mro__ if issubclass(each, PreTrainedModel)
-        ]  # PreTrainedModel is the last
+        families = [each for each in encoder.__mro__ if issubclass(each, PreTrainedModel)]
         name = f"{encoder.__name__.removesuffix('Model')}ForSentenceEmbedding"
         content = {"encoder_class": encoder, "__module__": __name__}
-        _MADE[config_class] = type(name, (SentenceEncoder, families[-2]), content)
+        _MADE[config_class] = type(name, (SentenceEncoder, families[-2]), content)  # the last is PreTrainedModel
     return _MADE[config_class]
 
 

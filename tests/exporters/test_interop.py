@@ -30,8 +30,8 @@ from transformers import (
 from compress.data.task import Task
 from compress.exporters import embeddings, generation
 from compress.exporters.artifact import Bundle
-from compress.exporters.embeddings import Pooling
 from compress.models.heads import CLASSES
+from compress.models.pooling import Pooling
 from tests import tiny
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -25,7 +25,7 @@ from compress.data.task import Kind, Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
-from compress.exporters.embeddings import Pooling
+from compress.models.pooling import Pooling
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)
@@ -125,7 +125,7 @@ def test_an_encoder_comes_without_what_was_never_trained(tmp_path: Path) -> None
     )
     assert isinstance(masked, Checkpoint)
     assert (masked.pooling, masked.max_length) == (Pooling("cls", True), 64)
-    assert masked.model.pooler is None
+    assert masked.model.base_model.pooler is None
 
 
 def test_writers_are_known(tmp_path: Path) -> None:
