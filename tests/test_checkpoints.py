@@ -100,7 +100,8 @@ def test_without_a_whole_checkpoint_the_stage_starts_from_its_beginning(
         damaged(each / "optimizer.pt", "bit")
     step, trained, said = run(copy)
     assert_same(step, whole[0], atol=0)
-    assert [len([line for line in said.splitlines() if part in line]) for part in ("6 steps", "4 steps")] == [1, 1]
+    warnings = [line for line in said.splitlines() if line.startswith("warning")]  # progress tells steps too
+    assert [len([line for line in warnings if part in line]) for part in ("6 steps", "4 steps")] == [1, 1]
     assert "beginning" in said
     assert trained is not None
     assert trained.steps == 8
