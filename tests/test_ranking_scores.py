@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from compress.evaluation.ranking import MEASURES, query_scores, ranked
+from compress.evaluation.ranking import MEASURES, query_scores, rank_candidates
 
 CASES = json.loads((Path(__file__).parent / "golden" / "ranking.json").read_text())["trec_eval"]
 
@@ -45,7 +45,7 @@ def test_mrr_looks_at_ten() -> None:
 
 def test_equal_scores_say_nothing_whatever_the_order_of_the_candidates() -> None:
     forwards, backwards = dict.fromkeys(range(30), 0.5), dict.fromkeys(reversed(range(30)), 0.5)
-    assert ranked(forwards) == ranked(backwards) != sorted(forwards)
+    assert rank_candidates(forwards) == rank_candidates(backwards) != sorted(forwards)
     constant = [dict.fromkeys(range(10 * n, 10 * n + 10), 0.0) for n in range(300)]
     first = query_scores(constant, [{10 * n: 1.0} for n in range(300)])["mrr@10"]
     by_chance = sum(1 / rank for rank in range(1, 11)) / 10

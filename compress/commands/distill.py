@@ -30,7 +30,7 @@ from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle, check_parts
-from compress.exporters.manifest import Manifest, find_bundle
+from compress.exporters.manifest import kind_of_bundle
 from compress.models import checkpoints, heads
 from compress.models import precision as precisions
 from compress.models import student as students
@@ -336,13 +336,6 @@ def load_inputs(
         masked_lm=lambda: general(base_teacher, "masked_lm", recipe.teacher_lm, context, run),
     )  # fmt: skip
     return base_teacher, context
-
-
-def kind_of_bundle(folder: Path) -> "Kind | None":
-    """Return the kind of task of a bundle whose rows look like those of other kinds; None of other folders."""
-    place = find_bundle(folder, "task")
-    task = Manifest.read(place).task if place else None
-    return task.kind if task is not None and task.kind in ("embedding", "ranking") else None
 
 
 RATED_ROWS = 512

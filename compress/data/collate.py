@@ -234,7 +234,7 @@ class QueryGrouped(Sampler[list[int]]):
 
     def _batches(self) -> list[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        queries = [self._drawn(self.queries[n], rng) for n in rng.permutation(len(self.queries))]
+        queries = [self._draw(self.queries[n], rng) for n in rng.permutation(len(self.queries))]
         sizes = np.array([len(query) for query in queries])
         longest = np.array([self.lengths[query].max() for query in queries])
         stretch = np.cumsum(sizes) // (self.rows * BATCHES_PER_SORT)
@@ -245,7 +245,7 @@ class QueryGrouped(Sampler[list[int]]):
             batches[-1] += queries[at].tolist()
         return batches
 
-    def _drawn(self, rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw(self, rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         if len(rows) <= self.rows:
             return rows
         rows = rng.permutation(rows)

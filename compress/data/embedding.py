@@ -144,7 +144,7 @@ def load_embedding(
                 f"{len(part.passages):,} passages are scored (seed {seed})"
             )
     asked = {text for role in parts if role != "train" for text in parts[role].asking()}
-    parts["train"] = _of_texts(text for text in parts["train"].texts if text not in asked)
+    parts["train"] = _read_texts(text for text in parts["train"].texts if text not in asked)
     if len(parts["train"].texts) < 2:
         raise DataError(f"{source}: {len(parts['train'].texts)} text to learn from; expected two or more.")
     known = parts["validation"].metrics
@@ -166,13 +166,9 @@ def load_embedding(
 
 
 def is_embedding(source: str) -> bool:
-    """Tell whether a source is clearly of texts to be found, or of texts alone: BEIR's folder, a txt file of lines."""
-    if (found := sources.local_files(source)) is None:
-        return False
-    path, files = sources.local(source) if "=" not in source else Path(), found[1]
-    if path.is_dir() and sources.is_beir(path):
-        return True
-    return set(files) == {"train"} and all(_is_lines(file) for file in files["train"])
+    """Tell whether a source is clearly of texts alone: a txt file of lines without columns."""
+    found = sources.local_files(source)
+    return found is not None and set(found[1]) == {"train"} and all(map(_is_lines, found[1]["train"]))
 
 
 def _is_lines(path: Path) -> bool:
@@ -191,37 +187,37 @@ def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[s
         every = {role: splits[0] for role, splits in sources.by_role(hub.items()).items()}
         if "train" not in every:
             raise DataError(f"{source}: no training split; it has {', '.join(hub)}.")
-        return source, {role: _of_table(split, text, label) for role, split in every.items()}
+        return source, {role: _read_table(split, text, label) for role, split in every.items()}
     name, files = found
     folder = sources.local(source) if "=" not in source.partition(",")[0] else None
     if folder is not None and folder.is_dir():
         if sources.is_beir(folder):
-            return name, _of_beir(retrieval.read_beir(folder), source)
+            return name, _read_beir(retrieval.read_beir(folder), source)
         if not any(path.suffix.lower() in sources.SUFFIXES for path in files.get("train", ())):
-            return name, {"train": _of_corpus(load_corpus(source))}
-    return name, {role: _of_file(paths[0], text, label) for role, paths in files.items()}
+            return name, {"train": _read_corpus(load_corpus(source))}
+    return name, {role: _read_file(paths[0], text, label) for role, paths in files.items()}
 
 
-def _of_file(path: Path, text: Sequence[str] | None, label: str | None) -> Part:
+def _read_file(path: Path, text: Sequence[str] | None, label: str | None) -> Part:
     if path.suffix.lower() not in sources.SUFFIXES:
-        return _of_corpus(load_corpus(str(path)))
+        return _read_corpus(load_corpus(str(path)))
     if path.suffix.lower() == ".json" and squad.is_squad(path):
-        return _of_retrieval(retrieval.read_squad_retrieval(path), path)
+        return _read_retrieval(retrieval.read_squad_retrieval(path), path)
     if _is_lines(path):
-        return _of_texts(text_files.lines(path))
+        return _read_texts(text_files.lines(path))
     delimited = path.suffix.lower() in sources.DELIMITED
     named = [*(text or ()), *([label] if label else [])]
-    return _of_table(readers.open_texts([path], named)[path] if delimited else readers.open_file(path), text, label)
+    return _read_table(readers.open_texts([path], named)[path] if delimited else readers.open_file(path), text, label)
 
 
-def _of_texts(texts: Iterable[str]) -> Part:
+def _read_texts(texts: Iterable[str]) -> Part:
     part = Part()
     for each in texts:
         part.add(each)
     return part
 
 
-def _of_corpus(corpus: Corpus) -> Part:
+def _read_corpus(corpus: Corpus) -> Part:
     """Cut documents into passages: sentences of a line, joined up to PASSAGE characters."""
 
     def passages() -> Iterator[str]:
@@ -235,25 +231,25 @@ def _of_corpus(corpus: Corpus) -> Part:
                     joined = f"{joined} {sentence}".strip()
                 yield joined
 
-    return _of_texts(filter(None, passages()))
+    return _read_texts(filter(None, passages()))
 
 
-def _of_table(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Part:
+def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Part:
     plain = {schema.plain(name): name for name in split.columns}
     asking = next((plain[name] for name in ASKING if name in plain), None)
     positives = [name for key, name in plain.items() if key.startswith("positive")]
     negatives = [name for key, name in plain.items() if key.startswith("negative")]
     if text is None and asking is not None and positives:
-        return _of_answers(split, asking, positives, negatives)
+        return _read_answers(split, asking, positives, negatives)
     if label:
         schema.refuse_unknown(split, [label])
     named = [plain[name] for name in schema.LABELS if name in plain]
     numbers = [label] if label else [name for name in named if _is_number(split, name)]
     columns, _ = schema.choose_text(split, text, numbers[:1])
     if len(columns) == 1:
-        return _of_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
+        return _read_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
     if not numbers:
-        return _of_answers(split, columns[0], [columns[1]], [])
+        return _read_answers(split, columns[0], [columns[1]], [])
     part, first = Part(), split.first
     for batch in split.read([*columns, numbers[0]]):
         for one, other, told in zip(*(batch[name].to_pylist() for name in (*columns, numbers[0])), strict=True):
@@ -275,7 +271,7 @@ def _is_number(split: RawSplit, name: str) -> bool:
     return bool(cells) and all(isinstance(cell, str) and schema.number(cell) is not None for cell in cells)
 
 
-def _of_answers(split: RawSplit, asking: str, positives: Sequence[str], negatives: Sequence[str]) -> Part:
+def _read_answers(split: RawSplit, asking: str, positives: Sequence[str], negatives: Sequence[str]) -> Part:
     """Read rows of a text that asks, texts that answer it, and texts that do not."""
     part, columns = Part(), [asking, *positives, *negatives]
     for batch in split.read(columns):
@@ -292,17 +288,17 @@ def _of_answers(split: RawSplit, asking: str, positives: Sequence[str], negative
     return part
 
 
-def _of_retrieval(found: Retrieval, path: Path) -> Part:
+def _read_retrieval(found: Retrieval, path: Path) -> Part:
     """Read questions and the texts that answer them of a file that has one split."""
     (judged,) = found.qrels.values()
-    return _judged(found, judged, path)
+    return _read_judged(found, judged, path)
 
 
-def _of_beir(found: Retrieval, source: str) -> dict[Role, Part]:
+def _read_beir(found: Retrieval, source: str) -> dict[Role, Part]:
     """Read BEIR's folder: all texts are learned from but the queries of the other splits."""
-    parts: dict[Role, Part] = {role: _judged(found, judged, source) for role, judged in found.qrels.items()}
+    parts: dict[Role, Part] = {role: _read_judged(found, judged, source) for role, judged in found.qrels.items()}
     if "train" not in parts:
-        parts["train"] = _of_texts(found.corpus.values())
+        parts["train"] = _read_texts(found.corpus.values())
         if "validation" not in parts and "test" not in parts:
             raise DataError(f"{source}: no judgements; expected qrels/dev.tsv, qrels/test.tsv or both.")
         if "validation" not in parts:
@@ -310,7 +306,7 @@ def _of_beir(found: Retrieval, source: str) -> dict[Role, Part]:
     return parts
 
 
-def _judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], where: str | Path) -> Part:
+def _read_judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], where: str | Path) -> Part:
     part, places = Part(), dict[str, int]()
     for name, passage in found.corpus.items():
         if (number := part.add(passage)) is not None:
@@ -337,7 +333,7 @@ def _hold_out(part: Part, source: str, rng: np.random.Generator) -> tuple[Part, 
         what = f"{count:,} of {len(asking):,} texts that were compared with others"
     else:
         count = min(MOST, max(FEWEST, round(HELD_OUT * len(part.texts))), len(part.texts) // 2)
-        held = _of_texts(part.texts[number] for number in sorted(rng.permutation(len(part.texts))[:count].tolist()))
+        held = _read_texts(part.texts[number] for number in sorted(rng.permutation(len(part.texts))[:count].tolist()))
         what = f"{count:,} of {len(part.texts):,} texts"
     if len(held.texts) < 2:
         raise DataError(f"{source}: {len(part.texts)} texts are too few to hold some out: add a validation split.")

@@ -58,10 +58,10 @@ def compact_scores(split: Dataset, vectors_NE: Array, metric: str) -> dict[str, 
 
 def examples(split: Dataset, vectors_NE: Array, *, asking_NE: Array | None = None) -> dict[str, Array]:
     """Return what each example adds: of a pair its `cosine` and `relevance`, of a query each of its metrics."""
-    vectors_NE = _checked(split, vectors_NE)
-    asking_NE = vectors_NE if asking_NE is None else _checked(split, asking_NE)
-    asks, related, relevance = _judgements(split)
-    passages_P = _passages(split)
+    vectors_NE = _check_vectors(split, vectors_NE)
+    asking_NE = vectors_NE if asking_NE is None else _check_vectors(split, asking_NE)
+    asks, related, relevance = _list_judgements(split)
+    passages_P = _find_passages(split)
     if not len(passages_P):
         return {"cosine": (asking_NE[asks] * vectors_NE[related]).sum(1), "relevance": relevance}
     queries_Q, found = np.unique(asks), list[dict[int, float]]()
@@ -74,7 +74,7 @@ def examples(split: Dataset, vectors_NE: Array, *, asking_NE: Array | None = Non
             {int(passages_P[p]): float(row[p]) for p in places if passages_P[p] != query}  # a text does not find itself
             for query, row, places in zip(some, cosines, nearest, strict=True)
         ]
-    return dict(query_scores(found, _judged(asks, related, relevance)))
+    return dict(query_scores(found, _group_judgements(asks, related, relevance)))
 
 
 def word_scores(split: Dataset) -> dict[str, float]:
@@ -82,8 +82,8 @@ def word_scores(split: Dataset) -> dict[str, float]:
 
     Raises DataError for texts without words.
     """
-    asks, related, relevance = _judgements(split)
-    passages_P, texts = _passages(split), np.array(split["text"][:], dtype=object)
+    asks, related, relevance = _list_judgements(split)
+    passages_P, texts = _find_passages(split), np.array(split["text"][:], dtype=object)
     if len(passages_P):
         queries_Q = np.unique(asks)
         nearest, values = bm25(texts[passages_P].tolist(), texts[queries_Q].tolist(), DEPTH)
@@ -91,7 +91,7 @@ def word_scores(split: Dataset) -> dict[str, float]:
             dict(zip(passages_P[places].tolist(), row.tolist(), strict=True))
             for places, row in zip(nearest, values, strict=True)
         ]
-        scored: dict[str, Array] = dict(query_scores(found, _judged(asks, related, relevance)))
+        scored: dict[str, Array] = dict(query_scores(found, _group_judgements(asks, related, relevance)))
         return mean(scored, np.arange(len(queries_Q)))
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -170,11 +170,11 @@ def _evenly(of: int, count: int) -> Array:
     return np.unique(np.linspace(0, of - 1, min(count, of), dtype=int)) if of and count > 0 else np.arange(0)
 
 
-def _passages(split: Dataset) -> Array:
+def _find_passages(split: Dataset) -> Array:
     return np.flatnonzero(np.asarray(split["passage"][:]))
 
 
-def _judgements(split: Dataset) -> tuple[Array, Array, Array]:
+def _list_judgements(split: Dataset) -> tuple[Array, Array, Array]:
     """Return for every judgement the text that asks, in their order, the other one, and how near it is.
 
     Raises CompressError where there is none.
@@ -190,7 +190,7 @@ def _judgements(split: Dataset) -> tuple[Array, Array, Array]:
     return asks, flat[0].astype(np.int64), flat[1].astype(np.float32)
 
 
-def _judged(asks: Array, related: Array, relevance: Array) -> list[dict[int, float]]:
+def _group_judgements(asks: Array, related: Array, relevance: Array) -> list[dict[int, float]]:
     """Return the judgements of each text that asks."""
     cuts = np.flatnonzero(np.diff(asks)) + 1
     return [
@@ -199,7 +199,7 @@ def _judged(asks: Array, related: Array, relevance: Array) -> list[dict[int, flo
     ]
 
 
-def _checked(split: Dataset, vectors_NE: Array) -> Array:
+def _check_vectors(split: Dataset, vectors_NE: Array) -> Array:
     if len(vectors_NE) != len(split) or np.ndim(vectors_NE) != 2:
         raise CompressError(f"scores: vectors of shape {np.shape(vectors_NE)} are not those of {len(split)} texts")
     if broken := int((~np.isfinite(vectors_NE)).any(axis=1).sum()):

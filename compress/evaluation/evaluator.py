@@ -212,8 +212,11 @@ class Evaluator:
             return embedding.score_of(self.split, logits, metric)
         if self.task.kind == "tagging":
             tags, golds = self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]]
-            entities = metrics.entity_scores
-            return lambda drawn: entities([tags[n] for n in drawn], [golds[n] for n in drawn])[metric], len(self)
+
+            def score(drawn: Array) -> float:
+                return metrics.entity_scores([tags[n] for n in drawn], [golds[n] for n in drawn])[metric]
+
+            return score, len(self)
         labels = np.asarray(self.split["label"][:])
         return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric], len(self)
 

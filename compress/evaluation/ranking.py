@@ -40,7 +40,7 @@ def query_scores(
     for n, (scores, relevance) in enumerate(zip(found, judged, strict=True)):
         ideal = np.sort([gain for gain in relevance.values() if gain > 0])[::-1]
         if len(ideal):
-            gains = np.array([max(relevance.get(each, 0.0), 0.0) for each in ranked(scores)])
+            gains = np.array([max(relevance.get(each, 0.0), 0.0) for each in rank_candidates(scores)])
             values[n] = _measures(gains, ideal)
     return dict(zip(MEASURES, values.T, strict=True))
 
@@ -89,7 +89,7 @@ class Candidates:
 
     def first(self, score_R: Array) -> NDArray[np.int64]:
         """Return the candidate of each query that stands first, by its own number: (queries,)."""
-        return np.array([ranked(scores)[0] for scores in self.of_each(score_R)], dtype=np.int64)
+        return np.array([rank_candidates(scores)[0] for scores in self.of_each(score_R)], dtype=np.int64)
 
     def alike(self, one_R: Array, other_R: Array) -> float:
         """Compute the share of pairs of a query's candidates that both scores put in the same order, mean over queries.
@@ -100,8 +100,8 @@ class Candidates:
         shares = []
         for one, other in zip(self.of_each(one_R), self.of_each(other_R), strict=True):
             if len(one) > 1:
-                place = {key: n for n, key in enumerate(ranked(other))}
-                order = np.array([place[key] for key in ranked(one)])
+                place = {key: n for n, key in enumerate(rank_candidates(other))}
+                order = np.array([place[key] for key in rank_candidates(one)])
                 later = np.triu_indices(len(order), 1)
                 shares.append(float((order[later[0]] < order[later[1]]).mean()))
         return float(np.mean(shares)) if shares else 1.0
@@ -112,7 +112,7 @@ class Candidates:
         return np.asarray(score_R - means_Q[self.query_R])
 
 
-def ranked(scores: Mapping[int, float]) -> list[int]:
+def rank_candidates(scores: Mapping[int, float]) -> list[int]:
     """Return the candidates from the highest score to the lowest; see `query_scores` for equal ones."""
     names = np.fromiter(scores, np.int64, len(scores))
     order = np.lexsort((mix(names), -np.fromiter(scores.values(), np.float64, len(scores))))
@@ -133,14 +133,14 @@ def _measures(gains: Array, ideal: Array) -> tuple[float, ...]:
     places = np.flatnonzero(hits)
     precisions = np.cumsum(hits)[places] / (places + 1)
     return (
-        _discounted(gains) / _discounted(ideal),
+        _sum_discounted(gains) / _sum_discounted(ideal),
         1.0 / (places[0] + 1) if len(places) and places[0] < CUT else 0.0,
         float(precisions.sum()) / len(ideal),
         *(float(hits[:most].sum()) / len(ideal) for most in (10, 100)),
     )
 
 
-def _discounted(gains: Array) -> float:
+def _sum_discounted(gains: Array) -> float:
     """Compute DCG@10 (Järvelin & Kekäläinen 2002) with the relevance itself as the gain."""
     first = gains[:CUT]
     return float((first / np.log2(np.arange(len(first)) + 2)).sum())

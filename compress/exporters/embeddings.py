@@ -78,11 +78,11 @@ def write(
     from compress.models.embedding import SentenceEncoder, with_pooling
     from compress.models.pooling import pooling_of, set_pooling
 
-    if pooling.pool is not None:
-        if not isinstance(encoder, SentenceEncoder):
-            encoder = with_pooling(encoder, pooling)
-        set_pooling(encoder.config, replace(pooling_of(encoder.config), max_length=max_length))
+    if pooling.pool is not None and not isinstance(encoder, SentenceEncoder):
+        encoder = with_pooling(encoder, pooling)
     plain = as_float32(encoder)
+    if pooling.pool is not None:
+        set_pooling(plain.config, replace(pooling_of(plain.config), max_length=max_length))
     manifest = Manifest.from_model(plain, max_length, kind="embeddings")
     with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from compress.data.task import Task
+from compress.data.task import Kind, Task
 from compress.errors import BundleError
 from compress.io import written
 from compress.provenance import versions
@@ -150,6 +150,13 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
             raise BundleError(f"{place / NAME}: is missing, so the bundle is not whole; write or copy it again")
     return None
+
+
+def kind_of_bundle(folder: Path) -> Kind | None:
+    """Return the kind of task of a bundle whose rows look like those of other kinds; None of other folders."""
+    place = find_bundle(folder, "task")
+    task = Manifest.read(place).task if place else None
+    return task.kind if task is not None and task.kind in ("embedding", "ranking") else None
 
 
 def stamp_files(folder: Path) -> dict[str, Stamp]:

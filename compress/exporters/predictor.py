@@ -112,7 +112,7 @@ Outcome = Prediction | Answer | Marked | Vector | Nearest
 
 
 class Answering(Protocol):
-    """What answers texts: a `Predictor`, or one that looks for the nearest others."""
+    """Answer texts, as a `Predictor` does, or one that looks for the nearest others."""
 
     @property
     def task(self) -> Task: ...

@@ -41,8 +41,10 @@ def _find_seen(mask: Any) -> Tensor:
 
 @dataclass
 class SentenceEmbeddingOutput(ModelOutput):
-    """What a sentence encoder returns: last_hidden_state (B, L, D), sentence_embedding (B, E), and the hidden states
-    where they were asked for."""
+    """Hold what a sentence encoder returns.
+
+    last_hidden_state (B, L, D), sentence_embedding (B, E), and the hidden states where they were asked for
+    """
 
     last_hidden_state: Tensor | None = None
     sentence_embedding: Tensor | None = None
@@ -101,7 +103,7 @@ class SentenceEncoder(PreTrainedModel):
             save_file(weights, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
 
 
-def _class_of(config_class: type[PreTrainedConfig]) -> type[SentenceEncoder] | None:
+def _find_class(config_class: type[PreTrainedConfig]) -> type[SentenceEncoder] | None:
     """Return the sentence encoder of a family, made when first asked for; None where it has no encoder."""
     if config_class not in _MADE:
         found = AutoModel._model_mapping.get(config_class, None)
@@ -143,7 +145,7 @@ class _Classes:
     """Map config classes to sentence encoders, as the mappings of transformers' Auto classes do."""
 
     def get(self, config_class: type[PreTrainedConfig], default: Any = None) -> Any:
-        return _class_of(config_class) or default
+        return _find_class(config_class) or default
 
 
 class AutoModelForSentenceEmbedding:
@@ -154,7 +156,7 @@ class AutoModelForSentenceEmbedding:
     @staticmethod
     def from_config(config: PreTrainedConfig) -> SentenceEncoder:
         """Create a sentence encoder with random weights. Raises StudentError for a family that is no encoder."""
-        made = None if config.is_encoder_decoder else _class_of(type(config))
+        made = None if config.is_encoder_decoder else _find_class(type(config))
         if made is None:
             raise StudentError(f"{config.model_type} models give no vector for a text: expected an encoder")
         return made(config)
@@ -170,7 +172,7 @@ class AutoModelForSentenceEmbedding:
         folder = Path(folder)
         config = copy.deepcopy(config) if config is not None else AutoConfig.from_pretrained(folder)
         set_pooling(config, Pooling.read(folder) if (folder / MODULES).is_file() else pooling_of(config))
-        made = None if config.is_encoder_decoder else _class_of(type(config))
+        made = None if config.is_encoder_decoder else _find_class(type(config))
         if made is None:
             raise TeacherError(f"{folder}: {config.model_type} models give no vector for a text: expected an encoder")
         if pooling_of(config).pool is None:

@@ -29,7 +29,7 @@ def with_teacher(data: TaskData, teacher: Teacher, *, bf16: bool = False) -> Tas
     """Return the data with the teacher's width; texts of a validation or test split that nobody compared are compared
     by the teacher, with the nearest and with some at random, which is noted."""
     judged = {
-        role: _compared(split, teacher, bf16=bf16)
+        role: _compare_texts(split, teacher, bf16=bf16)
         for role, split in (("validation", data.validation), ("test", data.test))
         if split is not None and not any(map(len, split["related"][:]))
     }
@@ -38,7 +38,7 @@ def with_teacher(data: TaskData, teacher: Teacher, *, bf16: bool = False) -> Tas
     return replace(data, task=task, notes=data.notes + note * bool(judged), **judged)
 
 
-def _compared(split: Dataset, teacher: Teacher, *, bf16: bool) -> Dataset:
+def _compare_texts(split: Dataset, teacher: Teacher, *, bf16: bool) -> Dataset:
     def batches() -> Iterator[pa.RecordBatch]:
         rows = encode(split, teacher.tokenizer, MAX_LENGTH)
         vectors = unit(metrics.logits(teacher.model, rows, Collate(teacher.tokenizer), bf16=bf16))
