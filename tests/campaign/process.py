@@ -53,7 +53,7 @@ class Child:
         said = [self.folder / name for name in ("out", "err")]  # which a child that was killed at once has not made
         out, err = (each.read_text(encoding="utf-8", errors="replace") if each.exists() else "" for each in said)
         grown = self.folder / "grown"
-        grown_mb = float(grown.read_text()) if grown.exists() else 0.0
+        grown_mb = float(grown.read_text() or 0) if grown.exists() else 0.0  # empty where it was killed at the writing
         shutil.rmtree(self.folder)
         return Ended(self.process.exitcode or 0, out, err, seconds, grown_mb)
 
