@@ -103,7 +103,7 @@ class Proof:
     text: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=lambda: {"max_length": 64})
     stages: Sequence[int] | None = None
-    prompt: str | None = None
+    prompt: Prompt | None = None
     int8: bool = False
 
 
@@ -128,7 +128,8 @@ PROOFS: Mapping[str, Proof] = {
     "minilm-assistant": general(ffn=768),
     **dict.fromkeys(("distilbert-general", "distilroberta"), general()),
     "tinybert-6": general(layers=3, hidden=384, ffn=1536),
-    **dict.fromkeys(("roberta", "xlm", "deberta-v3", "electra-base"), scratch()),
+    **dict.fromkeys(("roberta", "deberta-v3", "electra-base"), scratch()),
+    "xlm": scratch(student={"ffn": None}),
     **dict.fromkeys(("xlnet", "deberta"), scratch(steps=1000)),
     "bert": scratch(stages=(0, 2)),
     "albert": scratch(student={"embedding": 128}, lr=3e-3),
@@ -145,7 +146,7 @@ PROOFS: Mapping[str, Proof] = {
     "tinybert-aug": Proof("variants", task={"max_length": 64, "epochs": 2.0, "augment": VARIANTS}),
     "electra-distill": Proof("text", "electra", text=GENERAL, task=SHORT | {"lr": 1e-3}),
     "t5": Proof("teacher", "t5", {"layers": 2}, task={"epochs": 6.0, "max_length": 64}),
-    "prompted": Proof("majority", "lm", prompt="sentiment"),
+    "prompted": Proof("majority", "lm", prompt=Prompt.load("sentiment").model_copy(update={"examples": 2})),
     "distilbert-squad": Proof("teacher", task={"max_length": 192, "epochs": 2.0}),
 }  # fmt: skip
 LM = Proof(
@@ -291,7 +292,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         ready = prepare(
             teacher=teacher, data=splits, out=Path(folder) / "run", recipe=recipe.with_effort(effort), corpus=corpus,
-            prompt=Prompt.load(proof.prompt) if proof.prompt else None, columns=DataOptions(), length=LengthOptions(),
+            prompt=proof.prompt, columns=DataOptions(), length=LengthOptions(),
             options=RunOptions(seed=seed, gate="warn"),
             console=Console(),
         )  # fmt: skip
@@ -329,7 +330,7 @@ def score_task(
         return {"score": 1 - wrong.mean()}, wrong.astype(float)
     if proof.prompt:
         task_teacher, check = prompt_teacher(
-            teacher, Prompt.load(proof.prompt), models.base_teacher, data, seed=models.run.seed,
+            teacher, proof.prompt, models.base_teacher, data, seed=models.run.seed,
             bf16=context.bf16, strict=False, allow_pickle=False, console=context.console,
         )  # fmt: skip
         logits = check.logits

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from compress.training import teacher_cache as caches
 from compress.training.stage import cache_pays, train
 from compress.training.step import Distillation
 from compress.training.teacher_cache import TeacherCache, teacher_cache
-from tests import learning, tiny
+from tests import forks, learning, tiny
 from tests.damage import damaged
 
 WANTS = frozenset({"logits", "embeddings", "layers", "scores"})
@@ -72,7 +73,7 @@ def assert_same(cached: Signals, online: Signals, layers: Sequence[int]) -> None
 def test_cached_is_online(tmp_path: Path, chosen: Sequence[int], shards: int) -> None:
     """In any order and company: a row is padded differently here than when it was computed."""
     cache = opened(tmp_path)
-    assert len(list(tmp_path.glob("outputs/logits-*.npy"))) == shards
+    assert len(list(tmp_path.glob("outputs/*/logits.npy"))) == shards
     rows = learning.rows()
     batch = learning.collate()([rows[i] for i in chosen])
     with torch.no_grad():
@@ -82,8 +83,9 @@ def test_cached_is_online(tmp_path: Path, chosen: Sequence[int], shards: int) ->
 
 def test_what_was_not_asked_for_is_not_kept(tmp_path: Path, shards: int) -> None:
     opened(tmp_path, wants=frozenset({"layers"}), layers=[3])
-    files = {path for path in (tmp_path / "outputs").iterdir() if path.name != CHECKSUMS}
-    assert {path.name.partition("-")[0] for path in files} == {"hidden4"}
+    files = {path for path in (tmp_path / "outputs").glob("0*/*") if path.name != CHECKSUMS}
+    assert {path.name for path in files} == {"hidden4.npy"}
+    assert len(files) == shards
     rows = learning.rows()
     kept = sum(np.load(path, mmap_mode="r").nbytes for path in files)
     assert kept == sum(rows["length"]) * 32 * 4, "tokens, and no pads"
@@ -107,18 +109,18 @@ def test_only_missing_and_damaged_shards_are_computed(
     """One flipped bit in them would be learned from."""
     monkeypatch.setattr(caches, "SHARD", 5)
     opened(tmp_path)
-    entry = tmp_path / "outputs"
-    if damage == "never finished":  # a killed process leaves whole shards under their names, and one half-written
-        entry = entry.rename(tmp_path / ".outputs.partial")
-        (entry / "hidden2-00003.npy").rename(entry / ".hidden2-00003.npy.partial")
+    entry = tmp_path / "outputs" / "00003"
+    if damage == "never finished":  # a killed process leaves a shard under another name, and half of it written
+        unfinished = entry.rename(entry.with_name(".00003.partial"))
+        (unfinished / "hidden2.npy").rename(unfinished / ".hidden2.npy.partial")
     else:
-        damaged(entry / "hidden2-00003.npy", damage)
-    kept = {path.name: path.stat().st_mtime_ns for path in entry.glob("*.npy") if "00003" not in path.name}
+        damaged(entry / "hidden2.npy", damage)
+    whole = [path for path in entry.parent.glob("0*/*.npy") if path.parent != entry]
+    kept = {path: path.stat().st_mtime_ns for path in whole}
     again = opened(tmp_path)
-    entry = tmp_path / "outputs"
-    assert kept == {path.name: path.stat().st_mtime_ns for path in entry.glob("*.npy") if "00003" not in path.name}
-    assert ("hidden2-00003.npy" in capsys.readouterr().err) == (damage != "never finished")
-    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    assert kept == {path: path.stat().st_mtime_ns for path in whole}
+    assert ("hidden2.npy" in capsys.readouterr().err) == (damage != "never finished")
+    assert sorted(path.name for path in entry.parent.iterdir()) == [f"{shard:05d}" for shard in range(5)]
     batch = learning.collate()([learning.rows()[i] for i in (15, 19)])
     with torch.no_grad():
         online = read(attended(), batch, WANTS)
@@ -129,7 +131,7 @@ def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> N
     teacher, rows = tiny.model("bert", layers=4, seed=2), learning.rows()
     entry = tmp_path / "outputs"
     cache = teacher_cache(teacher, rows, learning.collate(), entry, wants=WANTS, layers=[3], batch=22, bf16=True)
-    assert np.load(entry / "hidden4-00000.npy", mmap_mode="r").nbytes == sum(rows["length"]) * 32 * 2
+    assert np.load(entry / "00000" / "hidden4.npy", mmap_mode="r").nbytes == sum(rows["length"]) * 32 * 2
     batch = learning.collate()([rows[i] for i in range(22)])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         online = read(teacher, batch, WANTS)
@@ -137,6 +139,43 @@ def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> N
     assert kept.scores[3].dtype == torch.bfloat16
     assert kept.layers[3].dtype == torch.float32
     torch.testing.assert_close(kept.layers[3][real], online.layers[3].float()[real], rtol=2**-7, atol=1e-2)
+
+
+def test_sentence_vectors_are_kept_in_float16(tmp_path: Path) -> None:
+    teacher, rows, wants = tiny.model("bert", seed=2), learning.rows(), frozenset({"logits"})
+    options = {"wants": wants, "layers": ()}
+    cache = teacher_cache(teacher, rows, learning.collate(), tmp_path, vectors=True, **options)
+    assert cache.logits[0].dtype == np.float16
+    batch = learning.collate()([rows[i] for i in range(22)])
+    with torch.no_grad():
+        online = read(teacher, batch, wants)
+    torch.testing.assert_close(cache.signals(batch, wants).logits, online.logits, rtol=2**-10, atol=1e-6)
+
+
+def _open_as(rank: int, folder: Path, begin: Any) -> None:
+    caches.SHARD = 6  # four shards
+    caches.PartialState = lambda: SimpleNamespace(process_index=rank, num_processes=2)
+    write = caches._write
+
+    def writing(teacher: Any, rows: Any, collate: Any, entry: Path, shard: int, **options: Any) -> None:
+        begin.wait(30)  # both have one under way
+        (folder / f"{shard} by {rank}").touch()
+        write(teacher, rows, collate, entry, shard, **options)
+
+    caches._write = writing
+    opened(folder)
+
+
+def test_two_processes_make_different_shards_at_a_time(tmp_path: Path) -> None:
+    context = forks.context()
+    begin = context.Barrier(2)
+    both = [context.Process(target=_open_as, args=(rank, tmp_path, begin)) for rank in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(60)
+    assert [each.exitcode for each in both] == [0, 0]
+    assert sorted(path.name for path in tmp_path.glob("* by *")) == [f"{n} by {n % 2}" for n in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -66,15 +66,15 @@ def distill(
     with told(hint=continuation(out)):
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
+        from compress.prompting.vectors import gives_vectors
 
         ready = preflight.load_choices(recipe, options.overrides, length)
         asked = None if prompt is None else Prompt.load(prompt)
-        preflight.check(
-            ready, teacher=teacher, out=out, data=data, corpus=corpus, prompted=asked is not None, options=options
-        )
+        recorded = asked is not None or gives_vectors(teacher)
+        preflight.check(ready, teacher=teacher, out=out, data=data, corpus=corpus, prompted=recorded, options=options)
         if plan:
-            if asked is not None:
-                raise RecipeError(["--plan: how long a language model takes to answer shows when it is asked"])
+            if recorded:
+                raise RecipeError(["--plan: is of teachers that run here, not of one that is asked or gives vectors"])
             from compress.commands.forecast import forecast  # seconds: torch
 
             print_forecast(

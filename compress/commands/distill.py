@@ -39,6 +39,7 @@ from compress.models.flops import warn_if_larger
 from compress.models.teacher import Teacher
 from compress.prompting.labels import prompt_teacher, starting_checkpoint
 from compress.prompting.prompt import Prompt
+from compress.prompting.vectors import gives_vectors, open_source
 from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.importance import compute_importance
@@ -49,8 +50,8 @@ from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
 from compress.training.augment import add_stages, reads_corpus, trains_language_model
 from compress.training.context import TrainingContext, use_bf16
-from compress.training.embedding import with_teacher
-from compress.training.finetune import check_head, general, load_general, load_task_teacher
+from compress.training.embedding import VectorSource, with_teacher, with_vectors
+from compress.training.finetune import check_head, check_logits, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
@@ -79,7 +80,8 @@ def distill(
     """Distil `teacher` into a student as `recipe` says, ship it as a bundle in `out`/bundle, and measure it.
 
     teacher    alias (`minilm`, `bert-base`, ...), folder, hub id, or (model, tokenizer); fine-tuned first if it has no
-               head for the task
+               head for the task. Vectors of the texts alone (see `prompting.vectors`): the recipe's student names the
+               checkpoint that it is cut out of, or else that is minilm
     data       embedded set, folder, hub id, DataFrame, Dataset, or {split: either of them}; `columns` name what is not
                detected of it
     recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices: what fits teacher and task
@@ -106,7 +108,10 @@ def distill(
     with ready as (models, notes):
         recipe, base_teacher, context, run = models.recipe, models.base_teacher, models.context, models.run
         state, strict = PartialState(), options.gate == "refuse"
-        if asked is None:
+        if base_teacher.recorded is not None:
+            said, data = base_teacher.recorded.for_split(context.data.validation), context.data
+            task_teacher, teacher_check = base_teacher, check_logits(base_teacher.name, said, data, strict=strict)
+        elif asked is None:
             task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=strict)
         else:
             with state.main_process_first():  # the others find its answers
@@ -132,6 +137,10 @@ def distill(
     return Bundle.load(run.path / "bundle")
 
 
+MINILM = "minilm"
+"""What students of vectors are cut out of where the recipe names no checkpoint."""
+
+
 @contextmanager
 def prepare(
     *,
@@ -152,13 +161,20 @@ def prepare(
     """
     teacher, data = teacher_path(teacher), data_path(data)
     recipe, prompted = preflight.load_choices(recipe, options.overrides, length), prompt is not None
-    preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompted, options=options)
+    vectors_alone = gives_vectors(teacher, prompted=prompted)
+    recorded = prompted or vectors_alone
+    preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=recorded, options=options)
     state = PartialState(cpu=on_cpu())
     if isinstance(recipe, CandidateRecipes):
-        recipe = choose_recipe(recipe, teacher, data, columns, prompted=prompted, options=options, console=console)
+        recipe = choose_recipe(
+            recipe, MINILM if vectors_alone else teacher, data, columns,
+            prompted=prompted, options=options, console=console,
+        )  # fmt: skip
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
     columns = replace(columns, kind=columns.kind or cast("Kind | None", recipe.only_kind))
-    checkpoint = starting_checkpoint(recipe) if prompted else teacher
+    checkpoint = starting_checkpoint(recipe, usual=MINILM if vectors_alone else None) if recorded else teacher
+    if vectors_alone and recipe.student.init == checkpoint:
+        recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"init": "teacher"})})
     number_format = precisions.choose(options.precision)
     identity = {
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
@@ -170,9 +186,10 @@ def prepare(
         base_teacher, context = load_inputs(
             checkpoint, data, recipe, run,
             corpus=corpus, columns=columns, unlabelled=prompted, number_format=number_format,
+            vectors=open_source(teacher) if vectors_alone else None,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
-        if not prompted:
+        if not recorded:
             recipe = add_stages(
                 recipe, len(context.data.train), corpus=takes_texts(context.data, context.corpus),
                 variants=context.kind != "ranking",  # a variant of a passage is none of the query's candidates
@@ -182,9 +199,9 @@ def prepare(
         if corpus is not None and not reads_corpus(recipe):
             warn(console, f"no stage of {recipe.name} reads --corpus")
         if length.minutes is not None:
-            untrained = () if base_teacher.trained or prompted else (recipe.teacher,)
+            untrained = () if base_teacher.trained or recorded else (recipe.teacher,)
             context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
-        check_lengths(recipe, base_teacher, tuned=not prompted)
+        check_lengths(recipe, base_teacher, tuned=not recorded)
         models = StageModels(recipe, base_teacher, None, context, run)
         notes = models.check()
         for note in notes:
@@ -309,6 +326,7 @@ def load_inputs(
     corpus: str | None = None,
     columns: DataOptions = DataOptions(),
     unlabelled: bool = False,
+    vectors: VectorSource | None = None,
     number_format: str = "fp32",
     allow_pickle: bool = False,
     console: Console,
@@ -323,9 +341,14 @@ def load_inputs(
         task_data = load_task(data, **asdict(columns), seed=run.seed, unlabelled=unlabelled)
         base_teacher = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
         texts = load_corpus(corpus) if corpus else None
-        if task_data.task.kind == "embedding":
+        started = base_teacher.digest
+        if vectors is not None:
+            task_data, base_teacher = with_vectors(task_data, vectors, base_teacher)
+        elif task_data.task.kind == "embedding":
             task_data = with_teacher(task_data, base_teacher)
-    read = {"student" if unlabelled else "teacher": base_teacher.digest, "data": task_data.fingerprint}
+    read = {"student" if unlabelled or vectors else "teacher": started, "data": task_data.fingerprint}
+    if vectors is not None:
+        read["teacher"] = vectors.digest
     run.confirm(**read, **({"corpus": texts.fingerprint} if texts else {}))
     for note in task_data.notes:
         print_note(console, note)

@@ -19,6 +19,7 @@ from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.errors import RecipeError, RunError, TeacherError
 from compress.models import checkpoints
+from compress.prompting import vectors
 from compress.training.run import Run, is_finished
 
 
@@ -73,15 +74,15 @@ def check(
     """Raise a CompressError for whatever is wrong with these as far as it shows before torch is imported.
 
     settings   a recipe, several to choose from, or a space
-    prompted   `teacher` is a language model, and may be an endpoint's file
+    prompted   `teacher` is a language model, and may be an endpoint's file; or it gives vectors alone
     """
     check_seed(options.seed)
     check_tracker(options.track)
     for each in [recipe for _, recipe in settings.options] if isinstance(settings, CandidateRecipes) else [settings]:
         user_code.check(each, options.allow_code)
-    if prompted and teacher.endswith((".yaml", ".yml")):
+    if prompted and teacher.endswith((".yaml", ".yml", *vectors.FILES)):
         if not Path(teacher).is_file():
-            raise TeacherError(f"{teacher}: no such endpoint file")
+            raise TeacherError(f"{teacher}: no such endpoint file, or file of vectors")
     else:
         checkpoints.check(teacher, allow_pickle=options.allow_pickle)
     if data is not None:

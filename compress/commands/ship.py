@@ -402,7 +402,7 @@ def ship(
         )  # fmt: skip
         report = replace(report, certificates=(proof,), sensitivity=mixed.sensitivity)
         bundle = bundle.attach("report.json", report.to_json())
-        if task_teacher.recorded is not None:
+        if task_teacher.recorded is not None and task_teacher.recorded.prompt is not None:
             bundle = bundle.attach("prompt.yaml", task_teacher.recorded.prompt)
         origin: dict[str, str] = {}
         if task_teacher.recorded is None:  # the licences of two models, the one asked and the one trained, would bind

@@ -134,11 +134,16 @@ def project(model: SentenceEncoder) -> None:
     """Put a linear map that changes nothing behind the pooling: vectors then stay as wide as they are, whatever is cut
     of the encoder."""
     if model.projection is None:
-        width = width_of(model.config)
-        set_pooling(model.config, replace(pooling_of(model.config), width=width, projected=True))
-        model.projection = nn.Linear(width, width, bias=False).to(model.device)
-        with torch.no_grad():
-            nn.init.eye_(model.projection.weight)
+        set_projection(model, torch.eye(width_of(model.config)), normalise=pooling_of(model.config).normalise)
+
+
+def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -> None:
+    """Put this linear map behind the pooling, in the place of any that is there."""
+    pooling = replace(pooling_of(model.config), width=len(map_ED), projected=True, biased=False, activation="identity")
+    set_pooling(model.config, replace(pooling, normalise=normalise))
+    model.projection = nn.Linear(*reversed(map_ED.shape), bias=False).to(model.device)
+    with torch.no_grad():
+        model.projection.weight.copy_(map_ED)
 
 
 class _Classes:

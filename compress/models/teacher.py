@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
@@ -27,16 +26,17 @@ MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
 
 @dataclass(frozen=True)
 class RecordedLogits:
-    """Hold the answers of a teacher that is no encoder: logits of the rows of a split, by the split's fingerprint.
+    """Hold the answers of a teacher that is no encoder here: logits, or vectors, of the rows of a split, by the split's
+    fingerprint.
 
     prompt: the prompt it was asked with, as YAML; parameters: the size of the model, where that is known
     """
 
-    logits: Mapping[str, NDArray[np.float32]]
-    prompt: str
+    logits: Mapping[str, NDArray[Any]]
+    prompt: str | None = None
     parameters: int | None = None
 
-    def for_split(self, split: Dataset) -> NDArray[np.float32]:
+    def for_split(self, split: Dataset) -> NDArray[Any]:
         return self.logits[split._fingerprint]
 
 
@@ -46,7 +46,8 @@ class Teacher:
 
     digest    of weights, config and tokenizer
     trained   whether it came with a head for the task; pickled: whether its weights may be pickled
-    recorded  the answers of a teacher that was prompted; model and tokenizer are then what the student begins as
+    recorded  the answers of a teacher that was prompted, or gives vectors alone; model and tokenizer are then what the
+              student begins as, or is cut out of
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A language model behind an OpenAI-compatible HTTP endpoint. What it is, is written in a strict YAML file:
+"""A language model, or one that gives vectors, behind an OpenAI-compatible HTTP endpoint, as a strict YAML file says:
 
     url: https://api.example.com/v1
     model: davinci-002
@@ -11,7 +11,8 @@ The key goes into the header of requests to `url` alone: not into files, logs or
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,12 +20,14 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 import httpx2
+import numpy as np
 from anyio.from_thread import start_blocking_portal
+from numpy.typing import NDArray
 from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validator
 from typing_extensions import TypedDict
 
@@ -50,6 +53,8 @@ LEAST = 1e-9
 SHOWN = 300
 """Characters of an endpoint's own words that a message repeats."""
 
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
 LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
 """The logarithm of a probability; the rounding of some endpoints puts a certain token a little above 0."""
 
@@ -59,7 +64,8 @@ class Endpoint(Frozen):
 
     mode         echo: /completions scores prompt and answer (`echo` with `logprobs`): exact, for answers of any length;
                  top: /completions lists its `top` next tokens; chat: /chat/completions does. For these two an answer
-                 must be one token; one not listed counts as the most that is left for it, and is counted
+                 must be one token; one not listed counts as the most that is left for it, and is counted;
+                 embeddings: /embeddings gives the vectors of texts, `batch` at a time, for a teacher without a prompt
     concurrency  requests under way at a time
     timeout      seconds from the request to the last byte of its answer
     retries      of a request that failed for a reason that may pass, or that was answered with what is no answer
@@ -67,8 +73,9 @@ class Endpoint(Frozen):
 
     url: str
     model: str
-    mode: Literal["echo", "top", "chat"] = "echo"
+    mode: Literal["echo", "top", "chat", "embeddings"] = "echo"
     top: int = Field(20, ge=1)
+    batch: int = Field(32, ge=1, le=2048)
     key: str | None = None
     concurrency: int = Field(4, ge=1, le=64)
     timeout: float = Field(60.0, gt=0)
@@ -110,16 +117,35 @@ class Endpoint(Frozen):
 
 
 def open_endpoint(path: str) -> "RemoteModel":
-    """Open an endpoint file. Raises PromptError for the file, TeacherError where the environment lacks the key."""
+    """Open a language model's endpoint file.
+
+    Raises PromptError for the file, TeacherError where the environment lacks the key.
+    """
     endpoint = Endpoint.load(path)
+    if endpoint.mode == "embeddings":
+        raise PromptError([f"{path}: mode: embeddings gives vectors, which no prompt asks for: leave out --prompt"])
+    return RemoteModel(endpoint, _find_key(path, endpoint))
+
+
+def open_encoder(path: str) -> "RemoteEncoder":
+    """Open the endpoint file of a model that gives vectors. Raises as `open_endpoint` does."""
+    endpoint = Endpoint.load(path)
+    if endpoint.mode != "embeddings":
+        raise PromptError(
+            [f"{path}: mode: {endpoint.mode} asks a language model: give --prompt, or `mode: embeddings` for vectors"]
+        )
+    return RemoteEncoder(endpoint, _find_key(path, endpoint))
+
+
+def _find_key(path: str, endpoint: Endpoint) -> str | None:
     if endpoint.key is None:
-        return RemoteModel(endpoint)
+        return None
     key = os.environ.get(endpoint.key, "").strip()
     if not key:
         raise TeacherError(f"{path}: the environment variable {endpoint.key} is empty or not set; put the key there")
     if not (key.isascii() and key.isprintable()):
         raise TeacherError(f"{path}: the environment variable {endpoint.key} holds characters that no key may have")
-    return RemoteModel(endpoint, key)
+    return key
 
 
 class _TransientError(Exception):
@@ -135,8 +161,9 @@ class _UnusableError(_TransientError):
 
 
 @dataclass(frozen=True)
-class RemoteModel:
-    """A Speaker. Questions are asked `concurrency` at a time; when one fails for good, those under way are awaited.
+class _Remote(ABC, Generic[Question, Answer]):
+    """Whatever answers at an endpoint. Questions are asked `concurrency` at a time; when one fails for good, those
+    under way are awaited.
 
     No answer may be longer, or take longer, than `limit` and `endpoint.timeout` say: whatever the endpoint sends,
     memory stays bounded and the command ends.
@@ -144,29 +171,32 @@ class RemoteModel:
 
     endpoint: Endpoint
     key: str | None = field(default=None, repr=False)
-    longest: None = None
-    parameters: None = None
 
     @property
     def name(self) -> str:
         return f"{self.endpoint.model} at {urlsplit(self.endpoint.url).hostname}"
 
-    @property
-    def digest(self) -> str:
-        return digest.of_value([self.endpoint.url, self.endpoint.model, self.endpoint.mode, self.endpoint.top])
+    @abstractmethod
+    def _request(self, question: Question) -> tuple[str, bytes]:
+        """Return the path to post to, and what."""
 
-    def count(self, text: str) -> int:
-        return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+    @abstractmethod
+    def _read(self, content: bytes, question: Question) -> Answer:
+        """Read an answer. Raises ValidationError, ValueError for what is none."""
 
-    def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
-        waiting = iter(enumerate(prompts))
-        under_way: dict[Future[Likelihood], int] = {}
+    _remedy: ClassVar[str]
+    """What may help where answers are none."""
+
+    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Answer]]:
+        """Yield (number of the question, its answer) in any order. Raises UnansweredError."""
+        waiting = iter(enumerate(questions))
+        under_way: dict[Future[Answer], int] = {}
         failed: UnansweredError | None = None
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
             over = portal.call(anyio.Event)
             while True:
-                for number, prompt in islice(waiting, 0 if failed else self.endpoint.concurrency - len(under_way)):
-                    under_way[portal.start_task_soon(self._likelihood, client, over, prompt, answers)] = number
+                for number, question in islice(waiting, 0 if failed else self.endpoint.concurrency - len(under_way)):
+                    under_way[portal.start_task_soon(self._answer, client, over, question)] = number
                 if not under_way:
                     break
                 for future in wait(under_way, return_when=FIRST_COMPLETED).done:
@@ -186,15 +216,13 @@ class RemoteModel:
         limits = httpx2.Limits(max_connections=self.endpoint.concurrency)
         return httpx2.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
 
-    async def _likelihood(
-        self, client: httpx2.AsyncClient, over: anyio.Event, prompt: str, answers: Sequence[str]
-    ) -> Likelihood:
+    async def _answer(self, client: httpx2.AsyncClient, over: anyio.Event, question: Question) -> Answer:
         """Ask one question. Raises TeacherError when it refuses, or does not answer after all
         retries; none is made any more when all is `over`."""
-        path, asked = self._question(prompt, answers)
+        path, asked = self._request(question)
         for attempt in range(self.endpoint.retries + 1):
             try:
-                return self._read(await self._post(client, path, asked), prompt, answers)
+                return self._understand(await self._post(client, path, asked), question)
             except _TransientError as error:
                 doubled = FIRST_WAIT if isinstance(error, _UnusableError) else FIRST_WAIT * 2**attempt
                 reason, pause = error, max(min(doubled, LONGEST_WAIT), error.wait)
@@ -207,19 +235,6 @@ class RemoteModel:
             f"teacher {self.name}: no answer after {attempt + 1} requests: {reason}. What was answered before is kept: "
             "the same command goes on from there"
         )
-
-    def _question(self, prompt: str, answers: Sequence[str]) -> tuple[str, bytes]:
-        """Return the path to post to, and what."""
-        path, asked = "completions", {"model": self.endpoint.model, "temperature": 0}
-        if self.endpoint.mode == "echo":
-            texts = [prompt + answer for answer in answers]
-            asked |= {"prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
-        elif self.endpoint.mode == "top":
-            asked |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
-        else:
-            path, said = "chat/completions", [{"role": "user", "content": prompt}]
-            asked |= {"messages": said, "max_tokens": 1, "logprobs": True, "top_logprobs": self.endpoint.top}
-        return path, json.dumps(asked).encode()
 
     async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
         """Return the bytes of the endpoint's answer. Raises _TransientError; TeacherError when it refuses for good."""
@@ -243,15 +258,10 @@ class RemoteModel:
             raise _TransientError(reason, _retry_after(response.headers.get("Retry-After")))
         raise TeacherError(f"teacher {self.name}: {reason}{_advice(response.status_code)}")
 
-    def _read(self, content: bytes, prompt: str, answers: Sequence[str]) -> Likelihood:
+    def _understand(self, content: bytes, question: Question) -> Answer:
         """Read an answer. Raises _UnusableError for what is none, with what is wrong with it."""
         try:
-            if self.endpoint.mode == "echo":
-                return sum_echoed(_Echo.model_validate_json(content).choices, prompt, answers)
-            if self.endpoint.mode == "top":
-                return listed(_Top.model_validate_json(content).tokens.items(), answers)
-            chat = _Chat.model_validate_json(content)
-            return listed(((each["token"], each["logprob"]) for each in chat.tokens), answers)
+            return self._read(content, question)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -260,13 +270,83 @@ class RemoteModel:
             problem = str(error)
         answer = self._redact(content.decode("utf-8", "replace"))
         raise _UnusableError(
-            f"its answer {answer!r} is none that `mode: {self.endpoint.mode}` reads ({self._redact(problem)}); not "
-            "every endpoint tells log-probabilities, another mode (echo, top, chat) may do"
+            f"its answer {answer!r} is none that `mode: {self.endpoint.mode}` reads ({self._redact(problem)}); "
+            f"{self._remedy}"
         )
 
     def _redact(self, text: str) -> str:
         """Return words of the endpoint's own without the key, as a message may repeat them."""
         return one_line((text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN)
+
+
+@dataclass(frozen=True)
+class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
+    """A Speaker."""
+
+    longest: None = None
+    parameters: None = None
+    _remedy = "not every endpoint tells log-probabilities, another mode (echo, top, chat) may do"
+
+    @property
+    def digest(self) -> str:
+        return digest.of_value([self.endpoint.url, self.endpoint.model, self.endpoint.mode, self.endpoint.top])
+
+    def count(self, text: str) -> int:
+        return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+    def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
+        return self._answers((prompt, answers) for prompt in prompts)
+
+    def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
+        (prompt, answers), path = question, "completions"
+        asked: dict[str, Any] = {"model": self.endpoint.model, "temperature": 0}
+        if self.endpoint.mode == "echo":
+            texts = [prompt + answer for answer in answers]
+            asked |= {"prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
+        elif self.endpoint.mode == "top":
+            asked |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
+        else:
+            path, said = "chat/completions", [{"role": "user", "content": prompt}]
+            asked |= {"messages": said, "max_tokens": 1, "logprobs": True, "top_logprobs": self.endpoint.top}
+        return path, json.dumps(asked).encode()
+
+    def _read(self, content: bytes, question: tuple[str, Sequence[str]]) -> Likelihood:
+        prompt, answers = question
+        if self.endpoint.mode == "echo":
+            return sum_echoed(_Echo.model_validate_json(content).choices, prompt, answers)
+        if self.endpoint.mode == "top":
+            return listed(_Top.model_validate_json(content).tokens.items(), answers)
+        chat = _Chat.model_validate_json(content)
+        return listed(((each["token"], each["logprob"]) for each in chat.tokens), answers)
+
+
+@dataclass(frozen=True)
+class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
+    """A model that gives vectors for texts."""
+
+    _remedy = "expected an OpenAI-compatible list of vectors, one for each text"
+
+    @property
+    def digest(self) -> str:
+        return digest.of_value([self.endpoint.url, self.endpoint.model])
+
+    def vectors(self, texts: Sequence[str]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield (number of a batch's first text, its vectors (B, E)) in any order. Raises TeacherError."""
+        size = self.endpoint.batch
+        for number, found in self._answers(texts[at : at + size] for at in range(0, len(texts), size)):
+            yield number * size, found
+
+    def _request(self, question: Sequence[str]) -> tuple[str, bytes]:
+        asked = {"model": self.endpoint.model, "input": list(question), "encoding_format": "float"}
+        return "embeddings", json.dumps(asked).encode()
+
+    def _read(self, content: bytes, question: Sequence[str]) -> NDArray[np.float32]:
+        told = sorted(_Embeddings.model_validate_json(content).data, key=lambda each: each["index"])
+        if [each["index"] for each in told] != list(range(len(question))):
+            raise ValueError(f"data: {len(told)} vectors for {len(question)} texts")
+        if len({len(each["embedding"]) for each in told}) != 1:
+            raise ValueError("data: the vectors have not all as many numbers")
+        return np.array([each["embedding"] for each in told], dtype=np.float32)
 
 
 class _Tokens(TypedDict):
@@ -282,6 +362,15 @@ class _Choice(TypedDict):
 class _Listed(TypedDict):
     token: str
     logprob: LogP
+
+
+class _Embedded(TypedDict):
+    index: int
+    embedding: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)]
+
+
+class _Embeddings(BaseModel):
+    data: list[_Embedded]
 
 
 class _Echo(BaseModel):

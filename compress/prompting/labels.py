@@ -376,13 +376,16 @@ REMEDY = (
 )
 
 
-def starting_checkpoint(recipe: Recipe) -> str:
+def starting_checkpoint(recipe: Recipe, *, usual: str | None = None) -> str:
     """Name the checkpoint that the student begins as, with its tokenizer and vocabulary: a language model has others.
 
-    Raises RecipeError for all that such a recipe cannot ask of a teacher that only gives probabilities of labels.
+    usual: the one where the recipe names none. Raises RecipeError for all that such a recipe cannot ask of a teacher
+    that only gives probabilities of labels, or vectors.
     """
     problems = []
     init = recipe.student.init
+    if usual is not None and init in INITS:
+        init = usual
     if not isinstance(init, str) or init in INITS:
         problems.append(
             f"{recipe.name}: student.init: a prompted teacher has no encoder to build a student from; name the "
@@ -399,19 +402,19 @@ def _problems(stage: Stage) -> list[str]:
     if stage.kind != "distill" or stage.teacher != "task":
         return []
     problems = [
-        f"{name}: a prompted teacher has answered for the task's own rows only; remove it"
+        f"{name}: this teacher has answered for the task's own rows only; remove it"
         for name in ("augment", "corpus", "rows", "step")
         if getattr(stage, name) not in (None, False, "auto")
     ]
     if stage.data != "task" or stage.head != "task":
-        problems.append("data, head: a prompted teacher teaches the task: expected `task` for both")
+        problems.append("data, head: this teacher teaches the task: expected `task` for both")
     for term in stage.objective:
         try:
             reading = find_loss(term).reading
         except ObjectiveError:  # told with all other problems of objectives
             continue
         if reading.against == "teacher" and reading.signal != "logits":
-            problems.append(f"objective: {term.name} reads {reading.signal}; a prompted teacher shows logits only")
+            problems.append(f"objective: {term.name} reads {reading.signal}; this teacher shows logits only")
     return problems
 
 

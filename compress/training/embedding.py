@@ -1,48 +1,121 @@
-"""Give a task of vectors what only its teacher knows: their width, and how near texts are that nobody compared."""
+"""Give a task of vectors what only its teacher knows: their width, and how near texts are that nobody compared.
 
-from collections.abc import Iterator
+Shapes: N texts, D width of the encoder, E width of the vectors.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
+import torch
 from datasets import Dataset
+from numpy.typing import NDArray
 
 from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import SCHEMA
 from compress.data.task import TaskData
 from compress.data.tokenize import encode
+from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
-from compress.models.pooling import width_of
-from compress.models.teacher import Teacher
+from compress.models.embedding import SentenceEncoder, set_projection
+from compress.models.pooling import pooling_of, set_pooling, width_of
+from compress.models.teacher import RecordedLogits, Teacher
 
-ENCODING = "1"
+ENCODING = "2"
 """Part of every cache key: raise it when texts are compared otherwise."""
 NEAREST, OTHERS = 5, 5
 """Texts that each text is compared with: those nearest to it by the teacher, and others at random."""
 MAX_LENGTH = 128
-"""Tokens that the teacher reads of a text that it compares."""
+"""Tokens that an encoder reads of a text whose vector is compared here."""
+FITTED = 4096
+"""Texts that the first linear map into the space of others' vectors is fitted to."""
+RIDGE = 1e-3
+"""The penalty on that map, as a share of the mean square of a number that it reads."""
 
 
-def with_teacher(data: TaskData, teacher: Teacher, *, bf16: bool = False) -> TaskData:
+class VectorSource(Protocol):
+    """Whatever gives vectors for texts, and is no checkpoint. digest: of all that decides them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float16]:
+        """Return a vector (E,) for each of N texts. Raises TeacherError for texts that it has none for."""
+        ...
+
+
+def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
     """Return the data with the teacher's width; texts of a validation or test split that nobody compared are compared
     by the teacher, with the nearest and with some at random, which is noted."""
+    return _with_similarities(
+        data, width_of(teacher.model.config), teacher.digest, lambda split: _encode_texts(teacher, split)
+    )
+
+
+def with_vectors(data: TaskData, source: VectorSource, start: Teacher) -> tuple[TaskData, Teacher]:
+    """Return the data and the teacher that a source of vectors makes: what `with_teacher` does, by its vectors.
+
+    Its model is that of `start`, with a linear map into the space of the vectors, fitted to some training texts: where
+    a student that is cut out of it begins. Raises TeacherError for a task without vectors, and for texts that the
+    source has none for.
+    """
+    if data.task.kind != "embedding":
+        raise TeacherError(
+            f"teacher {source.name}: gives vectors, but the data are a task of {data.task.kind}; with --kind embedding "
+            "their texts alone are read"
+        )
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    found = {role: source.vectors(split["text"][:]) for role, split in splits.items() if split is not None}
+    vectors = {splits[role]._fingerprint: each for role, each in found.items()}
+    width = found["train"].shape[1]
+    data = _with_similarities(data, width, source.digest, lambda split: vectors[split._fingerprint])
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    _fit_projection(start, data.train, found["train"])
+    recorded = RecordedLogits({splits[role]._fingerprint: each for role, each in found.items()})
+    return data, replace(start, name=source.name, digest=source.digest, trained=True, recorded=recorded)
+
+
+def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) -> None:
+    """Put the linear map behind an encoder's pooling that leads nearest to these vectors (ridge regression)."""
+    model = cast(SentenceEncoder, start.model)
+    chosen = np.unique(np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int))
+    model.projection = None
+    bare = replace(pooling_of(model.config), normalise=False, projected=False, width=None)
+    set_pooling(model.config, bare)
+    pooled_ND = _encode_texts(start, split.select(chosen)).astype(np.float64)
+    wanted_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
+    square_DD = pooled_ND.T @ pooled_ND
+    square_DD += RIDGE * np.trace(square_DD) / len(square_DD) * np.eye(len(square_DD))
+    map_ED = np.linalg.solve(square_DD, pooled_ND.T @ wanted_NE).T
+    lengths_N = np.linalg.norm(wanted_NE, axis=1)
+    set_projection(model, torch.from_numpy(map_ED).float(), normalise=bool(np.allclose(lengths_N, 1, atol=1e-2)))
+    model.requires_grad_(False)
+
+
+def _encode_texts(teacher: Teacher, split: Dataset) -> NDArray[np.float32]:
+    rows = encode(split, teacher.tokenizer, MAX_LENGTH)
+    return metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
+
+
+def _with_similarities(data: TaskData, width: int, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> TaskData:
     judged = {
-        role: _compare_texts(split, teacher, bf16=bf16)
+        role: _compare_texts(split, digest, vectors)
         for role, split in (("validation", data.validation), ("test", data.test))
         if split is not None and not any(map(len, split["related"][:]))
     }
     note = (f"{' and '.join(judged)}: texts alone, scored by how well they agree with the teacher's similarities",)
-    task = replace(data.task, width=width_of(teacher.model.config))
-    return replace(data, task=task, notes=data.notes + note * bool(judged), **judged)
+    return replace(data, task=replace(data.task, width=width), notes=data.notes + note * bool(judged), **judged)
 
 
-def _compare_texts(split: Dataset, teacher: Teacher, *, bf16: bool) -> Dataset:
+def _compare_texts(split: Dataset, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> Dataset:
     def batches() -> Iterator[pa.RecordBatch]:
-        rows = encode(split, teacher.tokenizer, MAX_LENGTH)
-        vectors = unit(metrics.logits(teacher.model, rows, Collate(teacher.tokenizer), bf16=bf16))
-        cosines, rng = vectors @ vectors.T, np.random.default_rng(0)
+        vectors_NE, rng = unit(vectors(split)), np.random.default_rng(0)
+        cosines = vectors_NE @ vectors_NE.T
         np.fill_diagonal(cosines, -np.inf)
         for row, text in enumerate(split["text"][:]):
             some = rng.choice(len(split), min(OTHERS, len(split)), replace=False)
@@ -52,5 +125,5 @@ def _compare_texts(split: Dataset, teacher: Teacher, *, bf16: bool) -> Dataset:
                 [pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)], schema=SCHEMA
             )
 
-    key = cache.digest("compared", ENCODING, split._fingerprint, teacher.digest, str(bf16))
+    key = cache.digest("compared", ENCODING, split._fingerprint, digest)
     return cache.rows("unlabelled", key, batches, empty="the split has no texts.")

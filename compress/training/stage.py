@@ -449,7 +449,10 @@ def _open_cache(
     wants = objective.teacher_wants
     computed = [ENCODING, str(teacher.model.dtype), teacher.model.device.type, context.bf16]
     computed += [torch.__version__, transformers.__version__]
+    vectors = stage.head == "task" and context.kind == "embedding"
     key = io.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
     folder = home() / "teacher-outputs" / key[:24]
     context.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
-    return teacher_cache(teacher.model, rows, context.collate, folder, wants=wants, layers=layers, bf16=context.bf16)
+    return teacher_cache(
+        teacher.model, rows, context.collate, folder, wants=wants, layers=layers, bf16=context.bf16, vectors=vectors
+    )

@@ -1,11 +1,12 @@
 """Keep a teacher's outputs on disk, so that later epochs and later runs need not compute them again.
 
-One cache entry per (teacher, rows, what is read, precision), in shards of rows, each a part of the entry (see
-`data.cache`) and memory-mapped.
+A folder per (teacher, rows, what is read, precision), with a cache entry (see `data.cache`) for each shard of rows,
+memory-mapped. Several processes make different shards at a time.
 
-Logits are (rows, V), or (tokens, V) of a teacher that answers per token, float32; hidden states are (tokens, D), the
-rows' real tokens one after another; attention scores are the (H, n, n) of each row's n tokens one after another. The
-latter two are float32, or where the teacher computes in bfloat16 bfloat16 (int16 to NumPy).
+Logits are (rows, V), or (tokens, V) of a teacher that answers per token, float32, and sentence vectors (rows, E) in
+float16; hidden states are (tokens, D), the rows' real tokens one after another; attention scores are the (H, n, n) of
+each row's n tokens one after another. The latter two are float32, or where the teacher computes in bfloat16 bfloat16
+(int16 to NumPy).
 
 Shapes: B batch, L tokens, H heads, D hidden, V classes.
 """
@@ -13,12 +14,13 @@ Shapes: B batch, L tokens, H heads, D hidden, V classes.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ from compress.models.signals import ATTENTION, LayerAttention, Signals, open_att
 from compress.progress import Progress
 from compress.slicing.shape import Shape
 
-ENCODING = "2"
+ENCODING = "3"
 """Part of every cache key: raise it when what is written of the same rows changes."""
 SHARD = 1 << 15
 """Rows per shard."""
@@ -49,7 +51,7 @@ class TeacherCache:
 
     lengths: NDArray[np.int64]
     starts: NDArray[np.int64]
-    logits: tuple[NDArray[np.float32], ...]
+    logits: tuple[NDArray[Any], ...]
     hidden: Mapping[int, tuple[NDArray[Any], ...]]
     states: int
     scores: Mapping[int, tuple[NDArray[Any], ...]] = field(default_factory=dict)
@@ -95,7 +97,8 @@ class TeacherCache:
         if self.logits and self.tokenwise:
             logits = spread(self.logits)
         elif self.logits:
-            logits = torch.from_numpy(np.stack([self.logits[i // SHARD][i % SHARD] for i in index])).to(device)
+            kept = np.stack([self.logits[i // SHARD][i % SHARD] for i in index])
+            logits = torch.from_numpy(kept).to(device).float()
         squares = self.squares
         hidden: list[Any] = [None] * self.states
         for state, shards in self.hidden.items():
@@ -107,7 +110,7 @@ class TeacherCache:
         return Signals(mask_BL, logits, tuple(hidden), tuple(attention))
 
 
-def of_logits(logits_NV: NDArray[np.float32], rows: Dataset) -> TeacherCache:
+def of_logits(logits_NV: NDArray[Any], rows: Dataset) -> TeacherCache:
     """Make a cache of logits that are known already: one row of them for each of `rows`, in their order."""
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
     assert len(lengths) == len(logits_NV), "each row has its own"
@@ -132,8 +135,10 @@ def teacher_cache(
     layers: Sequence[int],
     batch: int = 64,
     bf16: bool = False,
+    vectors: bool = False,
 ) -> TeacherCache:
-    """Open the cache entry `folder`, computing the shards it lacks. `layers`: 0-based teacher layers that are read.
+    """Open the shards in `folder`, computing those that it lacks. `layers`: 0-based teacher layers that are read.
+    vectors: the teacher's logits are sentence vectors.
 
     Raises ObjectiveError when queries, keys or values are wanted.
     """
@@ -152,32 +157,33 @@ def teacher_cache(
     states = ([0] if "embeddings" in wants else []) + ([layer + 1 for layer in layers] if "layers" in wants else [])
     states, scored = sorted(set(states)), sorted(set(layers)) if "scores" in wants else []
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
-    count = range(-(-len(rows) // SHARD))
     kept = [
         *(["logits"] if "logits" in wants else []),
         *(f"hidden{n}" for n in states),
         *(f"scores{n}" for n in scored),
     ]
 
-    def make(partial: Path) -> None:
-        for shard in count:
-            if not all((partial / _name(what, shard)).is_file() for what in kept):
-                _write(
-                    teacher, rows, collate, partial, shard,
-                    states=states, scored=scored, lengths=lengths, wants=wants, batch=batch, bf16=bf16,
-                )  # fmt: skip
+    def make(shard: int, entry: Path) -> None:
+        if not all((entry / f"{what}.npy").is_file() for what in kept):
+            _write(
+                teacher, rows, collate, entry, shard, states=states, scored=scored, lengths=lengths, wants=wants,
+                batch=batch, bf16=bf16, vectors=vectors,
+            )  # fmt: skip
 
-    cached(folder, make)
-    logits = tuple(np.load(folder / _name("logits", s), mmap_mode="r") for s in count) if "logits" in wants else ()
-    hidden = {k: tuple(np.load(folder / _name(f"hidden{k}", s), mmap_mode="r") for s in count) for k in states}
-    scores = {n: tuple(np.load(folder / _name(f"scores{n}", s), mmap_mode="r") for s in count) for n in scored}
+    shards, processes = list(range(-(-len(rows) // SHARD))), PartialState()
+    own = shards[processes.process_index :: processes.num_processes]
+    for shard in [*own, *(each for each in shards if each not in own)]:  # the others' last: they are made meanwhile
+        cached(folder / f"{shard:05d}", partial(make, shard))
+
+    def opened(what: str) -> tuple[NDArray[Any], ...]:
+        return tuple(np.load(folder / f"{shard:05d}" / f"{what}.npy", mmap_mode="r") for shard in shards)
+
+    logits = opened("logits") if "logits" in wants else ()
+    hidden = {k: opened(f"hidden{k}") for k in states}
+    scores = {n: opened(f"scores{n}") for n in scored}
     total = int(getattr(teacher.config, "num_hidden_layers", 0)) + 1
     heads = Shape.from_config(teacher.config).heads if scored else 0
     return TeacherCache(lengths, _starts(lengths), logits, hidden, total, scores, heads)
-
-
-def _name(what: str, shard: int) -> str:
-    return f"{what}-{shard:05d}.npy"
 
 
 @torch.inference_mode()
@@ -194,8 +200,9 @@ def _write(
     wants: frozenset[str],
     batch: int,
     bf16: bool,
+    vectors: bool,
 ) -> None:
-    """Run the teacher over one shard in batches of like lengths, into memory-mapped parts of the entry."""
+    """Run the teacher over one shard in batches of like lengths, into memory-mapped parts of its entry."""
     teacher.eval()
     device = next(teacher.parameters()).device
     first, last = shard * SHARD, min((shard + 1) * SHARD, len(rows))
@@ -213,14 +220,15 @@ def _write(
             parts = {f"hidden{state}": _as_numpy(shown.hidden[state], bf16) for state in states}
             parts |= {f"scores{layer}": _as_numpy(shown.scores[layer], bf16) for layer in scored}
             if shown.logits is not None and "logits" in wants:
-                parts["logits"] = _as_numpy(shown.logits, False)
+                logits = _as_numpy(shown.logits, False)
+                parts["logits"] = logits.astype(np.float16) if vectors else logits
             real_BL = inputs["attention_mask"].bool().cpu().numpy()
             for name, value in parts.items():
                 per_row, heads = value.ndim == 2, value.shape[1]
                 if name not in files:
                     width = value.shape[-1]
                     shape = (heads * pairs,) if value.ndim == 4 else (last - first if per_row else tokens, width)
-                    path = unfinished.enter_context(part(folder, _name(name, shard)))
+                    path = unfinished.enter_context(part(folder, f"{name}.npy"))
                     files[name] = np.lib.format.open_memmap(path, mode="w+", dtype=value.dtype, shape=shape)
                 for row, i in enumerate(chosen):
                     if per_row:

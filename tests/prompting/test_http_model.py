@@ -6,11 +6,9 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,63 +21,9 @@ from compress.prompting import http_model
 from compress.prompting.answers import Likelihood, ask
 from compress.prompting.http_model import Endpoint, RemoteModel, listed, open_endpoint, sum_echoed
 from tests.prompting import speakers
+from tests.prompting.server import KEY, Reply, Server, ok
 
-KEY = "sk-very-secret"
 ANSWERS = (" Positive", " Negative")
-Reply = tuple[int, Mapping[str, str], bytes]
-
-
-@dataclass
-class Server:
-    """`reply` answers the n-th request (from 0) for this path and body."""
-
-    reply: Callable[[int, str, dict[str, Any]], Reply]
-    seen: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
-    url: str = ""
-
-
-def ok(content: Any) -> Reply:
-    return 200, {}, content if isinstance(content, bytes) else json.dumps(content).encode()
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int, str, dict[str, Any]], Reply]], Server]]:
-    monkeypatch.setattr(http_model, "FIRST_WAIT", 0.01)
-    monkeypatch.setenv("TEST_KEY", KEY)
-    running: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
-
-    def start(reply: Callable[[int, str, dict[str, Any]], Reply]) -> Server:
-        server, lock = Server(reply), threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    number = len(server.seen)
-                    server.seen.append((self.path, body, dict(self.headers)))
-                status, headers, content = server.reply(number, self.path, body)
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        listening.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that waited no longer
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
-        thread.start()
-        running.append((listening, thread))
-        server.url = f"http://127.0.0.1:{listening.server_port}/v1"
-        return server
-
-    yield start
-    for listening, thread in running:
-        listening.shutdown()
-        thread.join()
-        listening.server_close()
 
 
 def model(server: Server, **changes: Any) -> RemoteModel:
@@ -399,7 +343,7 @@ def test_no_key_no_header(serve: Any) -> None:
         ("url: ftp://h\nmodel: m", "url: expected a URL such as"),
         ("url: http://h\nmodell: m", "modell: no such setting. Did you mean 'model'?"),
         ("url: http://h\nmode: ehco", "model: is missing"),
-        ("url: http://h\nmodel: m\nmode: ehco", "mode: Input should be 'echo', 'top' or 'chat'"),
+        ("url: http://h\nmodel: m\nmode: ehco", "mode: Input should be 'echo', 'top', 'chat' or 'embeddings'"),
         ("[]", "valid dictionary"),
     ],
 )

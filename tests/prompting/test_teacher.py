@@ -146,8 +146,8 @@ def test_another_prompt_is_another_run(given: dict[str, Any], speaker: Told, unm
     ("recipe", "said"),
     [
         ("hinton", ["student.init: a prompted teacher has no encoder"]),
-        ("tinybert", ["student.init", "tinybert.embeddings reads embeddings; a prompted teacher shows logits only"]),
-        ("tinybert-aug", ["augment: a prompted teacher has answered for the task's own rows only"]),
+        ("tinybert", ["student.init", "tinybert.embeddings reads embeddings; this teacher shows logits only"]),
+        ("tinybert-aug", ["augment: this teacher has answered for the task's own rows only"]),
     ],
 )
 def test_a_recipe_that_asks_for_more_than_probabilities_is_refused_before_anything(

@@ -1,0 +1,16 @@
+"""What tests of endpoints share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from compress.prompting import http_model
+from tests.prompting.server import KEY, Start, serving
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setattr(http_model, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("TEST_KEY", KEY)
+    with serving() as start:
+        yield start
