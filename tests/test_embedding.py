@@ -14,9 +14,11 @@ import compress
 from compress.config.options import RunOptions
 from compress.config.recipe import StudentSpec
 from compress.data.task import Task
+from compress.data.tokenize import encode
 from compress.errors import BundleError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.exporters.artifact import Bundle
+from compress.exporters.nearest import NearestTexts
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
 from compress.models.embedding import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
@@ -248,8 +250,6 @@ def test_the_nearest_of_a_files_lines_are_found(bundle: Bundle, tmp_path: Path) 
     assert len(json.loads(told.out)["answers"][0]["numbers"]) == 32
     other = tiny.bundle(tmp_path / "labels")
     with pytest.raises(BundleError, match="expected one that gives vectors"):
-        from compress.exporters.nearest import NearestTexts
-
         NearestTexts.from_texts(other.open(), ["a"])
 
 
@@ -295,3 +295,34 @@ def test_a_text_file_gives_the_vector_of_a_text(bundle: Bundle, tmp_path: Path) 
     texts = ["a good film", "So sad!"]
     found = np.array([each.numbers for each in run_text(file, texts)])  # type: ignore[union-attr]
     np.testing.assert_allclose(found, bundle.embed(texts), atol=1e-5)
+
+
+def test_a_teachers_prompts_are_read_before_its_texts(data: Path, tmp_path: Path) -> None:
+    """`predict` finds what sentence-transformers finds with the prompts that the bundle keeps."""
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    encoder(Pooling("mean", True, prompts={"query": "sad ", "passage": "good film "}), layers=2).save_pretrained(
+        tmp_path / "teacher"
+    )
+    tiny.tokenizer().save_pretrained(tmp_path / "teacher")
+    bundle = compress.distill(
+        teacher=tmp_path / "teacher", data=data, recipe=data / "recipe.yaml", out=tmp_path / "run"
+    )
+    assert bundle.task.prompts == ("sad ", "good film ")
+    lines = (data / "train.txt").read_text().splitlines()
+    found = NearestTexts.from_texts(bundle.open(precision="fp32"), lines).predict(["a slow story"])
+    model = library.SentenceTransformer(str(bundle.path), device="cpu")
+    cosines = model.encode_query("a slow story") @ model.encode_document(lines).T
+    expected = sorted(zip(lines, cosines.tolist(), strict=True), key=lambda each: -each[1])[:5]
+    assert [text for text, _ in found[0].texts] == [text for text, _ in expected]
+    np.testing.assert_allclose([cosine for _, cosine in found[0].texts], [each for _, each in expected], atol=1e-5)
+
+
+def test_texts_that_nobody_compared_are_read_with_either_prompt() -> None:
+    texts = tiny.tokenizer()
+    alone = split([[], []], [[], []], [])
+    rows = encode(alone, texts, 16, prompts=("sad ", "good film "))
+    first = [texts.decode(row["input_ids"]).split()[1] for row in rows]
+    assert first == ["sad", "good"]
+    compared = split([[1], []], [[1.0], []], [])
+    rows = encode(compared, texts, 16, prompts=("sad ", "good film "))
+    assert [texts.decode(row["input_ids"]).split()[1] for row in rows] == ["sad", "sad"]

@@ -13,7 +13,7 @@ Where no validation split is there, some of it is held out. Texts alone are comp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -84,6 +84,14 @@ class Part:
         """Yield the texts that are not there to be found."""
         return (text for number, text in enumerate(self.texts) if number not in self.passages)
 
+    def without(self, texts: Set[str]) -> Part:
+        """Return the other texts, and which of them are found by others; nothing is compared."""
+        part = Part()
+        for number, text in enumerate(self.texts):
+            if text not in texts and (kept := part.add(text)) is not None and number in self.passages:
+                part.passages.add(kept)
+        return part
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics that this split can be scored by."""
@@ -144,7 +152,7 @@ def load_embedding(
                 f"{len(part.passages):,} passages are scored (seed {seed})"
             )
     asked = {text for role in parts if role != "train" for text in parts[role].asking()}
-    parts["train"] = _read_texts(text for text in parts["train"].texts if text not in asked)
+    parts["train"] = parts["train"].without(asked)
     if len(parts["train"].texts) < 2:
         raise DataError(f"{source}: {len(parts['train'].texts)} text to learn from; expected two or more.")
     known = parts["validation"].metrics

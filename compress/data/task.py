@@ -44,6 +44,7 @@ class Task:
     metric  the score that chooses the best checkpoint, higher is better: one of METRICS[kind]
     unanswerable    qa: some questions have no answer in their text, and to say so is an answer
     width   embedding: numbers of a vector, as the teacher has them; 0 before the teacher is known
+    prompts embedding: what the teacher reads before a text that asks, and before one that is to be found
     """
 
     kind: Kind
@@ -53,6 +54,7 @@ class Task:
     metric: str
     unanswerable: bool = False
     width: int = 0
+    prompts: tuple[str, str] = ("", "")
 
     @property
     def outputs(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from compress.data import cache, windows
 from compress.data.constants import IGNORE_INDEX
@@ -40,13 +41,16 @@ Builder = Callable[..., Iterator[dict[str, Any]]]
 """(split, task, tokenizer, *, max_length, options) -> rows of input_ids and labels, the target's token ids."""
 
 
-def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+def encode(
+    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, prompts: tuple[str, str] = ("", "")
+) -> Dataset:
     """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
     the split has any), length (tokens), index (row number). No padding.
 
-    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. Words and questions take
-    several rows where they are too long for one (see `windows`), and more columns: example (their number in the
-    split), and
+    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. `prompts` come before texts
+    that ask and before those to be found; texts that nobody compared are read as the one and the other in turn. Words
+    and questions take several rows where they are too long for one (see `windows`), and more columns: example (their
+    number in the split), and
 
     words       labels: the tag at the first token of each word, -100 elsewhere; word: the number of the word there, -1
     questions   labels: [first, last] token of the answer, both `null` where the row does not hold it; null: the token
@@ -54,14 +58,15 @@ def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
 
     Written once to the cache, by the fingerprints of split and tokenizer, and memory-mapped.
     """
-    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length))
+    given = prompts if any(prompts) else ()
+    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length), *given)
 
     def batches() -> Iterator[pa.RecordBatch]:
         if "question" in split.column_names:
             return row_batches(_questions(split, tokenizer, max_length))
         if "words" in split.column_names:
             return row_batches(_sentences(split, tokenizer, max_length))
-        return _texts(split, tokenizer, max_length)
+        return _texts(split, tokenizer, max_length, prompts)
 
     return cache.rows("encoded", key, batches, empty="the split has no rows to tokenise.")
 
@@ -146,11 +151,15 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values)
 
 
-def _texts(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[pa.RecordBatch]:
-    first = 0
+def _texts(
+    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, prompts: tuple[str, str]
+) -> Iterator[pa.RecordBatch]:
+    first, found = 0, _find_passages(split) if any(prompts) else None
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
             texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
+            if found is not None:
+                texts[0] = [prompts[found[first + at]] + text for at, text in enumerate(texts[0])]
             tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
             names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
             rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
@@ -161,6 +170,13 @@ def _texts(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
             yield batch
             first += len(rows)
             bar.advance(len(rows))
+
+
+def _find_passages(split: Dataset) -> NDArray[np.int64]:
+    """Return 1 for each text that is to be found, 0 for one that asks."""
+    found = np.asarray(split["passage"][:]).astype(np.int64)
+    alone = not found.any() and not any(map(len, split["related"][:]))
+    return np.arange(len(split)) % 2 if alone else found
 
 
 def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:

@@ -39,13 +39,15 @@ class NearestTexts:
             )
         if not texts:
             raise BundleError("there are no texts to search among; expected one a line")
-        return NearestTexts(predictor, texts, _vectors(predictor, texts), min(count, len(texts)))
+        found = [predictor.task.prompts[1] + text for text in texts]
+        return NearestTexts(predictor, texts, _vectors(predictor, found), min(count, len(texts)))
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the nearest texts to each."""
         found = list[Nearest]()
         for start in range(0, len(texts), BLOCK):
-            cosines = _vectors(self.predictor, texts[start : start + BLOCK]) @ self.vectors_NE.T
+            asked = [f"{self.task.prompts[0]}{text}" for text in texts[start : start + BLOCK]]
+            cosines = _vectors(self.predictor, asked) @ self.vectors_NE.T
             best = np.argsort(-cosines, axis=1, kind="stable")[:, : self.count]
             found += [
                 Nearest(tuple((self.texts[n], float(row[n])) for n in numbers))

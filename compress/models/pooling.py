@@ -105,7 +105,14 @@ class Pooling:
         if max_length or self.max_length:
             _write_json(folder / SIZES, {"max_seq_length": max_length or self.max_length, "do_lower_case": False})
         if self.prompts:
-            _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": None})
+            told = {"document": self.document_prompt, **self.prompts}  # it looks for the other names only without this
+            _write_json(folder / PROMPTS, {"prompts": told, "default_prompt_name": None})
+
+    @property
+    def document_prompt(self) -> str:
+        """Return what comes before a text that is to be found, by any name that sentence-transformers has for it."""
+        known = self.prompts or {}
+        return next((known[name] for name in ("document", "passage", "corpus") if name in known), "")
 
 
 def module_paths(folder: Path) -> dict[str, str]:
@@ -171,6 +178,12 @@ def pooling_of(config: Any) -> Pooling:
 def width_of(config: Any) -> int:
     """Count the numbers of a sentence encoder's vectors."""
     return int(pooling_of(config).width or config.hidden_size)
+
+
+def prompts_of(config: Any) -> tuple[str, str]:
+    """Return what a sentence encoder reads before a text that asks, and before one that is to be found."""
+    pooling = pooling_of(config)
+    return (pooling.prompts or {}).get("query", ""), pooling.document_prompt
 
 
 def set_pooling(config: Any, pooling: Pooling) -> None:

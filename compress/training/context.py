@@ -90,7 +90,7 @@ class TrainingContext:
                     split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
                     max_length=stage.max_length,
                 )  # fmt: skip
-            return encode(split, self.tokenizer, stage.max_length)
+            return encode(split, self.tokenizer, stage.max_length, prompts=self.data.task.prompts)
 
     def sample(self, data: Literal["task", "text"], max_length: int, count: int, seed: int) -> Dataset:
         """Encode `count` rows to train on, drawn from the seed: of the task, or of unlabelled text."""
@@ -98,7 +98,7 @@ class TrainingContext:
             if data == "text":
                 rows = encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)
             else:
-                rows = encode(self.data.train, self.tokenizer, max_length)
+                rows = encode(self.data.train, self.tokenizer, max_length, prompts=self.data.task.prompts)
         if len(rows) <= count:
             return rows
         return rows.select(np.sort(np.random.default_rng(seed).choice(len(rows), count, replace=False)))

@@ -22,10 +22,10 @@ from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
 from compress.models.embedding import SentenceEncoder, set_projection
-from compress.models.pooling import pooling_of, set_pooling, width_of
+from compress.models.pooling import pooling_of, prompts_of, set_pooling, width_of
 from compress.models.teacher import RecordedLogits, Teacher
 
-ENCODING = "2"
+ENCODING = "3"
 """Part of every cache key: raise it when texts are compared otherwise."""
 NEAREST, OTHERS = 5, 5
 """Texts that each text is compared with: those nearest to it by the teacher, and others at random."""
@@ -50,11 +50,11 @@ class VectorSource(Protocol):
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return the data with the teacher's width; texts of a validation or test split that nobody compared are compared
-    by the teacher, with the nearest and with some at random, which is noted."""
-    return _with_similarities(
-        data, width_of(teacher.model.config), teacher.digest, lambda split: _encode_texts(teacher, split)
-    )
+    """Return the data with the teacher's width and prompts. Texts of a validation or test split that nobody compared are
+    compared by the teacher, with the nearest and with some at random, which is noted."""
+    config = teacher.model.config
+    data = replace(data, task=replace(data.task, width=width_of(config), prompts=prompts_of(config)))
+    return _with_similarities(data, teacher.digest, lambda split: _encode_texts(teacher, split))
 
 
 def with_vectors(data: TaskData, source: VectorSource, start: Teacher) -> tuple[TaskData, Teacher]:
@@ -72,8 +72,8 @@ def with_vectors(data: TaskData, source: VectorSource, start: Teacher) -> tuple[
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     found = {role: source.vectors(split["text"][:]) for role, split in splits.items() if split is not None}
     vectors = {splits[role]._fingerprint: each for role, each in found.items()}
-    width = found["train"].shape[1]
-    data = _with_similarities(data, width, source.digest, lambda split: vectors[split._fingerprint])
+    data = replace(data, task=replace(data.task, width=found["train"].shape[1]))
+    data = _with_similarities(data, source.digest, lambda split: vectors[split._fingerprint])
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     _fit_projection(start, data.train, found["train"])
     recorded = RecordedLogits({splits[role]._fingerprint: each for role, each in found.items()})
@@ -85,7 +85,7 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     model = cast(SentenceEncoder, start.model)
     chosen = np.unique(np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int))
     model.projection = None
-    bare = replace(pooling_of(model.config), normalise=False, projected=False, width=None)
+    bare = replace(pooling_of(model.config), normalise=False, projected=False, width=None, prompts=None)
     set_pooling(model.config, bare)
     pooled_ND = _encode_texts(start, split.select(chosen)).astype(np.float64)
     wanted_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
@@ -98,18 +98,18 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
 
 
 def _encode_texts(teacher: Teacher, split: Dataset) -> NDArray[np.float32]:
-    rows = encode(split, teacher.tokenizer, MAX_LENGTH)
+    rows = encode(split, teacher.tokenizer, MAX_LENGTH, prompts=prompts_of(teacher.model.config))
     return metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
 
 
-def _with_similarities(data: TaskData, width: int, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> TaskData:
+def _with_similarities(data: TaskData, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> TaskData:
     judged = {
         role: _compare_texts(split, digest, vectors)
         for role, split in (("validation", data.validation), ("test", data.test))
         if split is not None and not any(map(len, split["related"][:]))
     }
     note = (f"{' and '.join(judged)}: texts alone, scored by how well they agree with the teacher's similarities",)
-    return replace(data, task=replace(data.task, width=width), notes=data.notes + note * bool(judged), **judged)
+    return replace(data, notes=data.notes + note * bool(judged), **judged)
 
 
 def _compare_texts(split: Dataset, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> Dataset:

@@ -18,7 +18,6 @@ from compress.console import warn
 from compress.data.cache import cached, home, is_whole
 from compress.data.collate import Batching
 from compress.data.task import Kind, TaskData
-from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
@@ -193,8 +192,9 @@ def load_task_teacher(
     """
     task_teacher = with_head(teacher, recipe.teacher, context, run)
     task_teacher.model.to(PartialState().device)
-    rows = encode(context.data.validation, task_teacher.tokenizer, recipe.stages[-1].max_length)
-    check = check_teacher(task_teacher, context.data, rows, context.collate, bf16=context.bf16, strict=strict)
+    task, length = context.data.task, recipe.stages[-1].max_length
+    exam = Evaluator.from_split(task, context.data.validation, task_teacher.tokenizer, length)
+    check = check_teacher(task_teacher, context.data, exam.rows, context.collate, bf16=context.bf16, strict=strict)
     for note in check.notes:
         warn(context.console, note)
     return task_teacher, check
