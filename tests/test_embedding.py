@@ -15,15 +15,17 @@ from compress.config.options import RunOptions
 from compress.config.recipe import StudentSpec
 from compress.data.task import Task
 from compress.data.tokenize import encode
-from compress.errors import BundleError, TeacherError
+from compress.errors import BundleError, DataError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.exporters.artifact import Bundle
 from compress.exporters.nearest import NearestTexts
+from compress.exporters.row_files import predict_file
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
 from compress.models.embedding import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
 from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
 from compress.models.teacher import load as load_teacher
+from compress.prompting.vectors import open_source
 from tests import command, tiny
 from tests.nas.shelved import SPACE, weighing
 
@@ -251,6 +253,24 @@ def test_the_nearest_of_a_files_lines_are_found(bundle: Bundle, tmp_path: Path) 
     other = tiny.bundle(tmp_path / "labels")
     with pytest.raises(BundleError, match="expected one that gives vectors"):
         NearestTexts.from_texts(other.open(), ["a"])
+
+
+def test_a_files_vectors_are_written_as_an_array(bundle: Bundle, data: Path, tmp_path: Path) -> None:
+    """Which teaches another student, and is what an index takes."""
+    lines = (data / "train.txt").read_text().splitlines()
+    made = tmp_path / "train.npy"
+    words = ["predict", str(bundle.path), "--input", str(data / "train.txt"), "--output", str(made)]
+    command.run(*words)
+    np.testing.assert_allclose(np.load(made), bundle.embed(lines), atol=1e-6)
+    (tmp_path / "train.txt").write_text("\n".join(lines))
+    np.testing.assert_allclose(open_source(str(made)).vectors(lines[5:7]), np.load(made)[5:7], atol=1e-3)
+    told = command.run(*words, "--on-error", "skip")
+    assert told.code == 2
+    assert "has no vector to stand in its place" in told.err
+    other = tiny.bundle(tmp_path / "labels")
+    with pytest.raises(DataError, match="is of vectors, which are not what is answered here"):
+        predict_file(other.open(), data / "train.txt", tmp_path / "other.npy")
+    assert not (tmp_path / "other.npy").exists()
 
 
 def test_a_bundle_is_quantised_and_trimmed_like_any_other(bundle: Bundle, data: Path, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def predict(
     rows: Annotated[
         Path | None, data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
     ] = None,
-    answers: Annotated[Path | None, output("--output", help="Write them here: .csv, .tsv, .jsonl.")] = None,
+    answers: Annotated[Path | None, output("--output", help="Write them here: .csv, .tsv, .jsonl, .npy.")] = None,
     text: TextColumns = None,
     pair: Annotated[str | None, data_option(help="Second sentence of a pair, or text of questions.")] = None,
     against: Annotated[

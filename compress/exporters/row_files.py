@@ -3,6 +3,7 @@
     .csv .tsv   with a header line; the delimiter of a .csv is the one of , ; | and tab that its header has most of
     .jsonl      an object on each line
     .txt        a text on each line; to read alone
+    .npy        the vector of each text, a row of float32 each; to write alone
 
 All columns are kept, and these are added: prediction (a label; labels joined by ", "; a number; the answer to a
 question; the entities), prediction_score (not of numbers and entities), of answers prediction_start and prediction_end,
@@ -12,9 +13,13 @@ in .jsonl prediction_scores of every label; and prediction_error where rows are 
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.lib.format import write_array_header_1_0
 
 from compress.data.task import Task
 from compress.data.text_files import LONGEST
@@ -22,7 +27,7 @@ from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import Answer, Answering, Marked, Nearest, Outcome, Text, Vector, iterate_batches
 from compress.io import written
 
-READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl")
+READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl", ".npy")
 DELIMITERS = ",;\t|"
 Row = dict[str, Any]
 
@@ -47,16 +52,19 @@ def predict_file(
     Raises DataError, naming the line, for what cannot be read, and for columns that are not there or there already.
     """
     check_files(source, target)
-    task, added = predictor.task, _list_added(predictor.task, target.suffix.lower(), errors=on_error == "skip")
+    suffix = target.suffix.lower()
+    if suffix == ".npy":
+        _check_vectors(predictor, target, on_error)
+    task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
     done = skipped = 0
-    with source.open("rb") as raw, written(target) as partial, partial.open("w", encoding="utf-8", newline="") as out:
+    with source.open("rb") as raw, written(target) as partial, _opened(partial, suffix) as writer:
         size, write, chosen = max(1, source.stat().st_size), None, None  # type: int, Any, Any
         for batch in iterate_batches(_read(raw, source, on_error)):
             if chosen is None:
                 found = [row for _, row, error in batch if not error]
                 names = list(found[0]) if found else ["text"]
                 chosen = choose_columns(task, names, source, columns, pair=second is not None)
-                write = _writer(out, target.suffix.lower(), [*names, *added])
+                write = writer([*names, *added])
             answers = _answer(predictor, batch, chosen, second, source=source, on_error=on_error)
             for (number, row, _), (answer, error) in zip(batch, answers, strict=True):
                 if taken := [name for name in added if name in row]:
@@ -79,6 +87,13 @@ def check_files(source: Path, target: Path) -> None:
         raise DataError(f"--input {source}: there is no such file")
     if not target.parent.is_dir() or target.is_dir() or (target.exists() and target.samefile(source)):
         raise DataError(f"--output {target}: expected a new file, in a folder that is there")
+
+
+def _check_vectors(predictor: Answering, target: Path, on_error: str) -> None:
+    if predictor.task.kind != "embedding" or not hasattr(predictor, "logits"):
+        raise DataError(f"--output {target}: is of vectors, which are not what is answered here; expected .jsonl")
+    if on_error == "skip":
+        raise DataError(f"--output {target}: a row that is skipped has no vector to stand in its place: mend the rows")
 
 
 def choose_columns(
@@ -207,6 +222,31 @@ def _plain(answer: Outcome | None, added: Sequence[str]) -> Row:
         return {"prediction": answer.score}
     known = {"prediction": answer.label, "prediction_score": answer.score, "prediction_scores": answer.scores}
     return {name: value for name, value in known.items() if name in added}
+
+
+@contextmanager
+def _opened(path: Path, suffix: str) -> Iterator[Callable[[Sequence[str]], Callable[[Row], object]]]:
+    """Yield what makes a writer of rows, given their columns."""
+    if suffix != ".npy":
+        with path.open("w", encoding="utf-8", newline="") as out:
+            yield lambda names: _writer(out, suffix, names)
+        return
+    with path.open("wb") as file:
+        shape = (0, 0)
+
+        def head() -> None:  # of one length, however many rows there are
+            write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+
+        def write(row: Row) -> None:
+            nonlocal shape
+            if not shape[0]:
+                head()
+            file.write(np.asarray(row["prediction"], dtype="<f4").tobytes())
+            shape = (shape[0] + 1, len(row["prediction"]))
+
+        yield lambda names: write
+        file.seek(0)
+        head()
 
 
 def _writer(out: IO[str], suffix: str, names: Sequence[str]) -> Callable[[Row], object]:

@@ -50,8 +50,8 @@ class VectorSource(Protocol):
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return the data with the teacher's width and prompts. Texts of a validation or test split that nobody compared are
-    compared by the teacher, with the nearest and with some at random, which is noted."""
+    """Return the data with the teacher's width and prompts. Texts of a validation or test split that nobody compared
+    are compared by the teacher, with the nearest and with some at random, which is noted."""
     config = teacher.model.config
     data = replace(data, task=replace(data.task, width=width_of(config), prompts=prompts_of(config)))
     return _with_similarities(data, teacher.digest, lambda split: _encode_texts(teacher, split))
