@@ -83,6 +83,8 @@ SCRATCH = {**BATCH, "steps": 500, "batch": 16, "lr": 1e-3, "lr_end": 0.0, "evalu
 GENERAL = {**BATCH, "steps": 300, "batch": 16, "lr": 1e-3, "evaluate": 2, "limit_tokens": 1_000_000}
 SHORT = {**BATCH, "epochs": 3.0, "steps": None, "batch": 32, "lr": "auto", "evaluate": 2, "cache_teacher": False}
 LIKE_LM = {"layers": 2}
+TEACHER_LM = {**BATCH, "steps": 300, "batch": 16}
+"""How a teacher gets a head for masked words, where a recipe asks for them."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,8 @@ def adapt(recipe: Recipe, proof: Proof) -> Recipe:
         stage.model_copy(update=numbers(stage, last=stage is chosen[-1])) if isinstance(stage, Stage) else stage
         for stage in chosen
     )
-    update: dict[str, Any] = {"stages": stages, "student": recipe.student.model_copy(update=dict(proof.student))}
+    student, lm = recipe.student.model_copy(update=dict(proof.student)), recipe.teacher_lm.model_copy(update=TEACHER_LM)
+    update: dict[str, Any] = {"stages": stages, "student": student, "teacher_lm": lm}
     return recipe.model_copy(update=update | ({"target": TARGET} if recipe.pruning else {}))
 
 
