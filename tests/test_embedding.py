@@ -250,6 +250,8 @@ def test_the_nearest_of_a_files_lines_are_found(bundle: Bundle, tmp_path: Path) 
     assert json.loads(told.out)["answers"][0]["texts"][0][0] == "so sad"
     told = command.run("predict", str(bundle.path), "so sad", "--json")
     assert len(json.loads(told.out)["answers"][0]["numbers"]) == 32
+    told = command.run("predict", str(bundle.path), "so sad", "--top", "2")
+    assert (told.code, "give the file to search with --against" in told.err) == (2, True)
     other = tiny.bundle(tmp_path / "labels")
     with pytest.raises(BundleError, match="expected one that gives vectors"):
         NearestTexts.from_texts(other.open(), ["a"])

@@ -197,7 +197,7 @@ def predict(
     against: Annotated[
         Path | None, data_option(help="Find the nearest of this file's lines, by the bundle's vectors.")
     ] = None,
-    top: Annotated[int, data_option(min=1, help="Nearest texts of --against.")] = 5,
+    top: Annotated[int | None, data_option(min=1, help="Nearest texts of --against: 5 where not said.")] = None,
     precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
     on_error: Annotated[Literal["stop", "skip"], output(help="At a text that is no UTF-8 or too long.")] = "stop",
     as_json: Json = False,
@@ -230,16 +230,20 @@ def predict(
             print(f"warning: {skipped:,} texts were skipped; the errors are in their places", file=sys.stderr)
 
 
-def _open(bundle: Path, precision: "Precision", against: Path | None, top: int, *, threads: int = 1) -> "Answering":
+def _open(
+    bundle: Path, precision: "Precision", against: Path | None, top: int | None, *, threads: int = 1
+) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest of a file's lines."""
     from compress.data.text_files import lines
     from compress.exporters.artifact import Bundle
     from compress.exporters.nearest import NearestTexts
 
+    if top is not None and against is None:
+        raise typer.BadParameter("is of the nearest texts: give the file to search with --against", param_hint="--top")
     predictor = Bundle.load(bundle).open(precision, threads=threads)
     if against is None:
         return predictor
-    return NearestTexts.from_texts(predictor, list(filter(None, map(str.strip, lines(against)))), top)
+    return NearestTexts.from_texts(predictor, list(filter(None, map(str.strip, lines(against)))), top or 5)
 
 
 def _predict_file(
