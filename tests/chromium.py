@@ -81,7 +81,8 @@ class Tab:
 
     def look(self, file: Path, *, width: int, height: int, dark: bool = False) -> None:
         """Take a picture of the whole page at a size of the window."""
-        self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.do("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.do("Emulation.setEmulatedMedia", features=[scheme])
         shot = self.do("Page.captureScreenshot", captureBeyondViewport=True)["data"]
@@ -96,7 +97,7 @@ def open_tab(profile: Path, link: str) -> Iterator[Tab]:
         pytest.skip("needs chromium and bash")
     (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
     command = [program, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
-    with open(ours_out, "wb") as sending, open(ours_in, "rb") as receiving:
+    with os.fdopen(ours_out, "wb") as sending, os.fdopen(ours_in, "rb") as receiving:
         process = subprocess.Popen(
             ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
             pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ NAME = "demo.json"
 """What the page reads about its model, and what a folder is known by as a demo."""
 MODEL = "model_text.onnx"
 SERVICE_WORKER = "sw.js"
-"""Keeps the other files in the browser. Our own server has it not: a browser would keep them of every address it had."""
+"""Keeps the other files in the browser, where the page comes from a host that lasts."""
 HEADLINES = {
     "classification": "Type a text, and the model in this page says which label it has.",
     "multilabel": "Type a text, and the model in this page says which labels it has.",
@@ -47,6 +47,12 @@ class Demo:
 
     path: Path
     sizes: Mapping[str, int]
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Sum the bytes of the model, the engine and the page."""
+        model, engine = self.sizes[MODEL], sum(size for name, size in self.sizes.items() if name.startswith("ort"))
+        return {"model": model, "engine": engine, "page": sum(self.sizes.values()) - model - engine}
 
 
 def demo(
@@ -79,11 +85,12 @@ def demo(
             shutil.copyfile(path, folder / path.name)
         model, weight = (folder / MODEL).stat().st_size, sum(path.stat().st_size for path in engine)
         place, task = loaded.path.resolve(), loaded.task
+        classes = f" into {len(task.labels)} labels" if task.labels else ""
         title = place.parent.name if place.name == "bundle" else place.name
         page = render(
             "demo/index.html.j2",
             title=title,
-            context=f"{task.kind}{f' into {len(task.labels)} labels' if task.labels else ''}, {loaded.manifest.model_type}",
+            context=f"{task.kind}{classes}, {loaded.manifest.model_type}",
             headline=HEADLINES[task.kind],
             inputs=task.text if task.pair else ("Text",),
             lines=LINES if task.kind == "embedding" else (),
@@ -96,8 +103,8 @@ def demo(
             version=__version__,
         )
         (folder / "index.html").write_text(page, encoding="utf-8")
-        styles = (FOLDER / "page.css", FOLDER / "demo" / "demo.css")
-        (folder / "style.css").write_text("".join(path.read_text(encoding="utf-8") for path in styles), encoding="utf-8")
+        styles = [(FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "demo/demo.css")]
+        (folder / "style.css").write_text("".join(styles), encoding="utf-8")
         for name in ("demo.js", "icon.svg"):
             shutil.copyfile(FOLDER / "demo" / name, folder / name)
         icon = {"src": "icon.svg", "sizes": "any", "type": "image/svg+xml"}
@@ -118,11 +125,11 @@ def _check(bundle: Bundle, out: Path) -> None:
     """Raise ExportError or BundleError for a model that a page cannot ask, or a folder that is to stay as it is."""
     if bundle.task.kind not in HEADLINES:
         raise ExportError(
-            f"{bundle.path}: {bundle.task.kind} answers for every token, and a demo's graph gives one answer for a text; "
-            f"expected {', '.join(HEADLINES)}. `compress predict` answers with this bundle"
+            f"{bundle.path}: {bundle.task.kind} answers for every token, and a demo's graph gives one answer for a "
+            f"text; expected {', '.join(HEADLINES)}. `compress predict` answers with this bundle"
         )
     if bundle.path.resolve().is_relative_to(out.resolve()):
-        raise ExportError(f"--out {out}: holds the bundle itself, which the demo would replace; expected another folder")
+        raise ExportError(f"--out {out}: holds the bundle, which the demo would replace; expected another folder")
     foreign = out.is_dir() and any(out.iterdir()) and not (out / NAME).is_file()
     if foreign or (out.exists() and not out.is_dir()) or manifest.is_bundle(out):
         raise ExportError(f"--out {out}: exists and is no demo; expected a new folder, or a demo to replace")
@@ -130,7 +137,7 @@ def _check(bundle: Bundle, out: Path) -> None:
 
 @contextmanager
 def serve(made: Demo, *, lan: bool = False) -> Iterator[str]:
-    """Serve a demo, and yield the link to it. Its address has a secret part: who has the link sees the page, nobody else.
+    """Serve a demo, and yield the link to it, a part of which is secret: who has the link sees the page, nobody else.
 
     lan  on this machine's network address instead of 127.0.0.1
 
@@ -138,6 +145,6 @@ def serve(made: Demo, *, lan: bool = False) -> Iterator[str]:
     """
     visitor = Visitor()
     secret = visitor.claim(visitor.token)  # so that nobody else can, and the link serves all who have it
-    files = {name: made.path / name for name in made.sizes if name != SERVICE_WORKER}
+    files = {name: made.path / name for name in made.sizes}
     with serving(Site(visitor, {"": made.path / "index.html", **files}, public={}), lan=lan) as link:
         yield f"{link.partition('#')[0]}{secret}/"

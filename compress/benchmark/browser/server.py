@@ -160,7 +160,8 @@ IDLE = 60.0
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
-    "style-src 'self'; img-src 'self' data:; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "style-src 'self'; img-src 'self' data:; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": POLICY,
@@ -278,7 +279,7 @@ class _Exchange(BaseHTTPRequestHandler):
         elif name == "next":
             self._next(parse_qs(query).get("after", [""])[0])
         elif offered := self.site.offers.get(name):
-            self._send(HTTPStatus.OK, offered, kind=KINDS[(offered if isinstance(offered, Path) else Path(name)).suffix])
+            self._send(HTTPStatus.OK, offered, kind="" if isinstance(offered, Path) else KINDS[Path(name).suffix])
         else:
             self._refuse(HTTPStatus.NOT_FOUND)
 

@@ -255,8 +255,7 @@ def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
 
 
 def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
-    """Build the graph of a tokenizer, or take the one that was built of the same tokenizer by the same code, which saves
-    seconds."""
+    """Build the graph of a tokenizer, or take the one that this code has built of it before, which saves seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
     key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *code)

@@ -157,7 +157,8 @@ async function start() {
   await run(boxes.map(() => "a")); // the first answer takes longer than others
   at("late").remove();
   await answer();
-  navigator.serviceWorker?.register("sw.js").catch(() => {}); // without one, or at an address that may have none
+  // `compress demo --serve` has another address each time: what a browser kept of it would never be used again
+  if (location.hostname !== "127.0.0.1") navigator.serviceWorker?.register("sw.js").catch(console.warn);
 }
 
 start().catch(fail);
