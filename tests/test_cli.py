@@ -247,7 +247,7 @@ def test_the_int8_file_of_distill_comes_with_its_certificate(distilled: tuple[co
 
 
 HELD_BY_OTHER_TESTS = {
-    "distill", "export", "gate", "label", "plan", "predict", "pretrain", "prune", "push", "quantize", "report",
+    "demo", "distill", "export", "gate", "label", "plan", "predict", "pretrain", "prune", "push", "quantize", "report",
     "search", "search-show", "trim",
 }  # fmt: skip
 

@@ -24,11 +24,11 @@ MODEL = "model_text.onnx"
 SERVICE_WORKER = "sw.js"
 """Keeps the other files in the browser, where the page comes from a host that lasts."""
 HEADLINES = {
-    "classification": "Type a text, and the model in this page says which label it has.",
-    "multilabel": "Type a text, and the model in this page says which labels it has.",
-    "regression": "Type a text, and the model in this page gives it a number.",
-    "ranking": "Type a query and a passage, and the model in this page says how well they fit.",
-    "embedding": "Type a text, and the model in this page finds what is nearest to it in meaning.",
+    "classification": "The model in this page labels what you type.",
+    "multilabel": "The model in this page says which labels fit what you type.",
+    "regression": "The model in this page gives a number to what you type.",
+    "ranking": "The model in this page says how well a passage answers a query.",
+    "embedding": "The model in this page finds what is nearest in meaning to what you type.",
 }
 """The kinds of task whose models answer a text in one graph."""
 LINES = (
