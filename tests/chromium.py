@@ -69,10 +69,12 @@ class Tab:
         return found
 
     def type(self, selector: str, text: str) -> None:
-        """Put the focus on a field, empty it, and type."""
-        self.see(f"document.querySelector({json.dumps(selector)}).focus()")
-        self.see("document.activeElement.select()")
-        self.do("Input.insertText", text=text) if text else self.press("Delete")
+        """Put the focus on a field, empty it, and type; again where a page just opened has not had the focus yet."""
+        field, end = f"document.querySelector({json.dumps(selector)})", time.monotonic() + 60
+        while self.see(f"{field}.value") != text:
+            assert time.monotonic() < end, f"{selector} takes no text"
+            self.see(f"{field}.focus(), {field}.select()")
+            self.do("Input.insertText", text=text) if text else self.press("Delete")
 
     def press(self, key: str) -> None:
         code = {"Tab": 9, "Delete": 46}[key]
