@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long is it from `compress demo` to the label of what is typed, in a real Chromium?
 
-    python benchmarks/demo_first_answer.py runs/first/bundle --text "wake me at seven" --out result.json
+    python -m benchmarks.demo_first_answer runs/first/bundle --text "wake me at seven" --out result.json
 
 Each time a new process writes and serves the page, a new Chromium with an empty profile opens it, a text is typed;
 measured cold (no tokenizer's graph is kept yet) and warm; onnxruntime-web has been fetched before in both.
@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chromium import open_tab
 from compress.benchmark.browser.device import VERSION
 from compress.benchmark.devices import open_device
 from compress.data.cache import home
 from compress.exporters.artifact import Bundle
-from tests.chromium import open_tab
 
 ANSWERED = "/ ms$/.test(document.querySelector('#ms')?.textContent)"
 

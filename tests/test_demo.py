@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from benchmarks.chromium import NEEDED, Tab, open_tab
 from compress.benchmark.browser.device import WASM
 from compress.commands import demo as command
 from compress.commands.demo import NAME, SERVICE_WORKER, Demo, demo, serve
@@ -30,12 +32,12 @@ from compress.records.latency import DeviceError
 from tests import generative, tiny
 from tests.benchmark.test_browser_chromium import runtime
 from tests.benchmark.visiting import request
-from tests.chromium import Tab, open_tab
 from tests.command import refused, run
 from tests.reporting.pages import HOSTILE, Elements
 from tests.test_embedding import encoder
 
 __all__ = ["runtime"]  # a fixture
+in_chromium = pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {' and '.join(NEEDED)}")
 TASKS = {
     "classification": Task("classification", ("sentence",), "label", ("bad", HOSTILE, *"cdefg"), "accuracy"),
     "multilabel": Task("multilabel", ("sentence",), "labels", ("funny", "sad", "long"), "f1"),
@@ -245,6 +247,7 @@ def ask(tab: Tab, *texts: str) -> str:
 
 
 @pytest.mark.slow
+@in_chromium
 def test_what_is_typed_is_answered_as_the_bundle_answers(
     demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
@@ -291,6 +294,7 @@ def test_what_is_typed_is_answered_as_the_bundle_answers(
 
 
 @pytest.mark.slow
+@in_chromium
 def test_the_nearest_of_the_lines_are_found(demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path) -> None:
     lines, text = ["this was a dull plot", "a great actor", "never too slow !"], "a very good actor"
     with serve(demos["embedding"]) as link, open_tab(tmp_path / "profile", link) as tab:
@@ -320,6 +324,7 @@ def any_web_server(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@in_chromium
 def test_from_any_web_server_and_after_one_visit_without_it(demos: dict[str, Demo], tmp_path: Path) -> None:
     made, texts = demos["classification"], ("a good film", "a bad film", "never dull")  # the last one may be restored
     with any_web_server(made.path.parent) as host:

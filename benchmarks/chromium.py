@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import pytest
-
-from tests.benchmark.test_browser_chromium import FLAGS, kill
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+NEEDED = ("chromium", "bash")
+"""Programs on the PATH."""
 
 
 @dataclass
@@ -93,12 +97,10 @@ class Tab:
 
 @contextmanager
 def open_tab(profile: Path, link: str) -> Iterator[Tab]:
-    """Open a page in a Chromium of its own; skip the test where there is none."""
-    program = shutil.which("chromium")
-    if not program or not shutil.which("bash"):
-        pytest.skip("needs chromium and bash")
+    """Open a page in a Chromium of its own, which ends with the block."""
+    assert all(map(shutil.which, NEEDED)), f"needs {' and '.join(NEEDED)}"
     (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
-    command = [program, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
+    command = ["chromium", *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
     with os.fdopen(ours_out, "wb") as sending, os.fdopen(ours_in, "rb") as receiving:
         process = subprocess.Popen(
             ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
@@ -116,6 +118,7 @@ def open_tab(profile: Path, link: str) -> Iterator[Tab]:
             tab.do("Page.navigate", url=link)
             yield tab
         finally:
-            kill(process)
+            os.killpg(process.pid, signal.SIGKILL)  # the whole family: a browser is many processes
+            process.wait()
             with suppress(BrokenPipeError):
                 sending.flush()
