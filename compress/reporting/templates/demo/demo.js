@@ -13,7 +13,7 @@ const vectors = new Map(); // of the lines
 
 let about; // demo.json
 let session;
-let busy = false;
+let busy = true; // until the model is open; what is typed meanwhile is answered then
 let again = false; // something was typed while the model ran
 let pause, heard;
 
@@ -102,7 +102,6 @@ function drawn([name, figure, share]) {
 }
 
 async function answer() {
-  if (!session) return; // what was typed meanwhile is answered when it is there
   if (busy) return void (again = true);
   busy = true;
   try {
@@ -156,6 +155,7 @@ async function start() {
   await open();
   await run(boxes.map(() => "a")); // the first answer takes longer than others
   at("late").remove();
+  busy = false;
   await answer();
   // `compress demo --serve` has another address each time: what a browser kept of it would never be used again
   if (location.hostname !== "127.0.0.1") navigator.serviceWorker?.register("sw.js").catch(console.warn);

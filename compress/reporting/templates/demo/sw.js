@@ -6,8 +6,7 @@ const CACHE = PREFIX + VERSION;
 
 async function keep() {
   const cache = await caches.open(CACHE);
-  await cache.addAll(FILES);
-  await skipWaiting();
+  await cache.addAll(FILES); // and waits until no page runs on the files of before: never half of each
 }
 
 async function dropOthers() {
