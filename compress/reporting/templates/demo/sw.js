@@ -6,7 +6,8 @@ const CACHE = PREFIX + VERSION;
 
 async function keep() {
   const cache = await caches.open(CACHE);
-  await cache.addAll(FILES); // and waits until no page runs on the files of before: never half of each
+  // asks the host whether each is still the same; then waits until no page runs on the files of before
+  await cache.addAll(FILES.map((name) => new Request(name, { cache: "no-cache" })));
 }
 
 async function dropOthers() {
