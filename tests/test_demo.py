@@ -331,7 +331,7 @@ def test_from_any_web_server_and_after_one_visit_without_it(demos: dict[str, Dem
         opened = open_tab(tmp_path / "profile", f"{host}/{made.path.name}/")
         tab = opened.__enter__()
         before = [ask(tab, text) for text in texts]
-        tab.wait("navigator.serviceWorker.ready.then(worker => worker.active.state === 'activated')")
+        tab.wait("navigator.serviceWorker.getRegistration().then(found => found?.active?.state === 'activated')")
     try:
         tab.do("Page.reload")
         tab.wait("document.querySelector('#ms')?.textContent === '—' && document.readyState === 'complete'")
