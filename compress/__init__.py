@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compress.commands.bench import bench
+    from compress.commands.demo import demo
     from compress.commands.distill import distill
     from compress.commands.doctor import doctor
     from compress.commands.export import export
@@ -80,6 +81,7 @@ _HOMES = {
     "Term": "compress.config.term",
     "bench": "compress.commands.bench",
     "build": "compress.models.student",
+    "demo": "compress.commands.demo",
     "distill": "compress.commands.distill",
     "doctor": "compress.commands.doctor",
     "export": "compress.commands.export",
@@ -129,6 +131,7 @@ __all__ = [
     "Term",
     "bench",
     "build",
+    "demo",
     "distill",
     "doctor",
     "export",

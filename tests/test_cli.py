@@ -58,6 +58,7 @@ OPTIONS = {
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
     "push": "bundle repo --public --dry-run --json",
     "predict": "bundle texts... --input --output --text --pair --against --top --precision --on-error --json",
+    "demo": "bundle --out --serve --no-open --precision --lan --assets --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
         "--python --native --assets --webgpu --out --wide --json"
@@ -246,7 +247,7 @@ def test_the_int8_file_of_distill_comes_with_its_certificate(distilled: tuple[co
 
 
 HELD_BY_OTHER_TESTS = {
-    "distill", "export", "gate", "label", "plan", "predict", "pretrain", "prune", "push", "quantize", "report",
+    "demo", "distill", "export", "gate", "label", "plan", "predict", "pretrain", "prune", "push", "quantize", "report",
     "search", "search-show", "trim",
 }  # fmt: skip
 

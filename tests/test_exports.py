@@ -14,9 +14,9 @@ PUBLIC = [
     "Budget", "Bundle", "CheckpointOptions", "CompressError", "DataOptions", "DeviceOptions", "Distillation",
     "Int8Options", "LengthOptions", "MeasureOptions", "Objective", "PruneOptions", "Recipe", "Report", "RunOptions",
     "SettingOptions", "Shape", "Signals", "StudentSpec", "StudyOptions", "Task", "TaskData", "Term", "bench", "build",
-    "distill", "doctor", "export", "forecast", "forecast_labelling", "forecast_pretraining", "forecast_quantization",
-    "forecast_search", "forecast_trimming", "gate", "init", "inspect", "label", "load_task", "pretrain", "prune",
-    "push", "quantize", "reads", "search", "trim",
+    "demo", "distill", "doctor", "export", "forecast", "forecast_labelling", "forecast_pretraining",
+    "forecast_quantization", "forecast_search", "forecast_trimming", "gate", "init", "inspect", "label", "load_task",
+    "pretrain", "prune", "push", "quantize", "reads", "search", "trim",
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ for command in (
     prune.trim,
     export.push,
     export.predict,
+    export.demo,
     bench.bench,
     bench.gate,
     bench.report,

@@ -1,11 +1,13 @@
-"""`compress export`, `quantize`, `push` and `predict`: what a bundle is made into, where it goes, what it says."""
+"""`compress export`, `quantize`, `push`, `predict`, `demo`: what a bundle is made into, where it goes, what it says."""
 
 import json
 import os
 import sys
+import tempfile
 import time
+import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -15,12 +17,14 @@ import typer
 
 from compress.cli.options import UNCERTIFIED, console, grouped, print_forecast, print_json, schema, told
 from compress.config.options import (
+    Assets,
     BatchSizes,
     CheckpointOptions,
     DeviceOptions,
     Int8Options,
     Json,
     LabelColumn,
+    Lan,
     Lengths,
     MaxDrop,
     Plan,
@@ -228,6 +232,52 @@ def predict(
                 show(each)
         if skipped:
             print(f"warning: {skipped:,} texts were skipped; the errors are in their places", file=sys.stderr)
+
+
+def demo(
+    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
+    out: Annotated[Path | None, output(help="The folder to write; else only --serve.")] = None,
+    serve: Annotated[bool, output("--serve", help="Serve the page here and open it, until Ctrl-C.")] = False,
+    no_open: Annotated[bool, output("--no-open", help="Serve it, and leave opening it to you.")] = False,
+    precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
+    lan: Lan = False,
+    assets: Assets = None,
+    as_json: Json = False,
+) -> None:
+    """Write a page in which the model answers what one types: a folder for any web server, which needs no network.
+
+    Example: compress demo runs/first/bundle --serve
+    """
+    with told(hint="What was there is as it was."), ExitStack() as stack:
+        from compress.benchmark.browser.device import code
+        from compress.commands import demo as command
+        from compress.errors import ExportError
+
+        if out is None and not serve:
+            raise ExportError("nothing to do: expected --out with the folder to write, or --serve, or both")
+        if (lan or no_open) and not serve:
+            unused = "--lan" if lan else "--no-open"
+            raise ExportError(f"{unused}: is for a page that is served; expected --serve with it")
+        shown = partial(console(as_json).print, markup=False, highlight=False, soft_wrap=True)
+        answer = partial(console(as_json, answer=True).print, markup=False, highlight=False, soft_wrap=True)
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-demo."))) / "site"
+        made = command.demo(bundle, folder, precision=precision, assets=assets, say=shown)
+        sizes = {**made.parts, "all": sum(made.sizes.values())}
+        shown(", ".join(f"{part} {size / 1e6:.2f} MB" for part, size in sizes.items()))
+        link = stack.enter_context(command.serve(made, lan=lan)) if serve else None
+        if as_json:
+            print_json("demo", {"path": None if out is None else str(out), "files": made.sizes, "link": link})
+        if out is not None:
+            answer(f"page: {out / 'index.html'}, for any web server")
+        if link is not None:
+            answer(f"serving until Ctrl-C: {link}")
+            if lan:
+                shown(code(link))
+            if not no_open and not webbrowser.open(link):
+                shown("no browser was found here: open the link yourself")
+            with suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(3600)
 
 
 def _open(

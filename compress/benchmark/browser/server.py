@@ -160,7 +160,8 @@ IDLE = 60.0
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
-    "style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "style-src 'self'; img-src 'self' data:; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": POLICY,
@@ -178,6 +179,9 @@ KINDS: Mapping[str, str] = {
     ".mjs": "text/javascript; charset=utf-8",
     ".wasm": "application/wasm",
     ".onnx": "application/octet-stream",
+    ".json": "application/json",
+    ".webmanifest": "application/manifest+json",
+    ".svg": "image/svg+xml",
 }
 
 PUBLIC: Mapping[str, Path] = {"/": WEB / "index.html", "/page.js": WEB / "page.js", "/style.css": WEB / "style.css"}
@@ -185,10 +189,14 @@ PUBLIC: Mapping[str, Path] = {"/": WEB / "index.html", "/page.js": WEB / "page.j
 
 @dataclass(frozen=True)
 class Site:
-    """The files that a job's page may fetch under its secret path, by name, and the visitor whose they are."""
+    """The files that a job's page may fetch under its secret path, by name, and the visitor whose they are.
+
+    public  what anybody may fetch, by path
+    """
 
     visitor: Visitor
     offers: dict[str, Path | bytes] = field(default_factory=dict)
+    public: Mapping[str, Path] = field(default_factory=lambda: PUBLIC)
     named: dict[tuple[Path, int, int], str] = field(default_factory=dict)
 
     def offer(self, file: Path) -> str:
@@ -264,14 +272,14 @@ class _Exchange(BaseHTTPRequestHandler):
         if not self._is_ours():
             return
         path, _, query = self.path.partition("?")
-        if page := PUBLIC.get(path):
+        if page := self.site.public.get(path):
             self._send(HTTPStatus.OK, page)
         elif (name := self._inside(path)) is None:
             self._refuse(HTTPStatus.FORBIDDEN)
         elif name == "next":
             self._next(parse_qs(query).get("after", [""])[0])
         elif offered := self.site.offers.get(name):
-            self._send(HTTPStatus.OK, offered, kind=KINDS[Path(name).suffix])
+            self._send(HTTPStatus.OK, offered, kind="" if isinstance(offered, Path) else KINDS[Path(name).suffix])
         else:
             self._refuse(HTTPStatus.NOT_FOUND)
 

@@ -23,6 +23,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
+from compress.data.cache import cached, digest, home
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import Prediction, Text, Vector, encode, open_tokenizer
@@ -174,7 +175,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     words, frame = _read(bundle)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
-    read = reader(_take_apart(bundle.path, words), frame, model)
+    read = _reader(bundle.path, words, frame, model)
     hard = torture(frame)
     verdict = TextProof(
         tokenizer="WordPiece",
@@ -251,6 +252,18 @@ def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
     config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     padding = config.get("pad_token_id") or 0
     return words, frames.read_off(words, pair=task.pair, max_length=bundle.manifest.max_length, padding=padding)
+
+
+def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
+    """Build the graph of a tokenizer, or take the one that this code has built of it before, which saves seconds."""
+    opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
+    code = sorted(Path(__file__).parent.glob("*.py"))
+    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *code)
+
+    def build(folder: Path) -> None:
+        onnx.save_model(reader(_take_apart(path, words), frame, like), folder / "reader.onnx")
+
+    return onnx.load(cached(home() / "readers" / key, build) / "reader.onnx")
 
 
 def _take_apart(path: Path, words: Tokenizer) -> WordPiece:

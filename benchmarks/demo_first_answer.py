@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""How long is it from `compress demo` to the label of what is typed, in a real Chromium?
+
+    python -m benchmarks.demo_first_answer runs/first/bundle --text "wake me at seven" --out result.json
+
+Each time a new process writes and serves the page, a new Chromium with an empty profile opens it, a text is typed;
+measured cold (no tokenizer's graph is kept yet) and warm; onnxruntime-web has been fetched before in both.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chromium import open_tab
+from compress.benchmark.browser.device import VERSION
+from compress.benchmark.devices import open_device
+from compress.data.cache import home
+from compress.exporters.artifact import Bundle
+
+ANSWERED = "/ ms$/.test(document.querySelector('#ms')?.textContent)"
+
+
+def measure(bundle: Path, text: str, caches: Path) -> dict[str, Any]:
+    """Return seconds from the start of the command to its link, and to the answer; and what the page says."""
+    command = [sys.executable, "-m", "compress", "demo", str(bundle), "--serve", "--no-open", "--quiet"]
+    start = time.monotonic()
+    with subprocess.Popen(
+        command, env={**os.environ, "COMPRESS_HOME": str(caches)}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        link = process.stdout.readline().split()[-1]
+        linked, computed = time.monotonic() - start, cpu_seconds(process.pid)
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+            open_tab(Path(profile) / "profile", link) as tab,
+        ):
+            tab.wait("!!document.querySelector('#text-0')")
+            tab.type("#text-0", text)
+            tab.wait(ANSWERED)
+            answered = time.monotonic() - start
+            label, ms = (tab.see(f"document.querySelector('{name}').textContent") for name in ("#label", "#ms"))
+            later = []
+            for number in range(10):  # the same text, longer by a space each time, which is no token
+                tab.see("document.querySelector('#ms').textContent = ''")
+                tab.type("#text-0", text + " " * (number + 1))
+                tab.wait(ANSWERED)
+                later.append(tab.see("document.querySelector('#ms').textContent"))
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    return {
+        "link_s": linked,
+        "answer_s": answered,
+        "cpu_to_link_s": computed,
+        "label": label,
+        "ms": ms,
+        "later_ms": later,
+    }
+
+
+def cpu_seconds(process: int) -> float:
+    """Read the processor time of a process, which says more than the clock where others compute beside it (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    told = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+    with tempfile.TemporaryDirectory() as caches:
+        shutil.copytree(home() / "web", Path(caches) / "web")
+        for _ in range(told.times):
+            shutil.rmtree(Path(caches) / "readers", ignore_errors=True)
+            for state, each in found.items():
+                each.append(measure(told.bundle, told.text, Path(caches)))
+                print(state, each[-1], flush=True)
+    with open_device("local") as here:
+        machine = here.facts()
+    medians = {
+        f"{state} {name}": statistics.median(one[name] for one in each)
+        for state, each in found.items()
+        for name in ("link_s", "answer_s", "cpu_to_link_s")
+    }
+    manifest = Bundle.load(told.bundle).manifest
+    result = {
+        "machine": machine, "onnxruntime-web": VERSION, "model_type": manifest.model_type,
+        "parameters": manifest.parameters, "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", *sys.argv]), "medians": medians, **found,
+    }  # fmt: skip
+    told.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

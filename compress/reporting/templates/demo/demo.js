@@ -1,0 +1,164 @@
+// Answers what is typed with the model beside this script, whose graph reads the text itself. Asks no other server.
+
+import * as ort from "./ort.wasm.min.mjs";
+
+const PAUSE = 120; // milliseconds without a key before a text is answered
+const HEARD = 700; // ... before the answer is read out: not every key's
+const SHOWN = 5; // labels, or texts, that are listed
+
+const at = (id) => document.getElementById(id);
+const boxes = [...document.querySelectorAll("textarea.text")];
+const lines = at("lines"); // where texts are compared; else null
+const vectors = new Map(); // of the lines
+
+let about; // demo.json
+let session;
+let busy = true; // until the model is open; what is typed meanwhile is answered then
+let again = false; // something was typed while the model ran
+let pause, heard;
+
+const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
+const number = (value) => value.toFixed(3).replace("-", "−");
+
+// -- the model
+
+async function open() {
+  ort.env.wasm.numThreads = 1;
+  ort.env.wasm.proxy = true; // in a worker: a slow model does not hold up the keys
+  ort.env.wasm.wasmPaths = new URL("./", import.meta.url).href;
+  about = await (await fetch("demo.json")).json();
+  session = await ort.InferenceSession.create("model_text.onnx", { extra: about.entries, logSeverityLevel: 4 });
+}
+
+async function run(texts) {
+  const feeds = Object.fromEntries(
+    texts.map((text, n) => [["text", "text_pair"][n], new ort.Tensor("string", [text.replaceAll("\0", " ")], [1])]),
+  );
+  const start = performance.now();
+  const outputs = await session.run(feeds);
+  return { ms: performance.now() - start, ...outputs };
+}
+
+// -- what its answers look like: the answer itself, a figure beside it, and a list of [name, figure, share of a bar]
+
+const ranked = (scores) => about.labels.map((label, n) => [label, scores[n]]).sort((one, other) => other[1] - one[1]);
+const listed = (scores) => scores.map(([label, share]) => [label, percent(share), share]);
+
+const SHOW = {
+  classification({ probabilities }) {
+    const scores = ranked(probabilities.data);
+    return { label: scores[0][0], figure: percent(scores[0][1]), list: listed(scores) };
+  },
+  multilabel({ probabilities }) {
+    const scores = ranked(probabilities.data);
+    const likely = scores.filter(([, share]) => share >= 0.5).map(([label]) => label);
+    return { label: likely.join(", ") || "none of its labels", figure: "", list: listed(scores) };
+  },
+  regression: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
+  ranking: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
+  async embedding({ sentence_embedding: vector }) {
+    const others = [...new Set(lines.value.split("\n").map((line) => line.trim()))].filter(Boolean);
+    const cosines = [];
+    for (const line of others) cosines.push([line, cosine(vector.data, await vectorOf(line))]);
+    cosines.sort((one, other) => other[1] - one[1]);
+    const list = cosines.map(([line, value]) => [line, number(value), Math.max(0, value)]);
+    return list.length ? { label: list[0][0], figure: list[0][1], list } : { label: "no text to compare it with", figure: "", list };
+  },
+};
+
+async function vectorOf(line) {
+  if (!vectors.has(line)) vectors.set(line, (await run([line])).sentence_embedding.data);
+  return vectors.get(line);
+}
+
+function cosine(one, other) {
+  let [product, ones, others] = [0, 0, 0];
+  one.forEach((value, n) => {
+    product += value * other[n];
+    ones += value * value;
+    others += other[n] * other[n];
+  });
+  return product / Math.sqrt(ones * others || 1);
+}
+
+// -- the page
+
+function say(words, kind, figure = "") {
+  at("label").textContent = words;
+  at("label").className = kind;
+  at("score").textContent = figure;
+}
+
+function drawn([name, figure, share]) {
+  const item = document.createElement("li");
+  for (const text of [name, figure]) item.append(Object.assign(document.createElement("span"), { textContent: text }));
+  if (share === undefined) return item;
+  const bar = document.createElement("span");
+  bar.className = "bar";
+  bar.append(document.createElement("i"));
+  bar.firstChild.style.width = `${100 * share}%`;
+  item.append(bar);
+  return item;
+}
+
+async function answer() {
+  if (busy) return void (again = true);
+  busy = true;
+  try {
+    do {
+      again = false;
+      const texts = boxes.map((box) => box.value);
+      if (texts.some((text) => !text.trim())) clear();
+      else await show(await run(texts));
+    } while (again);
+  } catch (error) {
+    fail(error);
+  }
+  busy = false;
+}
+
+async function show(outputs) {
+  const { label, figure, list } = await SHOW[about.kind](outputs);
+  const rest = list.length - SHOWN;
+  say(label, "", figure);
+  at("ms").textContent = `${outputs.ms.toPrecision(outputs.ms < 100 ? 2 : 3)} ms`;
+  at("scores").replaceChildren(...list.slice(0, SHOWN).map(drawn));
+  if (rest > 0) {
+    const more = drawn([`and ${rest} more`, ""]);
+    more.className = "rest";
+    at("scores").append(more);
+  }
+  clearTimeout(heard);
+  heard = setTimeout(() => (at("status").textContent = `${label} ${figure}`), HEARD);
+}
+
+function clear() {
+  clearTimeout(heard);
+  say(boxes.length > 1 ? "Type both texts." : "Type a text.", "muted");
+  at("ms").textContent = "—";
+  at("scores").replaceChildren();
+  at("status").textContent = "";
+}
+
+function fail(error) {
+  say(`This browser cannot run the model: ${error?.message ?? error}`, "warn");
+  at("status").textContent = at("label").textContent;
+}
+
+async function start() {
+  for (const box of document.querySelectorAll("textarea")) {
+    box.addEventListener("input", () => {
+      clearTimeout(pause);
+      pause = setTimeout(answer, PAUSE);
+    });
+  }
+  await open();
+  await run(boxes.map(() => "a")); // the first answer takes longer than others
+  at("late").remove();
+  busy = false;
+  await answer();
+  // `compress demo --serve` has another address each time: what a browser kept of it would never be used again
+  if (location.hostname !== "127.0.0.1") navigator.serviceWorker?.register("sw.js").catch(console.warn);
+}
+
+start().catch(fail);

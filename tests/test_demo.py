@@ -1,0 +1,349 @@
+"""A demo is one folder that answers in a real browser as the bundle does, without a network; or it is refused."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from benchmarks.chromium import NEEDED, Tab, open_tab
+from compress.benchmark.browser.device import WASM
+from compress.commands import demo as command
+from compress.commands.demo import NAME, SERVICE_WORKER, Demo, demo, serve
+from compress.data.task import Task
+from compress.exporters import generation
+from compress.exporters.artifact import Bundle
+from compress.exporters.nearest import NearestTexts
+from compress.exporters.predictor import Prediction
+from compress.models.pooling import Pooling
+from compress.records.latency import DeviceError
+from tests import generative, tiny
+from tests.benchmark.test_browser_chromium import runtime
+from tests.benchmark.visiting import request
+from tests.command import refused, run
+from tests.reporting.pages import HOSTILE, Elements
+from tests.test_embedding import encoder
+
+__all__ = ["runtime"]  # a fixture
+in_chromium = pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {' and '.join(NEEDED)}")
+TASKS = {
+    "classification": Task("classification", ("sentence",), "label", ("bad", HOSTILE, *"cdefg"), "accuracy"),
+    "multilabel": Task("multilabel", ("sentence",), "labels", ("funny", "sad", "long"), "f1"),
+    "regression": Task("regression", ("premise", "hypothesis"), "score", (), "pearson"),
+    "ranking": Task("ranking", ("query", "passage"), "score", (), "ndcg@10"),
+    "embedding": Task("embedding", ("text",), "similarity", (), "spearman", width=32),
+}
+
+
+def write(folder: Path, task: Task) -> Bundle:
+    model = encoder(Pooling("mean")) if task.kind == "embedding" else tiny.bert(task.outputs)
+    return tiny.bundle(folder / task.kind / "bundle", model=model, task=task)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return {kind: write(folder, task) for kind, task in TASKS.items()}
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Caches of all tests here, so that a tokenizer is taken apart once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def home(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COMPRESS_HOME", str(shared_home))
+    return shared_home
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the engine's names: what is written does not depend on what is in them."""
+    files = [tmp_path / "engine" / name for name in WASM]
+    files[0].parent.mkdir()
+    for file in files:
+        file.write_text(f"export const name = '{file.name}';")
+    monkeypatch.setattr(command, "runtime", lambda assets: files)
+
+
+def test_the_folder_has_all_that_the_page_asks_for_and_nothing_from_elsewhere(
+    bundles: dict[str, Bundle], engine: None, tmp_path: Path
+) -> None:
+    made = demo(bundles["classification"].path.parent, tmp_path / "site")  # of a run's folder
+    assert {path.name: path.stat().st_size for path in made.path.iterdir()} == made.sizes
+    assert sum(made.parts.values()) == sum(made.sizes.values())
+    page = (made.path / "index.html").read_text()
+    elements = Elements(page.replace("<!doctype html>", "")).found
+    asked = [attrs[key] for _, attrs in elements for key in ("src", "href") if key in attrs]
+    script = (made.path / "demo.js").read_text()
+    asked += re.findall(r'(?:from |fetch\(|create\(|register\()"(?:\./)?([^"]+)"', script)
+    assert len(asked) == 8 and set(asked) <= made.sizes.keys()
+    assert not [name for name in made.sizes if name.endswith(("html", "css", "js")) and name != "ort.wasm.min.mjs"
+                and re.search(r"https?://|@import|url\(", (made.path / name).read_text())]  # fmt: skip
+    (kept,) = re.findall(r"^const FILES = (.*);$", (made.path / SERVICE_WORKER).read_text(), re.MULTILINE)
+    assert set(json.loads(kept)) == {".", *made.sizes} - {SERVICE_WORKER}
+    assert json.loads((made.path / NAME).read_text())["labels"] == list(TASKS["classification"].labels)
+    assert json.loads((made.path / "app.webmanifest").read_text())["name"] == "classification"
+
+
+def test_every_field_has_a_label_and_names_are_escaped(engine: None, tmp_path: Path) -> None:
+    task = Task("classification", (HOSTILE, "other"), "label", ("no", "yes"), "accuracy")
+    made = demo(write(tmp_path, task).path, tmp_path / "site")
+    elements = Elements((made.path / "index.html").read_text()).found
+    assert [tag for tag, _ in elements].count("script") == 1
+    fields = [attrs["id"] for tag, attrs in elements if tag == "textarea"]
+    assert fields == [attrs["for"] for tag, attrs in elements if tag == "label"] == ["text-0", "text-1"]
+    assert [attrs.get("role") for tag, attrs in elements if attrs.get("id") == "status"] == ["status"]
+
+
+def test_a_demo_is_replaced_and_its_worker_tells_the_browser_so(
+    bundles: dict[str, Bundle], engine: None, tmp_path: Path
+) -> None:
+    first = demo(bundles["classification"].path, tmp_path / "site").path / SERVICE_WORKER
+    before = first.read_text()
+    demo(bundles["classification"].path, tmp_path / "site")
+    assert first.read_text() == before
+    demo(bundles["classification"].path, tmp_path / "site", precision="fp32")
+    assert first.read_text() != before
+    assert [path.name for path in tmp_path.iterdir() if "site" in path.name] == ["site"]
+
+
+def tokenwise(folder: Path) -> Path:
+    task = Task("tagging", ("words",), "tags", ("O", "B-X", "I-X"), "f1")
+    from transformers import BertForTokenClassification
+
+    model = BertForTokenClassification(tiny.bert(3).config).eval()
+    return tiny.bundle(folder / "bundle", model=model, task=task).path
+
+
+def generator(folder: Path) -> Path:
+    parts = {"model": generative.gpt2(), "tokenizer": generative.gpt2_tokenizer(), "max_length": 16}
+    return generation.write(folder / "bundle", **parts, card={"name": "tiny"}).path
+
+
+CASES: dict[str, Any] = {
+    "no bundle": (lambda folder: folder, "no manifest.json"),
+    "tagging": (tokenwise, "tagging answers for every token"),
+    "generation": (generator, "holds generative; expected"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_gives_no_answer_to_a_text_is_refused(case: str, engine: None, tmp_path: Path) -> None:
+    make, said = CASES[case]
+    told = run("demo", str(make(tmp_path)), "--out", str(tmp_path / "site"))
+    assert told.code == 2 and said in told.err and not (tmp_path / "site").exists()
+
+
+def test_a_folder_that_is_not_ours_stays(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
+    bundle = bundles["classification"].path
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "letter.txt").write_text("dear")
+    letters = tmp_path / "letters"
+    for out in (letters, letters / "letter.txt", bundle, bundle.parent, bundles["ranking"].path):
+        assert refused(run("demo", str(bundle), "--out", str(out)), tmp_path, "--out", "expected")
+    assert (tmp_path / "letters" / "letter.txt").read_text() == "dear"
+    assert Bundle.load(bundle)
+
+
+def test_options_that_do_nothing_are_refused(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    bundle = str(bundles["classification"].path)
+    assert refused(run("demo", bundle), tmp_path, "--serve")
+    assert refused(run("demo", bundle, "--out", str(tmp_path / "site"), "--lan"), tmp_path, "--lan")
+    assert refused(run("demo", bundle, "--out", str(tmp_path / "site"), "--no-open"), tmp_path, "--no-open")
+
+
+def test_without_the_engine_the_error_says_how_to_get_it(
+    bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "empty"))
+    told = run("demo", str(bundles["classification"].path), "--out", str(tmp_path / "site"))
+    assert refused(told, tmp_path, "npm pack onnxruntime-web@", "--assets")
+    assert not (tmp_path / "site").exists()
+
+
+def test_as_json(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
+    told = run("demo", str(bundles["classification"].path), "--out", str(tmp_path / "site"), "--json")
+    said = json.loads(told.out)
+    assert list(said) == ["schema", "path", "files", "link"] and said["schema"] == "compress.demo/1"
+    assert said["files"] == {path.name: path.stat().st_size for path in (tmp_path / "site").iterdir()}
+
+
+def test_it_is_served_to_whoever_has_the_link(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
+    made = demo(bundles["classification"].path, tmp_path / "site")
+    with serve(made) as link:
+        inside = urlsplit(link).path
+        for name in ("", *made.sizes):
+            reply = request(link, f"{inside}{name}")
+            assert reply.status == 200, name
+            assert reply.body == (made.path / (name or "index.html")).read_bytes()
+            assert "worker-src 'self'" in reply.headers["Content-Security-Policy"]
+        for path in ("/", "/index.html", "/page.js", f"{inside[:-2]}/", "/nonsense/index.html"):
+            assert request(link, path).status == 403, path
+        assert request(link, f"{inside}../manifest.json").status == 404
+        assert request(link, inside, headers={"Host": "elsewhere.example"}).status == 403
+
+
+def test_control_c_ends_a_served_demo_and_leaves_nothing(
+    bundles: dict[str, Bundle], tmp_path: Path, runtime: Path
+) -> None:
+    words = ["demo", str(bundles["classification"].path), "--serve", "--no-open", "--assets", str(runtime), "--quiet"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "compress", *words], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        (link,) = re.findall(r"http://127\.0\.0\.1:\d+/\S+/", process.stdout.readline())
+        assert request(link, urlsplit(link).path).status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert list((tmp_path / "tmp").glob("compress*")) == []
+
+
+@pytest.fixture(scope="module")
+def demos(
+    bundles: dict[str, Bundle], runtime: Path, shared_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Demo]:
+    """A demo of each kind, with the engine."""
+    folder = tmp_path_factory.mktemp("sites")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(shared_home))
+        return {
+            kind: demo(bundle.path, folder / kind, precision="fp32", assets=runtime)
+            for kind, bundle in bundles.items()
+        }  # fmt: skip
+
+
+def answers(tab: Tab) -> list[list[str]]:
+    """What the list under the answer says: names and figures."""
+    rows = "[...document.querySelectorAll('#scores li:not(.rest)')]"
+    found: list[list[str]] = tab.see(f"{rows}.map(row => [...row.children].slice(0, 2).map(cell => cell.textContent))")
+    return found
+
+
+def ask(tab: Tab, *texts: str) -> str:
+    """Type texts, and return the answer to them."""
+    tab.see("document.querySelector('#ms').textContent = 'asked'")
+    for number, text in enumerate(texts):
+        tab.type(f"#text-{number}", text)
+    tab.wait("/ ms$/.test(document.querySelector('#ms').textContent)")
+    return str(tab.see("document.querySelector('#label').textContent"))
+
+
+@pytest.mark.slow
+@in_chromium
+def test_what_is_typed_is_answered_as_the_bundle_answers(
+    demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    text, pair = f"a good film {HOSTILE}", ("a good film", "this was not dull")
+    with serve(demos["classification"]) as link, open_tab(tmp_path / "profile", link) as tab:
+        tab.wait("document.querySelector('#label').textContent.startsWith('Type')")
+        assert tab.see("document.activeElement.id") == "text-0", "one can type at once"
+        tab.do("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        (expected,) = bundles["classification"].predict([text], precision="fp32")
+        assert isinstance(expected, Prediction)
+        assert ask(tab, text) == expected.label
+        ranked = sorted(expected.scores.items(), key=lambda each: -each[1])[:5]
+        assert answers(tab) == [[label, f"{100 * share:.1f} %"] for label, share in ranked]
+        assert tab.see("document.querySelector('#scores .rest').textContent") == "and 2 more"
+        tab.wait(f"document.querySelector('#status').textContent.startsWith({json.dumps(expected.label)})")
+        assert tab.see("document.querySelectorAll('img').length") == 0, "texts stay texts"
+        tab.type("#text-0", "")
+        tab.wait("document.querySelector('#label').textContent === 'Type a text.'")
+        assert answers(tab) == []
+        for width in (390, 1280):
+            tab.look(tmp_path / f"{width}.png", width=width, height=800)
+            assert tab.see("document.documentElement.scrollWidth") <= width
+        light = tab.see("getComputedStyle(document.body).backgroundColor")
+        tab.look(tmp_path / "dark.png", width=390, height=800, dark=True)
+        assert tab.see("getComputedStyle(document.body).backgroundColor") != light
+        assert {urlsplit(each).netloc for each in tab.requests} == {urlsplit(link).netloc}
+        assert tab.problems == []
+
+    with serve(demos["multilabel"]) as link, open_tab(tmp_path / "second", link) as tab:
+        (expected,) = bundles["multilabel"].predict([text], precision="fp32")
+        assert isinstance(expected, Prediction)
+        assert set(ask(tab, text).split(", ")) == set((expected.label or "none of its labels").split(", "))
+        assert dict(answers(tab)) == {label: f"{100 * share:.1f} %" for label, share in expected.scores.items()}
+
+    for kind in ("regression", "ranking"):
+        with serve(demos[kind]) as link, open_tab(tmp_path / kind, link) as tab:
+            tab.type("#text-0", pair[0])
+            tab.wait("document.querySelector('#label').textContent === 'Type both texts.'")
+            (expected,) = bundles[kind].predict([pair], precision="fp32")
+            assert isinstance(expected, Prediction)
+            assert ask(tab, *pair) == f"{expected.score:.3f}".replace("-", "−")
+            tab.press("Tab")
+            assert tab.see("document.activeElement.tagName") == "BODY", "nothing else to reach by keys"
+
+
+@pytest.mark.slow
+@in_chromium
+def test_the_nearest_of_the_lines_are_found(demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    lines, text = ["this was a dull plot", "a great actor", "never too slow !"], "a very good actor"
+    with serve(demos["embedding"]) as link, open_tab(tmp_path / "profile", link) as tab:
+        tab.wait("document.querySelector('#label').textContent.startsWith('Type')")
+        assert tab.see("document.querySelector('#lines').value").split("\n") == [*command.LINES, ""]
+        tab.type("#lines", "\n".join(lines))
+        nearest = NearestTexts.from_texts(bundles["embedding"].open("fp32"), lines).predict([text])[0].texts
+        assert ask(tab, text) == nearest[0][0]
+        assert answers(tab) == [[line, f"{cosine:.3f}".replace("-", "−")] for line, cosine in nearest]
+
+
+@contextmanager
+def any_web_server(folder: Path) -> Iterator[str]:
+    """Serve a folder as any static host does, quietly."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://localhost:{server.server_port}"  # where a page may be kept
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.slow
+@in_chromium
+def test_from_any_web_server_and_after_one_visit_without_it(demos: dict[str, Demo], tmp_path: Path) -> None:
+    made, texts = demos["classification"], ("a good film", "a bad film", "never dull")  # the last one may be restored
+    with any_web_server(made.path.parent) as host:
+        opened = open_tab(tmp_path / "profile", f"{host}/{made.path.name}/")
+        tab = opened.__enter__()
+        before = [ask(tab, text) for text in texts]
+        tab.wait("navigator.serviceWorker.getRegistration().then(found => found?.active?.state === 'activated')")
+    try:
+        tab.do("Page.reload")
+        tab.wait("document.querySelector('#ms')?.textContent === '—' && document.readyState === 'complete'")
+        assert [ask(tab, text) for text in texts] == before
+    finally:
+        opened.__exit__(None, None, None)
+
+
+def test_a_port_that_cannot_be_had_is_an_error(
+    bundles: dict[str, Bundle], engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = demo(bundles["classification"].path, tmp_path / "site")
+    monkeypatch.setattr("compress.benchmark.browser.server.LOOPBACK", "192.0.2.1")  # nobody's
+    with pytest.raises(DeviceError, match="cannot listen"), serve(made):
+        pass
