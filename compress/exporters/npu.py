@@ -121,15 +121,20 @@ def _use_int32(graph: Graph) -> None:
                 node.input[at] = graph.constant(value.astype(np.int32), f"{name}_int32")
 
 
-def attended(source: Path) -> tuple[str, list[tuple[str, str]]]:
-    """Find the mask's tensor, and each (scores, masked scores) that it is added to; '' and none without attention."""
-    graph = Graph(read_model(source).graph)
+def find_mask(model: onnx.ModelProto) -> tuple[str, list[tuple[str, str]]]:
+    """Find the mask's tensor, and each (scores, masked scores) that it is added to.
+
+    Raises ExportError for attention that hides tokens in another way, whose range nothing is known of.
+    """
+    graph = Graph(model.graph)
     masks = {node.output[0] for node in graph.nodes if _makes_mask(graph, node)}
-    if len(masks) != 1:
-        return "", []
-    mask = masks.pop()
-    sums = [node for node in graph.nodes if node.op_type == "Add" and mask in node.input]
-    return mask, [(next(each for each in node.input if each != mask), node.output[0]) for node in sums]
+    sums = [node for node in graph.nodes if node.op_type == "Add" and masks & set(node.input)]
+    softmaxes = {node.input[0] for node in graph.nodes if node.op_type == "Softmax"}
+    if len(masks) != 1 or not softmaxes or softmaxes != {node.output[0] for node in sums}:
+        raise ExportError("hides padding in another way than by a mask added to the scores of its attention")
+    return masks.copy().pop(), [
+        (next(each for each in node.input if each not in masks), node.output[0]) for node in sums
+    ]
 
 
 def _makes_mask(graph: Graph, node: NodeProto) -> bool:
@@ -148,7 +153,7 @@ def bound_mask(model: onnx.ModelProto, ranges: Ranges, mask: str, scores: Collec
             node.input[at] = graph.constant(np.float32(least), "bounded_mask")
     graph.store()
     masked = {made: (ranges[read][0] - MARGIN, ranges[read][1]) for read, made in scores}
-    shares = {name: (0.0, 1.0) for name in _before(graph, mask)}
+    shares = dict.fromkeys(_before(graph, mask), (0.0, 1.0))
     return {**ranges, **masked, **shares, mask: (float(least), 0.0)}
 
 
@@ -221,9 +226,7 @@ SQUASHED: Mapping[str, tuple[int, int]] = {"Sigmoid": (0, 0), "Tanh": (1, 1)}
 """Operators whose scale the HTP prescribes: a step of 2**(first - bits), and its zero at (second) half of the codes."""
 
 
-def quantize(
-    source: Path, target: Path, ranges: Ranges, *, precision: str, narrow: Collection[str] = ()
-) -> None:
+def quantize(source: Path, target: Path, ranges: Ranges, *, precision: str, narrow: Collection[str] = ()) -> None:
     """Write the fixed fp32 file `source` in QDQ to `target`.
 
     ranges     of every activation: see `activations`
