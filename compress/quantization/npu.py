@@ -215,12 +215,14 @@ def write_npu(
 
     Raises ExportError for what an NPU cannot take, a length beyond the model's positions, and too few rows.
     """
+    if context.remade:
+        raise ExportError(f"--opset: files for NPUs are of opset {OPSET}; expected no --opset")
     bundle, model = context.bundle, context.model()
     lengths = sorted(set(lengths)) or [bundle.manifest.max_length]
     _check_lengths(lengths, positions(model))
     data = _load(context)
     source = _export(context, model)
-    longest = _at(bundle, lengths[-1])
+    longest = at_length(bundle, lengths[-1])
     judged = longest.evaluator(data.validation)
     # no longer than its texts are: files of a fixed length compute the padding too
     planned = min(lengths[-1], max(len(ids) for ids in judged.rows["input_ids"]))
@@ -249,10 +251,10 @@ def write_npu(
             target, (exact, _) = folder / f"model_{precision}_{length}.onnx", planner.fix(way, length)
             planner.write(way, target, precision, keep=kept, length=length)
             say(f"{target.name}: certifying")
-            proofs = certify_file(_at(bundle, length), exact, target, data, **told)
+            proofs = certify_file(at_length(bundle, length), exact, target, data, **told)
             if emulator:
                 try:
-                    proofs.append(certify_emulated(_at(bundle, length), target, data, emulator, **told))
+                    proofs.append(certify_emulated(at_length(bundle, length), target, data, emulator, **told))
                 except DeviceError as error:
                     warnings.append(f"{target.name}: {error}")
             certified(target, target, proofs[-1])
@@ -328,7 +330,7 @@ def _export(context: ExportContext, model: Any) -> Path:
     return source
 
 
-def _at(bundle: Bundle, length: int) -> Bundle:
+def at_length(bundle: Bundle, length: int) -> Bundle:
     """Return the bundle as if it read texts of at most `length` tokens."""
     return replace(bundle, manifest=replace(bundle.manifest, max_length=length))
 
@@ -395,7 +397,8 @@ def describe_proof(proof: Certificate) -> str:
     said = (
         f"{proof.artefact}, {proof.method}, {proof.device}: {proof.metric} {proof.after:.4f} ({proof.before:.4f} in "
         f"fp32), {proof.agreement:.1%} of the answers agree, logits differ by at most "
-        f"{proof.max_logit_difference:.2g}, {proof.rows:,} {proof.split} rows; {'certified' if proof.certified else 'not certified'}: {proof.reason}"
+        f"{proof.max_logit_difference:.2g}, {proof.rows:,} {proof.split} rows; "
+        f"{'certified' if proof.certified else 'not certified'}: {proof.reason}"
     )
     if proof.context_mb is None:
         return said
