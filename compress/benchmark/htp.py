@@ -31,11 +31,12 @@ NAME = "emulator of the HTP (version 75), x86-64"
 @dataclass(frozen=True)
 class Emulated:
     """The answers of the emulator: each row's outputs, without the batch and the padding; the nodes left to the CPU,
-    the bytes of the context binary, and the versions that ran it."""
+    the bytes of the context binary, the seconds that a row took here, and the versions that ran it."""
 
     answers: list[list[NDArray[np.float32]]]
     left: tuple[str, ...]
     context_bytes: int
+    seconds: float
     runtime: str
 
 
@@ -95,4 +96,4 @@ def emulate(
             values = [(loaded[str(n)], cut) for n, cut in wanted]
     tokens = [len(row[names[0]]) for row in rows]
     answers = [[each[at, : tokens[at]] if cut else each[at] for each, cut in values] for at in range(len(rows))]
-    return Emulated(answers, tuple(told["left"]), told["context_bytes"], told["runtime"])
+    return Emulated(answers, tuple(told["left"]), told["context_bytes"], told["seconds"], told["runtime"])

@@ -55,8 +55,9 @@ LEAST_ROWS = 16
 SHORTEST = 8
 """Tokens of the shortest file: MobileBERT's trigrams, and any text, want some."""
 
-EMULATED_ROWS = 256
-"""Rows that the emulator answers, spread evenly: it takes tenths of a second for each."""
+EMULATED_ROWS = (32, 256)
+"""Rows that the emulator answers, spread evenly: at least, and at most if that takes no more than EMULATED_SECONDS."""
+EMULATED_SECONDS = 300.0
 UNTIMED = (
     "no latency is told: the emulator's time says nothing of a phone's. A context binary is made for one version of "
     "the processor and of QNN; for any other the ONNX file is prepared anew"
@@ -365,17 +366,21 @@ def certify_emulated(
     method: str,
     kept: Sequence[str] = (),
 ) -> Certificate:
-    """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU, on EMULATED_ROWS rows at most.
+    """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU, on EMULATED_ROWS rows.
 
     Raises DeviceError where the emulator fails.
     """
     evaluator, split = _proof_rows(bundle, data)
-    evaluator = evaluator.spread(EMULATED_ROWS)
-    before = bundle.logits(evaluator.rows, precision="fp32", threads=os.cpu_count() or 1)
-    found = htp.emulate(python, file, list(evaluator.rows), outputs=VECTORS.get(bundle.task.kind))
-    outcome = _compare(bundle, evaluator, before, join_answers(bundle.task, found.answers))
+    fewest, most = EMULATED_ROWS
+    chosen, outputs = evaluator.spread(fewest), VECTORS.get(bundle.task.kind)
+    found = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
+    if (rows := min(most, len(evaluator), int(EMULATED_SECONDS / found.seconds))) > fewest:
+        chosen = evaluator.spread(rows)
+        found = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
+    before = bundle.logits(chosen.rows, precision="fp32", threads=os.cpu_count() or 1)
+    outcome = _compare(bundle, chosen, before, join_answers(bundle.task, found.answers))
     proof = record_outcome(
-        outcome, bundle.task.metric, file.name, method=method, max_drop=max_drop, rows=len(evaluator), split=split,
+        outcome, bundle.task.metric, file.name, method=method, max_drop=max_drop, rows=len(chosen), split=split,
         data=data.name, device=htp.NAME, runtime=found.runtime,
     )  # fmt: skip
     return replace(proof, kept=tuple(kept), left=found.left, context_mb=found.context_bytes / 1e6)

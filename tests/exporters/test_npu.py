@@ -1,7 +1,7 @@
 """Files for NPUs: static QDQ graphs without operators that a neural processor has not, with fp32's answers."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(written: Path, data: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExportResult]:
+def made(written: Path, data: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     """Both precisions at both lengths."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(htp, "find_emulator", lambda: "")
-        yield commands.export(
+        return commands.export(
             str(written), tmp_path_factory.mktemp("made") / "npu", to="npu", precisions=("w8a16", "w8a8"), data=data,
             npu=commands.NpuOptions(LENGTHS, max_drop=1.0),
         )  # fmt: skip

@@ -5,15 +5,17 @@
 ROWS has each input of the file for all rows, (rows, tokens); ANSWERS gets each output, (rows, ...), in the file's
 order. FOLDER is for the context binary. Prints one JSON line:
 
-    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "runtime": "onnxruntime 1.31.1, onnxruntime-qnn 2.7.0"}
+    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2, "runtime": "onnxruntime 1.31.1, onnxruntime-qnn 2.7.0"}
 
-`left` are the nodes that the HTP does not take, which run on the CPU; without any, the fallback to the CPU is off.
+`left` are the nodes that the HTP does not take, which run on the CPU; without any, the fallback to the CPU is off. `seconds` is
+what the emulator takes for a row, which says nothing of a phone.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,9 @@ def main(model: str, rows: str, answers: str, folder: str) -> None:
     with np.load(rows) as given:
         feeds = dict(given)
     count = len(next(iter(feeds.values())))
+    begun = time.monotonic()
     found = [session.run(None, {name: each[at : at + 1] for name, each in feeds.items()}) for at in range(count)]
+    seconds = (time.monotonic() - begun) / count
     np.savez(answers, **{str(n): np.concatenate(each) for n, each in enumerate(zip(*found, strict=True))})
     left = [
         f"{node.name}: {node.op_type}"
@@ -68,7 +72,7 @@ def main(model: str, rows: str, answers: str, folder: str) -> None:
     ]
     size = sum(path.stat().st_size for path in Path(folder).glob("*.bin"))
     runtime = f"onnxruntime {onnxruntime.__version__}, onnxruntime-qnn {version('onnxruntime-qnn')}"
-    print(json.dumps({"left": left, "context_bytes": size, "runtime": runtime}))
+    print(json.dumps({"left": left, "context_bytes": size, "seconds": seconds, "runtime": runtime}))
 
 
 if __name__ == "__main__":
