@@ -36,11 +36,11 @@ from compress.exporters.onnx import MASKED, to_onnx
 from compress.exporters.predictor import pad
 from compress.exporters.session import read_model
 from compress.provenance import versions
-from compress.quantization.npu import CALIBRATION_ROWS, at_length, certify_emulated, certify_file
+from compress.quantization.npu import CALIBRATION_ROWS, at_length, certify_emulated, certify_file, describe_proof
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 
-MASKS = {"float32's lowest": float(np.finfo(np.float32).min), "-1e4": MASKED}
+MASKS = {"-1e4": MASKED, "float32's lowest": float(np.finfo(np.float32).min)}
 TYPES = {"w8a16": QuantType.QUInt16, "w8a8": QuantType.QUInt8}
 
 
@@ -80,6 +80,8 @@ def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
         )  # fmt: skip
         for file in made.files:
             lines[f"{file.precision}, ours"] = list(file.proofs)
+            for proof in file.proofs:
+                complain(describe_proof(proof))
         for warning in made.warnings:
             complain(warning)
         for mask, value in MASKS.items():
@@ -95,7 +97,8 @@ def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
                     except DeviceError as error:
                         complain(str(error))
                 lines[way["method"]] = proofs
-                complain(f"{way['method']}: {proofs[-1].after:.4f}")
+                for proof in proofs:
+                    complain(describe_proof(proof))
     name = bundle.path.parent.name if bundle.path.name == "bundle" else bundle.path.name
     return {
         "bundle": name,
@@ -120,6 +123,9 @@ def plain(path: str, scratch: Path, length: int, mask: float) -> Path:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(mask), tensor.name))
     onnx.save_model(model, traced)
     npu.fix(traced, fixed, length)
+    model = read_model(fixed)
+    del model.metadata_props[:]  # on which qnn_preprocess_model of onnxruntime 1.31 fails
+    onnx.save_model(model, fixed)
     return ready if qnn_preprocess_model(fixed, ready) else fixed
 
 

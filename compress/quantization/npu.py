@@ -57,7 +57,7 @@ SHORTEST = 8
 
 EMULATED_ROWS = (32, 256)
 """Rows that the emulator answers, spread evenly: at least, and at most if that takes no more than EMULATED_SECONDS."""
-EMULATED_SECONDS = 300.0
+EMULATED_SECONDS = 40.0
 UNTIMED = (
     "no latency is told: the emulator's time says nothing of a phone's. A context binary is made for one version of "
     "the processor and of QNN; for any other the ONNX file is prepared anew"

@@ -5,10 +5,10 @@
 ROWS has each input of the file for all rows, (rows, tokens); ANSWERS gets each output, (rows, ...), in the file's
 order. FOLDER is for the context binary. Prints one JSON line:
 
-    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2, "runtime": "onnxruntime 1.31.1, onnxruntime-qnn 2.7.0"}
+    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2, "runtime": "onnxruntime 1.31.1, ..."}
 
-`left` are the nodes that the HTP does not take, which run on the CPU; without any, the fallback to the CPU is off. `seconds` is
-what the emulator takes for a row, which says nothing of a phone.
+`left` are the nodes that the HTP does not take, which run on the CPU; without any, the fallback to the CPU is off.
+`seconds` is what the emulator takes for a row, which says nothing of a phone.
 """
 
 from __future__ import annotations
