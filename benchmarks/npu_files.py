@@ -89,7 +89,7 @@ def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
             for precision, kind in TYPES.items():
                 target = Path(scratch) / f"peer_{precision}.onnx"
                 quantize(exact, target, get_qnn_qdq_config(exact, Reader(rows, length), activation_type=kind))
-                way = {"max_drop": max_drop, "method": f"{precision}, get_qnn_qdq_config, mask {mask}"}
+                way: dict[str, Any] = {"max_drop": max_drop, "method": f"{precision}, get_qnn_qdq_config, mask {mask}"}
                 proofs = certify_file(at_length(bundle, length), exact, target, data, **way)
                 if python := htp.find_emulator():
                     try:
@@ -120,7 +120,7 @@ def plain(path: str, scratch: Path, length: int, mask: float) -> Path:
     model = read_model(traced)
     for tensor in [each.t for node in model.graph.node for each in node.attribute] + list(model.graph.initializer):
         if tensor.data_type == onnx.TensorProto.FLOAT and onnx.numpy_helper.to_array(tensor).tolist() == MASKED:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(mask), tensor.name))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(mask, np.float32), tensor.name))
     onnx.save_model(model, traced)
     npu.fix(traced, fixed, length)
     model = read_model(fixed)
@@ -129,7 +129,7 @@ def plain(path: str, scratch: Path, length: int, mask: float) -> Path:
     return ready if qnn_preprocess_model(fixed, ready) else fixed
 
 
-class Reader(CalibrationDataReader):
+class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
     """Feeds calibration rows, padded to the length, as onnxruntime asks for them."""
 
     def __init__(self, rows: Any, length: int) -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,9 +79,10 @@ def emulate(
     with tempfile.TemporaryDirectory(prefix="compress-htp.") as scratch:
         given, found, context = (Path(scratch) / name for name in ("rows.npz", "answers.npz", "context"))
         context.mkdir()
-        np.savez(
-            given, **{name: np.concatenate([pad(np.asarray([row[name]]), length) for row in rows]) for name in names}
-        )
+        feeds: dict[str, Any] = {
+            name: np.concatenate([pad(np.asarray([row[name]]), length) for row in rows]) for name in names
+        }
+        np.savez(given, **feeds)
         command = [python, str(SCRIPT), str(file.resolve()), str(given), str(found), str(context)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)

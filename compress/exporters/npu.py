@@ -150,7 +150,7 @@ def bound_mask(model: onnx.ModelProto, ranges: Ranges, mask: str, scores: Collec
     for node in graph.nodes:
         if _makes_mask(graph, node):
             at = next(at for at, name in enumerate(node.input) if graph.scalar(name) == MASKED)
-            node.input[at] = graph.constant(np.float32(least), "bounded_mask")
+            node.input[at] = graph.constant(np.array(least, np.float32), "bounded_mask")
     graph.store()
     masked = {made: (ranges[read][0] - MARGIN, ranges[read][1]) for read, made in scores}
     shares = dict.fromkeys(_before(graph, mask), (0.0, 1.0))
@@ -210,8 +210,8 @@ class Scale:
 
     def to(self, bits: int) -> "Scale":
         """Choose the scale of the same values in so many bits."""
-        most = 2**self.bits - 1 - self.zero
-        return self if bits == self.bits else Scale.from_range(-self.zero * self.step, most * self.step, bits)
+        step, most = float(self.step), 2**self.bits - 1 - self.zero
+        return self if bits == self.bits else Scale.from_range(-self.zero * step, most * step, bits)
 
     def codes(self, values: NDArray[Any]) -> NDArray[Any]:
         """Quantise values."""
@@ -372,7 +372,7 @@ class _Writer:
         )
         self._dequantise(f"{made}_codes", made, step, zero)
 
-    def _dequantise(self, codes: str, made: str, step: str, zero: str, **axis: int) -> None:
+    def _dequantise(self, codes: str, made: str, step: str, zero: str, **axis: Any) -> None:
         self.nodes.append(
             helper.make_node(
                 "DequantizeLinear", [codes, step, zero], [made], name=f"{made}_dequantize", domain=MICROSOFT, **axis

@@ -249,7 +249,7 @@ def run_rows(
         if missing := [name for name in names if name not in row]:
             raise BundleError(f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too")
         tokens = len(row[names[0]])
-        feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
+        feeds: dict[str, NDArray[np.integer]] = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
         if fixed is not None and tokens <= fixed:
             feeds = {name: pad(value, fixed) for name, value in feeds.items()}
         try:

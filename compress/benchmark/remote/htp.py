@@ -63,7 +63,8 @@ def main(model: str, rows: str, answers: str, folder: str) -> None:
     begun = time.monotonic()
     found = [session.run(None, {name: each[at : at + 1] for name, each in feeds.items()}) for at in range(count)]
     seconds = (time.monotonic() - begun) / count
-    np.savez(answers, **{str(n): np.concatenate(each) for n, each in enumerate(zip(*found, strict=True))})
+    outputs: dict[str, Any] = {str(n): np.concatenate(each) for n, each in enumerate(zip(*found, strict=True))}
+    np.savez(answers, **outputs)
     left = [
         f"{node.name}: {node.op_type}"
         for part in session.get_provider_graph_assignment_info()
