@@ -8,7 +8,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,7 +25,6 @@ from compress.config.options import (
     Json,
     LabelColumn,
     Lan,
-    Lengths,
     MaxDrop,
     Plan,
     TextColumns,
@@ -50,7 +49,7 @@ class TuneOptions(DeviceOptions):
     tune: Annotated[bool, device_option("--tune", help="Race all forms of the graph; keep the fastest.")] = False
     threads: ThreadCounts = "1"
     batch: BatchSizes = "1"
-    seq: Lengths = "32"
+    seq: Annotated[str | None, device_option("--seq", help="Lengths: 32 if raced; npu: the longest.")] = None
 
 
 @grouped(without=("affinity", "native", "webgpu"))
@@ -58,14 +57,14 @@ def export(
     model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
     out: Annotated[Path | None, output(help="The folder; else onnx goes into the bundle.")] = None,
     to: Annotated[
-        Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"],
+        Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu"],
         output("--for", help="Write for this runtime"),
     ] = "onnx",
-    precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4; else the format's.")] = "",
+    precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4,w8a16,w8a8; else the format's.")] = "",
     opset: Annotated[int | None, output(help="Write ONNX anew at this opset.")] = None,
     race: TuneOptions = TuneOptions(),
     max_drop: MaxDrop = 0.5,
-    data: Annotated[str | None, data_option(help="Judge and calibrate int8 on this data.")] = None,
+    data: Annotated[str | None, data_option(help="Judge and calibrate on this data.")] = None,
     text: TextColumns = None,
     label: LabelColumn = None,
     checkpoint: CheckpointOptions = CheckpointOptions(),
@@ -83,15 +82,18 @@ def export(
         from compress.provenance import command_line
         from compress.reporting.terminal import print_export
 
-        raced = None
+        raced, npu = None, command.NpuOptions(max_drop=max_drop / 100)
+        if to == "npu" and race.seq is not None:
+            npu = replace(npu, lengths=tuple(options.numbers("seq", race.seq)))
         if race.tune:
-            settings = options.settings(race.threads, race.batch, race.seq)
+            settings = options.settings(race.threads, race.batch, race.seq or "32")
             raced = command.RaceOptions(settings, race, max_drop / 100)
-        elif race != TuneOptions():
-            _refuse_unraced(race)
+        elif (unused := race if to != "npu" else replace(race, seq=None)) != TuneOptions():
+            _refuse_unraced(unused)
         made = command.export(
             model, out, to=to, precisions=[each.strip() for each in precision.split(",")] if precision else [],
-            opset=opset, race=raced, data=data, text=text, label=label, checkpoint=checkpoint, command=command_line(),
+            opset=opset, race=raced, npu=npu, data=data, text=text, label=label, checkpoint=checkpoint,
+            command=command_line(),
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:

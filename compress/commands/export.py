@@ -16,6 +16,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Source, load_source
 from compress.exporters.formats import ExportResult, Format
 from compress.quantization.calibration import ranges
+from compress.quantization.npu import write_npu
 from compress.tuning import tune
 
 if TYPE_CHECKING:
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
 
 CALIBRATION_ROWS = 256
 """Rows that ranges are taken from, spread evenly over the training split."""
+
+
+@dataclass(frozen=True)
+class NpuOptions:
+    """The files for NPUs.
+
+    lengths   in tokens, each of a file of its own; none: the bundle's max_length
+    max_drop  of the score, in its own unit, that they may lose
+    """
+
+    lengths: tuple[int, ...] = ()
+    max_drop: float = 0.005
+
 
 LoadData = Callable[[Bundle], "TaskData"]
 
@@ -53,6 +67,7 @@ def export(
     precisions: Sequence[str] = (),
     opset: int | None = None,
     race: RaceOptions | None = None,
+    npu: NpuOptions = NpuOptions(),
     data: "DataLike | None" = None,
     text: Sequence[str] | None = None,
     label: str | None = None,
@@ -66,7 +81,9 @@ def export(
     precisions   what the weights are held in; the format's own choice where none is given
     opset        ONNX anew from the weights, at this opset; none: the bundle's own files
     race         race a bundle's files first, and export the fastest: see `compress.tuning`
-    data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race
+    npu          lengths and the loss allowed of the files for NPUs
+    data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race; files for
+                 NPUs are certified on them too
     text, label  columns of the data, where they are not found by themselves
     checkpoint   how a checkpoint is read: see `CheckpointOptions`
     command      what is written down as the command that did it
@@ -99,6 +116,7 @@ def export(
             load_data=load_data,
             calibrate=None if load_data is None else partial(calibrate, load_data),
             command=command,
+            writer=partial(write_npu, **asdict(npu), say=say) if to == "npu" else None,
         )
     return replace(made, tried=tuple(tried))
 

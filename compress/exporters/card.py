@@ -120,12 +120,18 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     )
 
 
+NPU_OPENING = """onnxruntime.register_execution_provider_library("QNN", onnxruntime_qnn.get_library_path())
+options = onnxruntime.SessionOptions()
+devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == onnxruntime_qnn.get_ep_name()]
+options.add_provider_for_devices(devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path()}})
+session = onnxruntime.InferenceSession("{file}", options)"""
 RUNTIMES: Mapping[str, tuple[str, str, str]] = {
     "ort": ("onnxruntime", "python", 'session = onnxruntime.InferenceSession("{file}")'),
     "text": ("onnxruntime", "python", 'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})'),
     "web": ("transformers.js", "js", 'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});'),
     "openvino": ("openvino", "python", 'model = openvino.Core().compile_model("{file}", "CPU")'),
     "executorch": ("executorch", "python", 'method = Runtime.get().load_program("{file}").load_method("forward")'),
+    "npu": ("onnxruntime", "python", NPU_OPENING),
     "litert": ("litert", "python", 'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
 }
 """The library of each format that is no bundle, as the hub calls it, and the line that opens a file there."""
@@ -133,6 +139,7 @@ IMPORTS = {
     "ort": "import onnxruntime", "text": "import onnxruntime", "openvino": "import openvino",
     "web": 'import { pipeline } from "@huggingface/transformers";',
     "executorch": "from executorch.runtime import Runtime",
+    "npu": "import onnxruntime\nimport onnxruntime_qnn",
     "litert": "from ai_edge_litert.interpreter import Interpreter",
 }  # fmt: skip
 

@@ -156,13 +156,8 @@ class Predictor:
 
         Raises BundleError for a row that lacks an input of the file.
         """
-        answers = [
-            outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1)  # starts and ends of spans
-            for outputs in run_rows(self.session, rows, threads=self.threads, outputs=VECTORS.get(self.task.kind))
-        ]
-        if not answers:
-            return np.empty((0, self.task.outputs), np.float32)
-        return np.concatenate(answers) if self.task.tokenwise else np.stack(answers)
+        found = run_rows(self.session, rows, threads=self.threads, outputs=VECTORS.get(self.task.kind))
+        return join_answers(self.task, found)
 
     def _answer(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
         """Answer each (question, context)."""
@@ -223,6 +218,14 @@ class Predictor:
         return answers
 
 
+def join_answers(task: Task, found: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
+    """Join the outputs of each row to the logits of all: see `Predictor.logits`."""
+    answers = [outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1) for outputs in found]  # ends of spans
+    if not answers:
+        return np.empty((0, task.outputs), np.float32)
+    return np.concatenate(answers) if task.tokenwise else np.stack(answers)
+
+
 def run_rows(
     session: onnxruntime.InferenceSession,
     rows: Iterable[EncodedRow],
@@ -231,27 +234,51 @@ def run_rows(
     outputs: Sequence[str] | None = None,
 ) -> list[list[NDArray[np.float32]]]:
     """Run each row by itself, on `threads` threads: for each row these outputs of the file (None: all), without the
-    axis of the batch. Columns that the file does not read are passed over.
+    axis of the batch. Columns that the file does not read are passed over. For a file of a fixed length rows are padded
+    with attention_mask 0, and what it says of the padding is cut off.
 
     Raises BundleError for a row that lacks an input of the file, or that it cannot be run on.
     """
     names = [node.name for node in session.get_inputs()]
+    fixed = fixed_length(session)
+    chosen = [node for node in session.get_outputs() if outputs is None or node.name in outputs]
+    per_token = [fixed is not None and answers_tokens(node) for node in chosen]
     count = len(rows) if isinstance(rows, Sized) else None
 
     def run(row: EncodedRow) -> list[NDArray[np.float32]]:
         if missing := [name for name in names if name not in row]:
             raise BundleError(f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too")
-        feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
+        tokens = len(row[names[0]])
+        feeds: dict[str, NDArray[np.integer]] = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
+        if fixed is not None and tokens <= fixed:
+            feeds = {name: pad(value, fixed) for name, value in feeds.items()}
         try:
-            return [output[0] for output in session.run(outputs, feeds)]
+            found = session.run(outputs, feeds)
+            return [output[0, :tokens] if cut else output[0] for output, cut in zip(found, per_token, strict=True)]
         except UNOPENED as error:
             told = " ".join(str(error).split())
-            raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
+            raise BundleError(f"the model cannot be run on {tokens} tokens: {told}") from None
 
     if threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
         return list(show_progress(map(run, rows), "scoring", count, "rows"))
     with ThreadPoolExecutor(threads) as pool:
         return list(show_progress(pool.map(run, rows), "scoring", count, "rows"))
+
+
+def fixed_length(session: onnxruntime.InferenceSession) -> int | None:
+    """Return how many tokens each row has in the file; None where that is open."""
+    size = session.get_inputs()[0].shape[-1]
+    return size if isinstance(size, int) else None
+
+
+def pad(ids_1L: NDArray[np.integer], length: int) -> NDArray[np.int32]:
+    """Pad a row with zeros, in the type that files of a fixed length read."""
+    return np.pad(ids_1L, ((0, 0), (0, length - ids_1L.shape[1]))).astype(np.int32)
+
+
+def answers_tokens(output: onnxruntime.NodeArg) -> bool:
+    """Check that an output has a value, or several, for every token."""
+    return len(output.shape) == 3 or output.name.endswith("_logits")
 
 
 def open_predictor(

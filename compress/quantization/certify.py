@@ -167,30 +167,53 @@ def certify(
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     outcome = compare_logits(evaluator, before, after, threshold=threshold)
     facts = device.facts()
+    proof = record_outcome(
+        outcome, bundle.task.metric, FILES[precision], method=method, max_drop=max_drop, rows=len(evaluator),
+        split=split, data=data, device=identity(device.name, facts), runtime=facts.get("runtime", ""),
+    )  # fmt: skip
+    return replace(
+        proof,
+        kept=tuple(kept),
+        exact_sha256=sha256(files[0]),
+        kept_ms=cost.ms if cost else None,
+        kept_mb=cost.mb if cost else None,
+        kept_at=cost.setting if cost else "",
+    )
+
+
+def record_outcome(
+    outcome: ScoreDrop,
+    metric: str,
+    artefact: str,
+    *,
+    method: str,
+    max_drop: float,
+    rows: int,
+    split: str,
+    data: str,
+    device: str,
+    runtime: str,
+) -> Certificate:
+    """Write down how a file compares with fp32's, and the verdict, under the names of `Certificate`."""
     kept_to, reason = verdict(outcome, max_drop)
     return Certificate(
-        artefact=FILES[precision],
+        artefact=artefact,
         method=method,
-        metric=bundle.task.metric,
+        metric=metric,
         before=outcome.before,
         after=outcome.after,
         max_drop=max_drop,
         agreement=outcome.agreement,
         max_logit_difference=outcome.difference,
-        rows=len(evaluator),
+        rows=rows,
         split=split,
         data=data,
-        device=identity(device.name, facts),
-        runtime=facts.get("runtime", ""),
+        device=device,
+        runtime=runtime,
         certified=kept_to,
         reason=reason,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        kept=tuple(kept),
-        exact_sha256=sha256(files[0]),
         classes=outcome.classes,
-        kept_ms=cost.ms if cost else None,
-        kept_mb=cost.mb if cost else None,
-        kept_at=cost.setting if cost else "",
     )
 
 

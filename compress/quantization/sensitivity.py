@@ -30,6 +30,13 @@ class Make(Protocol):
     def __call__(self, target: Path, /, *, keep: Sequence[str] = ()) -> None: ...
 
 
+class Part(Protocol):
+    """A part of the graph that can be left more exact, by the name of its node: a `Product`, or any operator."""
+
+    @property
+    def name(self) -> str: ...
+
+
 Costs = Callable[[], Mapping[str, float]]
 """Product -> what leaving it in float32 costs, in milliseconds, or in proportion to them; all above 0."""
 
@@ -84,7 +91,7 @@ class Mixed:
 
 def mix(
     make: Make,
-    products: Sequence[Product],
+    products: Sequence[Part],
     evaluator: QuantizationEvaluator,
     *,
     limit: float,
@@ -147,11 +154,11 @@ class _Trials:
         return self.evaluator.error(self.file)
 
 
-def _sensitivities(trials: _Trials, products: Sequence[Product]) -> list[Sensitivity]:
+def _sensitivities(trials: _Trials, products: Sequence[Part]) -> list[Sensitivity]:
     names = [product.name for product in products]
     whole = trials.error(())
     found = []
-    for name in show_progress(names, "trying products in float32", len(names), "products"):
+    for name in show_progress(names, "trying each part more exactly", len(names), "parts"):
         alone = trials.error([other for other in names if other != name])
         share = 1 - trials.error([name]) / whole
         found.append(Sensitivity(name, layer(name), alone, share, kept=False))

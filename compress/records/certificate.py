@@ -25,6 +25,8 @@ class Certificate:
     classes      the recall of each class, of the fp32 file and of this one
     sha256       of the whole file that carries this certificate, so '' in that file itself; exact_sha256: of the fp32
                  file it was compared with
+    left         nodes that the processor does not take, which run on its CPU; context_mb: 10^6 bytes of the binary that
+                 it loads, where one was made
     certified    whether the drop is within max_drop and no class has collapsed; reason says why not, or with what to
                  spare
     date         ISO 8601
@@ -53,6 +55,8 @@ class Certificate:
     kept_ms: float | None = None
     kept_mb: float | None = None
     kept_at: str = ""
+    left: tuple[str, ...] = ()
+    context_mb: float | None = None
 
     @property
     def drop(self) -> float:

@@ -35,9 +35,9 @@ from compress.provenance import install_command, versions
 if TYPE_CHECKING:
     from compress.data.task import TaskData
     from compress.exporters.int8 import Ranges
-    from compress.records.certificate import Tried
+    from compress.records.certificate import Certificate, Tried
 
-Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"]
+Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "onnx": ("onnxruntime", tuple(FILES), ("fp32", "int8")),
@@ -47,8 +47,10 @@ WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "openvino": ("openvino", ("fp32", "fp16", "w8", "int8"), ("fp16", "w8")),
     "executorch": ("mobile", ("fp32", "int8"), ("fp32", "int8")),
     "litert": ("mobile", ("fp32", "int8", "w8"), ("fp32", "int8")),
+    "npu": ("", ("w8a16", "w8a8"), ("w8a16",)),
 }
-"""The module that has `write_<format>`, the precisions that it can write, and those that it writes unless asked."""
+"""The module that has `write_<format>` ('': whoever exports gives that function, which needs more than exporters have),
+the precisions that it can write, and those that it writes unless asked."""
 NAME = "export.json"
 BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model")
@@ -71,6 +73,7 @@ class ExportedFile:
     precision    of the weights; `note`: what it is, where that does not say it all
     difference   from the fp32 ONNX file's logits on made-up rows; none of a file that is no model
     certificate  of the ONNX file it was made of, as JSON, where that carries one
+    proofs       certificates of this file itself, of each place where it was run
     """
 
     file: str
@@ -79,6 +82,10 @@ class ExportedFile:
     note: str = ""
     with_files: tuple[str, ...] = ()
     certificate: str = ""
+    proofs: "tuple[Certificate, ...]" = ()
+
+
+Writer = Callable[["ExportContext", Path, Sequence[str]], "ExportResult"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,7 @@ def export(
     load_data: "Callable[[Bundle], TaskData] | None" = None,
     calibrate: "Callable[[Bundle, Path], Ranges] | None" = None,
     command: str = "",
+    writer: Writer | None = None,
 ) -> ExportResult:
     """Write `source` for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
@@ -120,6 +128,7 @@ def export(
     load_data    loads examples of a bundle's task, whose texts a text file is checked on
     calibrate    finds the ranges of a bundle's fp32 file, for static int8
     command      what is written down as the command that did it
+    writer       the function that writes the format, where WRITERS has none
 
     Raises ExportError for a precision or opset that cannot be, a missing extra, a model that this format cannot hold,
     or a file whose answers are not the model's; nothing is left then.
@@ -129,7 +138,7 @@ def export(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-export.")))
         context = ExportContext.open(source, scratch, name=name, opset=opset, load_data=load_data, calibrate=calibrate)
         folder = context.bundle.path if out is None else stack.enter_context(filled(out))
-        result: ExportResult = write(context, folder, chosen)
+        result: ExportResult = (writer or write)(context, folder, chosen)
         if to not in ("onnx", "text"):  # which copies all there is, and has it inside
             copy_tokenizer(context.bundle.path, folder)
         names = [name for each in result.files for name in (each.file, *each.with_files)]
@@ -184,7 +193,8 @@ def check(
         check_writable(source.path)
     else:
         raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), f"write_{to}"), chosen
+    write = getattr(importlib.import_module(f"{__name__}.{module}"), f"write_{to}") if module else None
+    return write, chosen
 
 
 def _check_free(out: Path, to: Format, source: Source) -> None:
@@ -209,6 +219,8 @@ def _as_record(result: ExportResult, folder: Path, context: "ExportContext", com
             known = {key: value for key, value in of_model.items() if key not in ("file", "with_files") and value}
             if "certificate" in known:
                 known["certificate"] = json.loads(known["certificate"])
+            if "proofs" in known:
+                known["certificates"] = known.pop("proofs")
             files.append({"file": name, **asdict(Stamp.of(folder / name)), **known})
     return {
         "format": 1,

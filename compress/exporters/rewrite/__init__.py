@@ -17,7 +17,7 @@ from onnx import ModelProto
 from compress.exporters.rewrite import rotary
 from compress.exporters.rewrite.attention import collapse, write_out
 from compress.exporters.rewrite.graph import Graph
-from compress.exporters.rewrite.layout import fold_scales, mask_keys, merge, one_token, tokens_first
+from compress.exporters.rewrite.layout import fold_scales, mask_keys, mask_scores, merge, one_token, tokens_first
 from compress.exporters.session import metadata, opset_of
 
 FORM_KEY = "compress.graph"
@@ -31,17 +31,21 @@ class Form:
     one_token     what is read of one token is computed for that one alone
     tokens_first  tokens on the first axis, rows on the second: fewer copies in onnxruntime; OpenVINO is slower with it
     merged        queries, keys and values by one product where they read the same tensor
+    masked_keys   the mask is added to the keys, not to the scores, where it is of the keys: less to add, and a range of
+                  the keys that no fixed scale can hold
     """
 
     one_token: bool = True
     tokens_first: bool = True
     merged: bool = False
+    masked_keys: bool = True
 
     def __str__(self) -> str:
         parts = (
             "one token at the end" if self.one_token else "",
             "tokens first" if self.tokens_first else "rows first",
             "merged queries, keys, values" if self.merged else "",
+            "" if self.masked_keys else "mask on the scores",
         )
         return ", ".join(part for part in parts if part)
 
@@ -78,8 +82,9 @@ class Rewritten:
 def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     """Rewrite a float32 model as it is traced (`to_onnx(form=None)`) in another form; `model` stays as it was.
 
-    Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and the mask
-    into the keys, but where queries and keys turn by the tokens' places (ModernBERT): there it stays on the scores.
+    Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and, unless
+    the form says otherwise, the mask into the keys, but where queries and keys turn by the tokens' places (ModernBERT):
+    there it stays on the scores.
     What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model computes, up
     to float32 rounding. A model of an opset below OLDEST stays whole as it is, without a FORM_KEY.
     """
@@ -91,7 +96,7 @@ def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     rows = one_token(graph) if form.one_token else 0
     turned = tokens_first(graph) if form.tokens_first else 0
     fold_scales(graph, cores)
-    mask_keys(graph, cores)
+    (mask_keys if form.masked_keys else mask_scores)(graph, cores)
     merged = merge(graph) if form.merged else 0
     write_out(graph)
     rotary.write_out(graph)

@@ -197,6 +197,14 @@ def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
         set_attribute(node, "size", size + 1)
 
 
+def mask_scores(graph: Graph, cores: list[AttentionCore]) -> None:
+    """Add the mask to the scores, as the model does."""
+    by_name = {node.name: node for node in graph.attentions()}
+    for core in (core for core in cores if core.mask):
+        by_name[core.name].input.append(core.mask)
+        set_attribute(by_name[core.name], "mask_on_scores", 1)
+
+
 def merge(graph: Graph) -> int:
     """Make one product of the queries', keys' and values' products that read the same tensor; return how many were."""
     merged = 0

@@ -1,0 +1,380 @@
+"""Write graphs that neural processors take: one row of a fixed number of tokens, every number in 8 or 16 bits.
+
+    prepare   the open fp32 file -> the same in operators that such a processor has (GELU as one)
+    fix       -> one row of so many tokens, int32 ids; nothing of shapes is left to compute
+    quantize  -> QuantizeLinear and DequantizeLinear around every operator (QDQ)
+
+Weights are int8, symmetric, a scale per output; embedding tables uint8 with one scale; activations uint16, or uint8 in
+the operators that are `narrow`. Operators that only move numbers keep the scale of what they move. Nothing is computed
+in integers by name (no MatMulInteger, no DynamicQuantizeLinear): what QDQ means is for the provider to find.
+
+A mask of -1e4 would take nearly all of the range of the scores it is added to, float32's lowest number all of it
+(microsoft/winml-cli#179). So it becomes as much as it must be: the widest range of scores and MARGIN, which leaves a
+masked token exp(-MARGIN) of the least of the others; and scores are cut MARGIN below the lowest that was seen.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from compress.errors import ExportError
+from compress.exporters.int8 import PRECISION_KEY, Ranges, quantise_matrix
+from compress.exporters.onnx import MASKED
+from compress.exporters.rewrite.graph import Graph, Product, attribute, products
+from compress.exporters.session import (
+    MICROSOFT,
+    UNOPENED,
+    declare_microsoft,
+    read_model,
+    save_changed,
+    session_options,
+)
+
+MARGIN = 12.0
+MOVES = frozenset(
+    ("Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+     "Unsqueeze")
+)  # fmt: skip
+"""Operators whose results are numbers that they read."""
+WHOLE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
+"""Operators whose whole numbers must all be of one type."""
+LEAST_RANGE = 1e-4
+
+
+def prepare(source: Path, target: Path) -> None:
+    """Write the open fp32 file `source` with GELU as one operator, which has the range of its result alone."""
+    from onnxruntime.quantization.fusions import FusionGelu
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    model = read_model(source)
+    model = Graph.copy_of(model).model(model)
+    FusionGelu(ONNXModel(model)).apply()
+    graph = Graph(model.graph)
+    graph.prune()  # which puts the new nodes in their order
+    graph.store()
+    save_changed(model, target)
+
+
+def fix(source: Path, target: Path, tokens: int) -> None:
+    """Write the open fp32 file `source` for one row of `tokens` tokens: its inputs are int32 (1, tokens), and what
+    follows from sizes and constants alone is a constant. Raises ExportError where onnxruntime cannot run it so."""
+    model = read_model(source)
+    for value in (*model.graph.input, *model.graph.output):
+        for at, size in enumerate(value.type.tensor_type.shape.dim):
+            if size.dim_param:
+                size.dim_value = tokens if at == 1 else 1
+    graph = Graph(model.graph)
+    known = set(graph.tensors)
+    for node in graph.nodes:
+        if node.op_type == "Shape" or all(name in known for name in node.input if name):
+            known.update(node.output)
+    constant = [node for node in graph.nodes if set(node.output) <= known]
+    names = [name for node in constant for name in node.output]
+    for name, value in zip(names, _evaluate(model, names, tokens, source), strict=True):
+        graph.put(name, value)
+    graph.nodes = [node for node in graph.nodes if not set(node.output) <= known]
+    for value in model.graph.input:
+        value.type.tensor_type.elem_type = TensorProto.INT32
+    _use_int32(graph)
+    graph.prune()
+    graph.store()
+    save_changed(model, target)
+
+
+def _evaluate(model: onnx.ModelProto, names: list[str], tokens: int, source: Path) -> list[NDArray[Any]]:
+    """Compute tensors that do not depend on the ids."""
+    if not names:
+        return []
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    have = {value.name for value in shown.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
+    feeds = {each.name: np.ones((1, tokens), np.int64) for each in model.graph.input}
+    try:
+        session = onnxruntime.InferenceSession(
+            shown.SerializeToString(), session_options(1, {}), providers=["CPUExecutionProvider"]
+        )
+        found: list[NDArray[Any]] = session.run(names, feeds)
+    except UNOPENED as error:
+        raise ExportError(f"{source}: cannot be run on {tokens} tokens: {' '.join(str(error).split())}") from None
+    return found
+
+
+def _use_int32(graph: Graph) -> None:
+    """Turn whole numbers that are computed from the ids, which are int64 no more, into int32."""
+    for node in graph.nodes:
+        if node.op_type == "Cast" and attribute(node, "to") == TensorProto.INT64:
+            del node.attribute[:]
+            node.attribute.append(helper.make_attribute("to", TensorProto.INT32))
+        wanted = node.input if node.op_type in WHOLE else node.input[1:2] if node.op_type.startswith("Gather") else []
+        for at, name in enumerate(node.input):
+            value = graph.value(name) if name in wanted else None
+            if value is not None and value.dtype == np.int64:
+                node.input[at] = graph.constant(value.astype(np.int32), f"{name}_int32")
+
+
+def find_mask(model: onnx.ModelProto) -> tuple[str, list[tuple[str, str]]]:
+    """Find the mask's tensor, and each (scores, masked scores) that it is added to.
+
+    Raises ExportError for attention that hides tokens in another way, whose range nothing is known of.
+    """
+    graph = Graph(model.graph)
+    masks = {node.output[0] for node in graph.nodes if _makes_mask(graph, node)}
+    sums = [node for node in graph.nodes if node.op_type == "Add" and masks & set(node.input)]
+    softmaxes = {node.input[0] for node in graph.nodes if node.op_type == "Softmax"}
+    if len(masks) != 1 or not softmaxes or softmaxes != {node.output[0] for node in sums}:
+        raise ExportError("hides padding in another way than by a mask added to the scores of its attention")
+    return masks.copy().pop(), [
+        (next(each for each in node.input if each not in masks), node.output[0]) for node in sums
+    ]
+
+
+def _makes_mask(graph: Graph, node: NodeProto) -> bool:
+    return node.op_type == "Mul" and any(graph.scalar(name) == MASKED for name in node.input)
+
+
+def bound_mask(model: onnx.ModelProto, ranges: Ranges, mask: str, scores: Collection[tuple[str, str]]) -> Ranges:
+    """Give the mask the least number that hides a token, and the masked scores the range that this leaves them; return
+    the ranges with these. `ranges` are of rows without padding."""
+    widest = max((high - low for low, high in (ranges[name] for name, _ in scores)), default=0.0)
+    least = -math.ceil(widest + MARGIN)
+    graph = Graph(model.graph)
+    for node in graph.nodes:
+        if _makes_mask(graph, node):
+            at = next(at for at, name in enumerate(node.input) if graph.scalar(name) == MASKED)
+            node.input[at] = graph.constant(np.array(least, np.float32), "bounded_mask")
+    graph.store()
+    masked = {made: (ranges[read][0] - MARGIN, ranges[read][1]) for read, made in scores}
+    shares = dict.fromkeys(_before(graph, mask), (0.0, 1.0))
+    return {**ranges, **masked, **shares, mask: (float(least), 0.0)}
+
+
+def _before(graph: Graph, name: str) -> set[str]:
+    """Name all tensors that one is computed from."""
+    writers = graph.writers()
+    found, waiting = set[str](), [name]
+    while waiting:
+        node = writers.get(waiting.pop())
+        new = set() if node is None else {each for each in node.input if each in writers} - found
+        found |= new
+        waiting += new
+    return found
+
+
+def activations(source: Path) -> list[str]:
+    """Name the float tensors of an open file that depend on the ids, in the graph's order."""
+    model = read_model(source)
+    graph = Graph(model.graph)
+    known, types = set(graph.tensors), _types(model)
+    for node in graph.nodes:
+        if node.op_type == "Shape" or all(name in known for name in node.input if name):
+            known.update(node.output)
+    made = (name for node in graph.nodes for name in node.output)
+    return [name for name in made if name not in known and types.get(name) == TensorProto.FLOAT]
+
+
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    """Infer the element type of each tensor. GELU, which ONNX 17 does not know, writes what it reads."""
+    known = onnx.ModelProto()
+    known.CopyFrom(model)
+    for node in known.graph.node:
+        if node.domain == MICROSOFT:
+            node.op_type, node.domain = "Identity", ""
+    found = onnx.shape_inference.infer_shapes(known).graph
+    typed = (*found.value_info, *found.input, *found.output)
+    return {value.name: value.type.tensor_type.elem_type for value in typed}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the numbers 0 to 2**bits - 1 stand for: (number - zero) x step."""
+
+    step: np.float32
+    zero: int
+    bits: int
+
+    @staticmethod
+    def from_range(low: float, high: float, bits: int) -> "Scale":
+        """Choose the scale of low..high, with 0 exactly among its values."""
+        low, high = min(low, 0.0), max(high, 0.0)
+        step = np.float32(max(high - low, LEAST_RANGE) / (2**bits - 1))
+        return Scale(step, int(np.clip(np.rint(-low / step), 0, 2**bits - 1)), bits)
+
+    def to(self, bits: int) -> "Scale":
+        """Choose the scale of the same values in so many bits."""
+        step, most = float(self.step), 2**self.bits - 1 - self.zero
+        return self if bits == self.bits else Scale.from_range(-self.zero * step, most * step, bits)
+
+    def codes(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Quantise values."""
+        return np.clip(np.rint(values / self.step) + self.zero, 0, 2**self.bits - 1).astype(self.dtype)
+
+    @property
+    def dtype(self) -> Any:
+        return np.uint8 if self.bits == 8 else np.uint16
+
+
+SQUASHED: Mapping[str, tuple[int, int]] = {"Sigmoid": (0, 0), "Tanh": (1, 1)}
+"""Operators whose scale the HTP prescribes: a step of 2**(first - bits), and its zero at (second) half of the codes."""
+
+
+def quantize(source: Path, target: Path, ranges: Ranges, *, precision: str, narrow: Collection[str] = ()) -> None:
+    """Write the fixed fp32 file `source` in QDQ to `target`.
+
+    ranges     of every activation: see `activations`
+    precision  what the file's metadata say
+    narrow     names of the operators whose activations are uint8; the others' are uint16
+
+    Raises ExportError for an activation without a range.
+    """
+    model = read_model(source)
+    _Writer(model, ranges, narrow).rewrite()
+    declare_microsoft(model)
+    save_changed(model, target, {PRECISION_KEY: precision})
+
+
+class _Writer:
+    """A graph being rewritten. A tensor keeps its name: it is what its codes are dequantised to."""
+
+    def __init__(self, model: onnx.ModelProto, ranges: Ranges, narrow: Collection[str]) -> None:
+        self.graph, self.ranges, self.narrow, self.types = Graph(model.graph), ranges, narrow, _types(model)
+        self.products: Mapping[str, Product] = {each.ends[0]: each for each in products(self.graph)}
+        self.nodes: list[NodeProto] = []
+        self.scales: dict[str, Scale] = {}
+        """The scale of each float activation met so far."""
+        self.made: set[str] = set()
+
+    def rewrite(self) -> None:
+        lookups = {node.output[0] for node in self.graph.lookups()}
+        for node in self.graph.nodes:
+            if node.output[0] in lookups:
+                self._look_up(node)
+            elif any(self._is_float(name) for name in (*node.input, *node.output)):
+                self._operate(node)
+            else:
+                self.nodes.append(node)
+        self.graph.nodes = self.nodes
+        self.graph.store()
+
+    def _is_float(self, name: str) -> bool:
+        tensor = self.graph.tensors.get(name)
+        return (self.types.get(name) if tensor is None else tensor.data_type) == TensorProto.FLOAT
+
+    def _operate(self, node: NodeProto) -> None:
+        """Write an operator between what it reads, dequantised, and what it writes, quantised."""
+        moved = self.scales.get(node.input[0]) if node.op_type in MOVES else None
+        bits = moved.bits if moved else 8 if node.name in self.narrow else 16
+        product = self.products.get(node.output[0])
+        written = list(node.output)
+        if product is None:
+            node.input[:] = [self._read(name, bits) if self._is_float(name) else name for name in node.input]
+        else:
+            matrix, scales = self._weight(product)
+            bias = [self._bias(product, scales, bits)] if product.gemm and product.bias else []
+            node.input[:] = [self._read(product.reads, bits), matrix, *bias]
+            del node.attribute[:]  # of a Gemm: its weight is (in, out) now
+        node.output[:] = [f"{name}_exact" if self._is_float(name) else name for name in written]
+        self.nodes.append(node)
+        for exact, name in zip(node.output, written, strict=True):
+            if exact != name:
+                scale = moved or self._scale(name, bits, node.op_type)
+                self.scales[name] = scale
+                self._requantise(exact, name, scale)
+
+    def _scale(self, name: str, bits: int, operator: str = "") -> Scale:
+        if operator in SQUASHED:
+            power, half = SQUASHED[operator]
+            return Scale(np.float32(2.0 ** (power - bits)), half * 2 ** (bits - 1), bits)
+        if name not in self.ranges:
+            raise ExportError(f"no range for {name}; calibrate the very file that was fixed")
+        return Scale.from_range(*self.ranges[name], bits)
+
+    def _read(self, name: str, bits: int) -> str:
+        """Name a tensor's values in so many bits."""
+        if name in self.graph.tensors:
+            return self._constant(name, bits)
+        if name not in self.scales:
+            raise ExportError(f"{name}: is read before it is quantised, as a float input of the file would be")
+        if self.scales[name].bits == bits:
+            return name
+        other = f"{name}_{bits}"
+        if other not in self.made:
+            self.made.add(other)
+            self._requantise(name, other, self.scales[name].to(bits))
+        return other
+
+    def _constant(self, name: str, bits: int) -> str:
+        made = f"{name}_{bits}"
+        if made not in self.made:
+            self.made.add(made)
+            values = numpy_helper.to_array(self.graph.tensors[name])
+            scale = Scale.from_range(float(values.min()), float(values.max()), bits)
+            self.graph.put(f"{made}_codes", scale.codes(values))
+            self._dequantise(f"{made}_codes", made, *self._put(made, scale))
+        return made
+
+    def _weight(self, product: Product) -> tuple[str, str]:
+        """Name the weight as int8, dequantised, and its scales; layers that share a weight share these."""
+        made, scales = f"{product.weight}_weight", f"{product.weight}_step"
+        if made not in self.made:
+            self.made.add(made)
+            codes, steps = quantise_matrix(product.matrix(self.graph.tensors), per_channel=True)
+            self.graph.put(f"{made}_codes", codes)
+            self.graph.put(scales, steps)
+            self.graph.put(f"{made}_zero", np.zeros_like(steps, np.int8))
+            self._dequantise(f"{made}_codes", made, scales, f"{made}_zero", axis=1)
+        return made, scales
+
+    def _bias(self, product: Product, scales: str, bits: int) -> str:
+        """Name the bias as int32, in units of what the integer product is in."""
+        assert product.bias is not None
+        made = f"{product.name}_bias"
+        read = self.scales[product.reads].to(bits)
+        steps = np.asarray(read.step * numpy_helper.to_array(self.graph.tensors[scales]), np.float32)
+        values = numpy_helper.to_array(self.graph.tensors[product.bias]).astype(np.float64)
+        most = np.iinfo(np.int32)
+        self.graph.put(f"{made}_codes", np.clip(np.rint(values / steps), most.min, most.max).astype(np.int32))
+        self.graph.put(f"{made}_step", steps)
+        self.graph.put(f"{made}_zero", np.zeros_like(steps, np.int32))
+        self._dequantise(f"{made}_codes", made, f"{made}_step", f"{made}_zero", axis=0)
+        return made
+
+    def _look_up(self, node: NodeProto) -> None:
+        """Look rows of a table up in uint8."""
+        (table, ids), made = node.input, node.output[0]
+        values = numpy_helper.to_array(self.graph.tensors[table])
+        scale = Scale.from_range(float(values.min()), float(values.max()), 8)
+        node.input[:] = [self._constant(table, 8), ids]
+        node.output[:] = [f"{made}_exact"]
+        self.nodes.append(node)
+        self.scales[made] = scale
+        self._requantise(node.output[0], made, scale)
+
+    def _put(self, made: str, scale: Scale) -> tuple[str, str]:
+        self.graph.put(f"{made}_step", np.asarray(scale.step))
+        self.graph.put(f"{made}_zero", np.asarray(scale.zero, scale.dtype))
+        return f"{made}_step", f"{made}_zero"
+
+    def _requantise(self, name: str, made: str, scale: Scale) -> None:
+        step, zero = self._put(made, scale)
+        self.nodes.append(
+            helper.make_node(
+                "QuantizeLinear", [name, step, zero], [f"{made}_codes"], name=f"{made}_quantize", domain=MICROSOFT
+            )
+        )
+        self._dequantise(f"{made}_codes", made, step, zero)
+
+    def _dequantise(self, codes: str, made: str, step: str, zero: str, **axis: Any) -> None:
+        self.nodes.append(
+            helper.make_node(
+                "DequantizeLinear", [codes, step, zero], [made], name=f"{made}_dequantize", domain=MICROSOFT, **axis
+            )
+        )
