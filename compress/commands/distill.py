@@ -109,8 +109,9 @@ def distill(
         recipe, base_teacher, context, run = models.recipe, models.base_teacher, models.context, models.run
         state, strict = PartialState(), options.gate == "refuse"
         if base_teacher.recorded is not None:
-            said, data = base_teacher.recorded.for_split(context.data.validation), context.data
-            task_teacher, teacher_check = base_teacher, check_logits(base_teacher.name, said, data, strict=strict)
+            said = base_teacher.recorded.for_split(context.data.validation)
+            task_teacher = base_teacher
+            teacher_check = check_logits(base_teacher.name, said, context.data, strict=strict)
         elif asked is None:
             task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=strict)
         else:

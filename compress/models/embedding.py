@@ -141,7 +141,7 @@ def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -
     """Put this linear map behind the pooling, in the place of any that is there."""
     pooling = replace(pooling_of(model.config), width=len(map_ED), projected=True, biased=False, activation="identity")
     set_pooling(model.config, replace(pooling, normalise=normalise))
-    model.projection = nn.Linear(*reversed(map_ED.shape), bias=False).to(model.device)
+    model.projection = nn.Linear(map_ED.shape[1], len(map_ED), bias=False).to(model.device)
     with torch.no_grad():
         model.projection.weight.copy_(map_ED)
 
