@@ -43,7 +43,7 @@ TASKS = {
     "multilabel": Task("multilabel", ("sentence",), "labels", ("funny", "sad", "long"), "f1"),
     "regression": Task("regression", ("premise", "hypothesis"), "score", (), "pearson"),
     "ranking": Task("ranking", ("query", "passage"), "score", (), "ndcg@10"),
-    "embedding": Task("embedding", ("text",), "similarity", (), "spearman", width=32),
+    "embedding": Task("embedding", ("text",), "similarity", (), "spearman", width=32, prompts=("sad ", "good ")),
 }
 
 

@@ -110,8 +110,8 @@ def demo(
         icon = {"src": "icon.svg", "sizes": "any", "type": "image/svg+xml"}
         app = {"name": title, "start_url": ".", "display": "standalone", "icons": [icon]}
         write_json(folder / "app.webmanifest", app)
-        about = {"kind": task.kind, "labels": task.labels, "entries": session_entries(read_model(folder / MODEL))}
-        write_json(folder / NAME, {"format": 1, **about})
+        about = {"kind": task.kind, "labels": task.labels, "prompts": task.prompts}
+        write_json(folder / NAME, {"format": 1, **about, "entries": session_entries(read_model(folder / MODEL))})
         kept = sorted(folder.iterdir())
         constants = {"VERSION": of_files(kept), "FILES": [".", *(path.name for path in kept)]}
         script = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in constants.items())

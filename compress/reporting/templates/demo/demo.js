@@ -67,7 +67,7 @@ const SHOW = {
 };
 
 async function vectorOf(line) {
-  if (!vectors.has(line)) vectors.set(line, (await run([line])).sentence_embedding.data);
+  if (!vectors.has(line)) vectors.set(line, (await run([about.prompts[1] + line])).sentence_embedding.data);
   return vectors.get(line);
 }
 
@@ -107,9 +107,8 @@ async function answer() {
   try {
     do {
       again = false;
-      const texts = boxes.map((box) => box.value);
-      if (texts.some((text) => !text.trim())) clear();
-      else await show(await run(texts));
+      if (boxes.some((box) => !box.value.trim())) clear();
+      else await show(await run(boxes.map((box) => about.prompts[0] + box.value)));
     } while (again);
   } catch (error) {
     fail(error);
