@@ -360,7 +360,7 @@ def score_task(
     ]
     if language:
         found["n_gram_nats"] = nats(models, language[0]).mean()
-    return found | ({"teacher": 1 - wrong[1].mean()} if task_teacher else {}), wrong[0]
+    return found | ({"teacher": 1 - wrong[1].mean()} if len(wrong) > 1 else {}), wrong[0]
 
 
 def round_to_int8(student: Any, batch: Mapping[str, Tensor]) -> None:
