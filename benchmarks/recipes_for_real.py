@@ -128,7 +128,8 @@ PROOFS: Mapping[str, Proof] = {
     **dict.fromkeys(("prune-taylor", "prune-minitron", "prune-cofi", "prune-dynabert"), Proof("gradual")),
     **dict.fromkeys(("minilm", "minilm-v1", "tinybert-general"), general(layers=3, hidden=192, ffn=768)),
     "minilm-assistant": general(ffn=768),
-    **dict.fromkeys(("distilbert-general", "distilroberta"), general()),
+    # what begins as layers of its teacher is spoiled by 1e-3: distilroberta lost 2.7 points
+    **dict.fromkeys(("distilbert-general", "distilroberta"), replace(general(), text=GENERAL | {"lr": 2e-4})),
     "tinybert-6": general(layers=3, hidden=384, ffn=1536),
     **dict.fromkeys(("roberta", "deberta-v3"), scratch()),
     "electra-base": replace(scratch(), task=SHORT | {"lr": 3e-4}),  # at 1e-3 both sides gave one answer to all rows
