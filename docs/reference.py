@@ -91,7 +91,8 @@ def tried() -> str:
             f"{each['verdict']} |"
         )
     untried = [f"`{name}`" for name in loader.names() if name not in found]
-    return "\n".join([*parts, "", f"Not tried: {', '.join(untried)}.", ""])
+    elsewhere = "Those of vectors and rankings are tried elsewhere: [embeddings](embeddings.md), [a reranker](reranker.md)."
+    return "\n".join([*parts, "", f"Not tried here: {', '.join(untried)}. {elsewhere}", ""])
 
 
 def shipped() -> dict[str, Report]:
