@@ -91,7 +91,7 @@ def tried() -> str:
             f"{each['verdict']} |"
         )
     untried = [f"`{name}`" for name in loader.names() if name not in found]
-    elsewhere = "Those of vectors and rankings are tried elsewhere: [embeddings](embeddings.md), [a reranker](reranker.md)."
+    elsewhere = "Those of vectors and rankings are elsewhere: [embeddings](embeddings.md), [a reranker](reranker.md)."
     return "\n".join([*parts, "", f"Not tried here: {', '.join(untried)}. {elsewhere}", ""])
 
 
