@@ -64,4 +64,4 @@ def test_a_driver_s_message_does_not_repeat_the_parts_it_cut_a_password_to() -> 
 def test_every_recorder_of_commands_hides_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads sys.argv elsewhere keeps what was typed."""
     readers = [path for path in Path(compress.__file__).parent.rglob("*.py") if "sys.argv" in path.read_text()]
-    assert sorted(path.name for path in readers) == ["agent.py", "probe.py", "provenance.py", "runner.py"]
+    assert sorted(path.name for path in readers) == ["agent.py", "htp.py", "probe.py", "provenance.py", "runner.py"]
