@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,9 @@ if sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(Path(__file__).parents[1] / "build" / "bytecode")
     sys.dont_write_bytecode = False
-
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # what a shell starts in the background ignores Ctrl-C, and so would the processes that tests start and interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
     "tests/nas/test_pipeline.py", "tests/test_every_recipe.py", "tests/test_pipeline.py", "tests/test_every_teacher.py",
