@@ -201,11 +201,17 @@ def split_rows(data: str, rows: int) -> tuple[dict[str, Any], str]:
     splits = {"train": whole.train.select(np.sort(order[:rows])),
               "validation": whole.train.select(np.sort(order[rows : rows + 800])),
               "test": concatenate_datasets(test)}  # fmt: skip
+    if whole.task.kind == "qa":
+        splits = {name: split.map(as_in_squad, remove_columns=["starts"]) for name, split in splits.items()}
     others = Path(tempfile.mkdtemp()) / "texts.txt"
     if "text" in whole.train.column_names:
         texts = whole.train.select(np.sort(order[rows + 800 : rows + 800 + TEXTS]))["text"][:]
         others.write_text("\n".join(texts), encoding="utf-8")
     return splits, str(others)
+
+
+def as_in_squad(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"answers": {"text": row["answers"], "answer_start": row["starts"]}}
 
 
 def on_text(recipe: Recipe) -> bool:

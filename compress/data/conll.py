@@ -3,6 +3,8 @@
     EU      NNP  B-NP  B-ORG
     rejects VBZ  B-VP  O
 
+or in tables, as the hub has the same sets: a column of lists of words and one of lists of tags, by name.
+
 Stated rules. Columns are divided by tabs, or by spaces in lines without a tab; the first is the word, the last the tag,
 others are passed over. Lines of -DOCSTART- and comments (`# ...` where a sentence begins, ending in no tag) are, too.
 Tags in IOB1, IOB2, BIOES or BILOU are rewritten in IOB2; where any tag is of another form (NOUN), all stay as they are.
@@ -13,12 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from compress.data.task import Examples
 from compress.data.text_files import head, lines, reading, refuse_large
 from compress.errors import DataError
 
+if TYPE_CHECKING:
+    from compress.data.readers import RawSplit
+
+WORDS = ("tokens", "words")
+TAGS = ("ner_tags", "tags", "labels", "ner", "pos_tags", "upos", "chunk_tags")
+"""The names by which the lists of a table are known, the preferred first."""
 DOCUMENT = "-DOCSTART-"
 OUTSIDE = "O"
 _BEGINS, _ENDS = "BSU", "ESLU"
@@ -46,21 +54,56 @@ def is_tag(cell: str) -> bool:
 
 def read(path: Path) -> Examples:
     """Read the sentences of a file: words and tags, in IOB2 where they name entities. Raises DataError."""
-    import pyarrow as pa  # not for those that only ask for the entities of a sentence
-
     with reading(path):
         refuse_large(path, "Leave sentences out.")
     sentences = list(_sentences(path))
     if not sentences:
         raise DataError(f"{path}: no words in it; expected one word and its tag a line.")
-    words, tags = [words for words, _ in sentences], [tags for _, tags in sentences]
+    return _examples([words for words, _ in sentences], [tags for _, tags in sentences], path.name)
+
+
+def table_columns(split: RawSplit, text: Sequence[str] | None, label: str | None) -> tuple[str, str] | None:
+    """Return the columns of lists of words and of lists of tags, those asked for or known by name; None without."""
+    lists = [name for name in split.columns if split.has_lists(name)]
+    words = next((name for name in text or WORDS if name in lists), None)
+    tags = next((name for name in ([label] if label else TAGS) if name in lists), None)
+    return (words, tags) if words and tags else None
+
+
+def read_table(split: RawSplit, columns: tuple[str, str]) -> Examples:
+    """Read the sentences of a table, see `table_columns`; rows without words are left out. Raises DataError."""
+    sentences, tagged, at = list[list[str]](), list[list[str]](), split.first
+    for batch in split.read(columns):
+        for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            words, tags = (each or [] for each in cells)
+            if len(words) != len(tags) or None in (*words, *tags):
+                raise DataError(
+                    f"{split.place}, row {at}: {len(words)} {columns[0]} and {len(tags)} {columns[1]}; expected a tag "
+                    "for each word. Mend the row, or take it out."
+                )
+            if words:
+                sentences.append(words)
+                tagged.append(tags)
+            at += 1
+    if columns[1] not in split.classes and all(tag.isdigit() for tags in tagged for tag in tags):
+        raise DataError(
+            f"{split.place}: the tags in {columns[1]!r} are numbers, and nothing says what they are called. Write "
+            "their names, such as B-PER and O, or give a Dataset whose features name them: "
+            "Sequence(ClassLabel(names=...))"
+        )
+    return _examples(sentences, tagged, split.name)
+
+
+def _examples(words: list[list[str]], tags: list[list[str]], name: str) -> Examples:
+    import pyarrow as pa  # not for those that only ask for the entities of a sentence
+
     notes = []
     if all(is_tag(tag) for each in tags for tag in each):
         rewritten = [iob2(each) for each in tags]
         if rewritten != tags:
-            notes.append(f"{path.name}: its tags are rewritten in IOB2")
+            notes.append(f"{name}: its tags are rewritten in IOB2")
         tags = rewritten
-    return Examples(pa.table({"words": words, "tags": tags}), list(range(len(sentences))), tuple(notes))
+    return Examples(pa.table({"words": words, "tags": tags}), list(range(len(words))), tuple(notes))
 
 
 def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:

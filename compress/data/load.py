@@ -19,16 +19,22 @@ from compress.data.readers import RawSplit
 from compress.data.schema import ChosenColumns, Coding, LabelColumn
 from compress.data.sources import Role, Source
 from compress.data.task import METRICS, Examples, Kind, Task, TaskData
+from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
 
 HELD_OUT: Final = 0.1
 """The share of the training rows, or texts, that becomes the validation split where the source has none."""
 
 FORMS: Final[Mapping[Kind, tuple[Callable[[Path], bool], Callable[[Path], Examples | None], str]]] = {
-    "qa": (squad.is_squad, squad.read, "the json of SQuAD"),
-    "tagging": (conll.is_conll, conll.read, "words and tags in columns"),
-}
+    "qa": (squad.is_squad, squad.read, f"the json of SQuAD, or tables with the columns {', '.join(squad.ASKED)}"),
+    "tagging": (
+        conll.is_conll, conll.read, "words and tags in columns, or tables with lists of words and of tags, such as "
+        "tokens and ner_tags",
+    ),
+}  # fmt: skip
 """Annotated files by kind: what tells them, what reads them, what they are called."""
+TABLES: Final = (".jsonl", ".ndjson", ".parquet")
+"""Files that are tables, whatever they are asked to be."""
 
 Labels = NDArray[np.int64] | NDArray[np.float32]
 
@@ -69,8 +75,13 @@ def load_task(
     if kind == "embedding" or (unnamed and embedding.is_embedding(source)):
         return audit(embedding.load_embedding(source, text=text, label=label, metric=metric, seed=seed))
     if text is None and label is None and (annotated := _find_annotated(source, kind)) is not None:
-        return audit(_load_annotated(*annotated, metric=metric, seed=seed))
+        name, annotation, files = annotated
+        examples = {role: FORMS[annotation][1](path) for role, path in files.items()}
+        places = {role: str(path) for role, path in files.items()}
+        return audit(_load_annotated(name, annotation, examples, places, metric=metric, seed=seed))
     found = sources.find(source, [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
+    if (tables := _read_annotated(found, kind, text, label)) is not None:
+        return audit(_load_annotated(found.name, *tables, metric=metric, seed=seed, notes=found.notes))
     guide = found.train  # names columns and classes: train, or where that has no labels the validation split that does
     if unlabelled and not schema.has_label(guide, label):
         guide = next((split for split in found.validation[:1] if schema.has_label(split, label)), guide)
@@ -225,14 +236,12 @@ def _find_annotated(source: str, kind: Kind | None) -> tuple[str, Kind, dict[Rol
     A `kind` that is asked for is not doubted: DataError where the source has no file for it.
     """
     found = sources.local_files(source)
-    form = FORMS.get(kind) if kind else None
-    if found is None and form:
-        raise DataError(f"{source}: {kind} is learned from files or a folder of {form[2]}.")
     name, files = found or ("", {})
     for each, (matches, _, _) in FORMS.items():
         if kind not in (None, each):
             continue
-        usable = {role: [path for path in paths if kind or matches(path)] for role, paths in files.items()}
+        usable = {role: [path for path in paths if matches(path) or (kind and not _is_table(path))]
+                  for role, paths in files.items()}  # fmt: skip
         chosen = {role: paths[0] for role, paths in usable.items() if paths}
         if chosen and "train" not in chosen:
             given = ", ".join(f"{role}={path}" for role, path in chosen.items())
@@ -242,30 +251,61 @@ def _find_annotated(source: str, kind: Kind | None) -> tuple[str, Kind, dict[Rol
             )
         if chosen:
             return name, each, chosen
-    if form:
-        raise DataError(f"{source}: no file of {form[2]} in it whose name says its split.")
     return None
 
 
-def _load_annotated(name: str, kind: Kind, files: Mapping[Role, Path], *, metric: str | None, seed: int) -> TaskData:
-    """Load the task that annotated files hold, its splits written to the cache. Raises DataError."""
-    metric = _metric(kind, metric)
-    notes: list[str] = []
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in TABLES or (path.suffix.lower() == ".json" and head(path).lstrip().startswith("["))
+
+
+def _read_annotated(
+    found: Source, kind: Kind | None, text: Sequence[str] | None, label: str | None
+) -> tuple[Kind, dict[Role, Examples | None], dict[Role, str]] | None:
+    """Read the splits of tables with questions or tagged words, and return them with their places; None of others.
+
+    Raises DataError where a `kind` that is asked for is not there.
+    """
+    offered: dict[Role, Sequence[RawSplit]] = {
+        "train": [found.train], "validation": found.validation, "test": [*found.test, *found.validation[1:]]
+    }  # fmt: skip
+    raw = {role: splits[0] for role, splits in offered.items() if splits}
+    places = {role: split.place for role, split in raw.items()}
+    if kind in (None, "qa") and text is None and label is None and squad.is_table(found.train):
+        return "qa", {role: squad.read_table(split) for role, split in raw.items()}, places
+    if kind in (None, "tagging") and (columns := conll.table_columns(found.train, text, label)):
+        return "tagging", {role: conll.read_table(split, columns) for role, split in raw.items()}, places
+    if kind is not None and kind in FORMS:
+        raise DataError(f"{found.train.place}: {kind} is learned from {FORMS[kind][2]}; found none of these.")
+    return None
+
+
+def _load_annotated(
+    name: str,
+    kind: Kind,
+    found: Mapping[Role, Examples | None],
+    places: Mapping[Role, str],
+    *,
+    metric: str | None,
+    seed: int,
+    notes: Sequence[str] = (),
+) -> TaskData:
+    """Load the task that annotated splits hold, written to the cache. Raises DataError."""
+    metric, notes = _metric(kind, metric), list(notes)
     splits: dict[Role, Examples] = {}
-    for role, path in files.items():
-        examples = FORMS[kind][1](path)
+    for role, examples in found.items():
         if examples is not None:
             notes += examples.notes
             splits[role] = examples
         elif role == "train":
             raise DataError(
-                f"{path}: no question has an answer: there is nothing to learn. Give training questions that have one"
+                f"{places[role]}: no question has an answer: there is nothing to learn. Give training questions that "
+                "have one"
             )
         else:
-            notes.append(f"{path.name} has no answers: passed over")
+            notes.append(f"{Path(places[role]).name} has no answers: passed over")
     tables = {role: examples.table for role, examples in splits.items()}
     if "validation" not in tables:
-        held = _hold_out_groups(files["train"], splits["train"].groups, kind, seed)
+        held = _hold_out_groups(places["train"], splits["train"].groups, kind, seed)
         notes.append(_held_out_note(held, seed))
         tables["validation"] = tables["train"].filter(pa.array(held))
         tables["train"] = tables["train"].filter(pa.array(~held))
@@ -274,7 +314,7 @@ def _load_annotated(name: str, kind: Kind, files: Mapping[Role, Path], *, metric
     else:
         names = conll.labels(tables["train"]["tags"].to_pylist())
         task = Task(kind, ("words",), "tags", names, metric)
-        tables = {role: _encode_tags(table, names, files.get(role, files["train"])) for role, table in tables.items()}
+        tables = {role: _encode_tags(table, names, places.get(role, places["train"])) for role, table in tables.items()}
     with cache.scratch(cache.home() / "data") as folder:
         batches = {role: table.to_batches(max_chunksize=10_000) for role, table in tables.items()}
         datasets, fingerprint = cache.keep_splits(folder, batches, kind, *task.labels, str(task.unanswerable))
@@ -292,7 +332,7 @@ def _load_ranking(
     notes = [*found.notes, *(note for each in found.splits.values() for note in each.notes)]
     tables = {role: examples.table for role, examples in found.splits.items()}
     if "validation" not in tables:
-        held = _hold_out_groups(Path(source), found.splits["train"].groups, "ranking", seed)
+        held = _hold_out_groups(source, found.splits["train"].groups, "ranking", seed)
         notes.append(_held_out_note(held, seed))
         tables["validation"], tables["train"] = (tables["train"].filter(pa.array(mask)) for mask in (held, ~held))
     ranking.check_learnable(tables["train"], f"{found.name} [train]")
@@ -308,12 +348,12 @@ def _load_ranking(
     )
 
 
-def _hold_out_groups(path: Path, groups: Sequence[int], kind: Kind, seed: int) -> NDArray[np.bool_]:
+def _hold_out_groups(place: str, groups: Sequence[int], kind: Kind, seed: int) -> NDArray[np.bool_]:
     """Mask the rows of every tenth group, at random."""
     names = np.random.default_rng(seed).permutation(np.unique(groups))
     if len(names) < 2:
         what = {"qa": "texts", "ranking": "queries"}.get(kind, "sentences")
-        raise DataError(f"{path}: too few {what} to hold some out: add a validation split.")
+        raise DataError(f"{place}: too few {what} to hold some out: add a validation split.")
     return np.isin(np.asarray(groups), names[: max(1, round(HELD_OUT * len(names)))])
 
 
@@ -331,12 +371,12 @@ def _unanswerable(tables: Mapping[Role, pa.Table], notes: list[str]) -> bool:
     return bool(none["train"])
 
 
-def _encode_tags(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.Table:
+def _encode_tags(table: pa.Table, names: tuple[str, ...], place: str) -> pa.Table:
     """Replace the tags of a table by class ids."""
     tags = table["tags"].combine_chunks()
     ids = pc.index_in(tags.flatten(), value_set=pa.array(names))
     if ids.null_count:
         strange = tags.flatten().filter(pc.is_null(ids))[0].as_py()
-        raise DataError(f"{path}: tag {strange!r} is none of the training split.{did_you_mean(strange, names)}")
+        raise DataError(f"{place}: tag {strange!r} is none of the training split.{did_you_mean(strange, names)}")
     coded = pa.ListArray.from_arrays(tags.offsets, ids.cast(pa.int64()))
     return table.set_column(table.column_names.index("tags"), "tags", coded)

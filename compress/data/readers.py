@@ -1,7 +1,8 @@
 """Open files and tables as splits not yet read: named columns of cells, which stream as Arrow batches.
 
 A cell is a string, a list of strings, or None where the source has nothing: labels keep the source's own spelling
-until every split has been seen, so that "1", 1 and 1.0 can be told from a word, whatever the file format.
+until every split has been seen, so that "1", 1 and 1.0 can be told from a word, whatever the file format. The fields of
+an object are columns of their own: `answers.text`.
 
 Stated rules. A csv file is quoted as RFC 4180 says. A tsv or txt file is read without quoting unless all quotation
 marks of its first rows wrap whole fields, and the file or a sibling needs it so: a field with a doubled mark, a tab or
@@ -334,7 +335,7 @@ def open_file(path: Path) -> RawSplit:
 
 def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSplit:
     """Make a split of mappings of column name to value; `records` is called anew for every reading."""
-    shown = _sample(records(), lambda record: _characters(record.values()))
+    shown = _sample(map(_flat, records()), lambda record: _characters(record.values()))
     if not shown:
         raise DataError(f"{place} is empty: it needs rows of a text and a label.")
     nested = {name for record in shown for name, value in record.items() if _is_nested(value)}
@@ -344,11 +345,20 @@ def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSpli
     def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         rows = (
             [_cell(record.get(name), f"{place}, row {at}, column {name!r}") for name in wanted]
-            for at, record in enumerate(records(), start=1)
+            for at, record in enumerate(map(_flat, records()), start=1)
         )
         return _batches(rows, wanted, sample, place, 1)
 
     return RawSplit(place, columns, sample, read)
+
+
+def _flat(record: Record) -> Record:
+    """Put the fields of objects in the place of the objects: {"a": {"b": 1}} -> {"a.b": 1}."""
+    if not any(isinstance(value, dict) for value in record.values()):
+        return record
+    fields = ({f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+              for name, value in record.items())  # fmt: skip
+    return {name: value for each in fields for name, value in each.items()}
 
 
 def _is_nested(value: object) -> bool:
@@ -446,9 +456,13 @@ def _read_typed(
     stream: Callable[[list[str]], Iterator[pa.Table]],
     classes: Mapping[str, tuple[str, ...]],
 ) -> RawSplit:
-    columns = tuple(field.name for field in schema if _is_readable(field.type))
     if len(set(schema.names)) < len(schema.names):
         raise DataError(f"{place}: has several columns of one name among {', '.join(schema.names)}: rename one.")
+    roots = {each.name: column.name for column in schema for each in _fields(column) if _is_readable(each.type)}
+    columns = tuple(roots)
+
+    def flat(wanted: Sequence[str]) -> Iterator[pa.Table]:
+        return (table.flatten() for table in stream(list(dict.fromkeys(roots[name] for name in wanted))))
 
     def cells(table: pa.Table, name: str) -> pa.ChunkedArray:
         try:
@@ -456,16 +470,21 @@ def _read_typed(
         except pa.ArrowException as error:
             raise DataError(f"{place}, column {name!r}: cannot be read: {error}") from error
 
-    first = next(stream(list(columns)), None) if columns else None
+    first = next(flat(columns), None) if columns else None
     if first is None or not first.num_rows:
         raise DataError(f"{place} is empty: it needs rows of a text and a label.")
     sample = {name: cells(first.slice(0, SAMPLE_ROWS), name).to_pylist() for name in columns}
 
     def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for table in stream(list(wanted)):
+        for table in flat(wanted):
             yield from pa.table({name: cells(table, name) for name in wanted}).to_batches()
 
     return RawSplit(place, columns, sample, read, classes)
+
+
+def _fields(column: pa.Field) -> Sequence[pa.Field]:
+    """Return the fields of a column of objects, as `Table.flatten` names them; of others, the column."""
+    return column.flatten() if pa.types.is_struct(column.type) else [column]
 
 
 def _is_readable(kind: pa.DataType) -> bool:

@@ -321,7 +321,7 @@ def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Ch
         texts, notes = choose_text(split, None, labels)
     if not labels:
         rest = [name for name in split.columns if name not in texts and not _is_text(split.sample[name])]
-        labels = tuple(name for name in rest if not _numbers_rows(split.sample[name]))
+        labels = _own([name for name in rest if not _numbers_rows(split.sample[name])])
         if len(labels) != 1:
             raise _ambiguous(split, "which column is the label")
         notes = (*notes, f"took {labels[0]!r} for the label, from the contents")
@@ -358,7 +358,7 @@ def choose_text(
         return (singles[0],), (f"took {singles[0]!r} for the text, not {others}",) if others else ()
     if not by_content:
         return (), ()
-    texts = tuple(name for name in split.columns if name not in labels and _is_text(split.sample[name]))
+    texts = _own([name for name in split.columns if name not in labels and _is_text(split.sample[name])])
     if not 1 <= len(texts) <= 2:
         raise _ambiguous(split, "which column is the text")
     return texts, (f"took {' and '.join(map(repr, texts))} for the text, from the contents",)
@@ -381,6 +381,11 @@ def refuse_unknown(split: RawSplit, columns: Sequence[str]) -> None:
         else:
             hint = did_you_mean(column, split.columns)
         raise DataError(f"{split.place}: no column {column!r}.{hint}")
+
+
+def _own(names: Sequence[str]) -> tuple[str, ...]:
+    """Leave the fields of objects, `meta.source`, out where there are other columns."""
+    return tuple(name for name in names if "." not in name) or tuple(names)
 
 
 def _is_text(cells: Sequence[Cell]) -> bool:

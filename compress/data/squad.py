@@ -1,4 +1,5 @@
-"""Read questions on texts, in the json of SQuAD 1.1 and 2.0 (and of MLQA, XQuAD, TyDi's gold passages and many more).
+"""Read questions on texts, in the json of SQuAD 1.1 and 2.0 (and of MLQA, XQuAD, TyDi's gold passages and many more),
+or in tables, as the hub has the same sets: columns question, context, answers.text and answers.answer_start (lists).
 
     {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "is_impossible": false, "answers": [{"text": ..., "answer_start": 159}]}]}]}]}
@@ -11,16 +12,19 @@ left out, and a note says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from compress.data.task import Examples
 from compress.data.text_files import head, parse_json, whole
 from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from compress.data.readers import RawSplit
 
 FEW_ARTICLES = 20
 """The least number of articles of which whole ones are held out; of fewer, single paragraphs are."""
@@ -64,52 +68,104 @@ def is_squad(path: Path) -> bool:
     return beginning.lstrip().startswith("{") and '"paragraphs"' in beginning
 
 
+class _Asked(NamedTuple):
+    """Hold a question; answers: what the source states, with where it says that they begin in the context."""
+
+    name: str | None
+    question: str
+    context: str
+    answers: Sequence[tuple[str, int]]
+    impossible: bool
+    article: object
+    paragraph: object
+
+
 def read(path: Path) -> Examples | None:
     """Read the questions of a file; None where it has no answers to learn from or to be scored by. Raises DataError."""
     text = whole(path, "Leave articles out.")
-    data = _Place(parse_json(text, str(path)), str(path))
-    rows: list[dict[str, Any]] = []
-    articles: list[int] = []
-    paragraphs: list[int] = []
-    marked, lost, paragraph_number = False, 0, 0
+    return _examples(_of_json(_Place(parse_json(text, str(path)), str(path))), str(path), path.name)
+
+
+def _of_json(data: _Place) -> Iterator[_Asked]:
     for number, article in enumerate(data.each("data")):
-        for paragraph in article.each("paragraphs"):
-            context, paragraph_number = paragraph.get("context", str).value, paragraph_number + 1
+        for at, paragraph in enumerate(article.each("paragraphs")):
+            context = paragraph.get("context", str).value
             for asked in paragraph.each("qas"):
-                impossible = asked.value.get("is_impossible") is True if isinstance(asked.value, Mapping) else False
-                marked |= impossible
-                found, stated = ([], 0) if impossible else _answers(asked, context)
-                if stated and not found:
-                    lost += 1
-                    continue
+                answers = [
+                    (answer.get("text", str).value, answer.get("answer_start", int).value)
+                    for answer in (asked.each("answers") if "answers" in asked.value else ())
+                ]
+                impossible, name = asked.value.get("is_impossible") is True, asked.value.get("id")
                 question = asked.get("question", str).value
-                name = str(asked.value.get("id", len(rows)))
-                texts, starts = [text for text, _ in found], [start for _, start in found]
-                rows.append({"id": name, "question": question, "context": context, "answers": texts, "starts": starts})
-                articles.append(number)
-                paragraphs.append(paragraph_number)
+                yield _Asked(name and str(name), question, context, answers, impossible, number, (number, at))
+
+
+ASKED = ("question", "context", "answers.text", "answers.answer_start")
+
+
+def is_table(split: RawSplit) -> bool:
+    """Tell whether a table holds questions with answers that stand in their contexts."""
+    return set(ASKED) <= set(split.columns)
+
+
+def read_table(split: RawSplit) -> Examples | None:
+    """Read the questions of a table, as `read` does. Rows of one `title`, or one context, are held out together."""
+    return _examples(_of_table(split), split.place, split.name)
+
+
+def _of_table(split: RawSplit) -> Iterator[_Asked]:
+    others = [name for name in ("id", "title", "is_impossible") if name in split.columns]
+    at = split.first
+    for batch in split.read([*ASKED, *others]):
+        for row in batch.to_pylist():
+            question, context, texts, starts = (row[name] for name in ASKED)
+            texts, starts = texts or [], starts or []
+            whole_numbers = all(start is not None and start.removeprefix("-").isdigit() for start in starts)
+            if not question or not context or None in texts or len(texts) != len(starts) or not whole_numbers:
+                raise DataError(
+                    f"{split.place}, row {at}: expected a question, a context, and as many answers.text as "
+                    f"answers.answer_start; found {str(row)[:200]}. Mend the row, or take it out."
+                )
+            answers = list(zip(texts, map(int, starts), strict=True))
+            impossible, article = row.get("is_impossible") == "true", row.get("title") or context
+            yield _Asked(row.get("id"), question, context, answers, impossible, article, context)
+            at += 1
+
+
+def _examples(asked: Iterable[_Asked], place: str, name: str) -> Examples | None:
+    rows: list[dict[str, Any]] = []
+    articles: list[object] = []
+    paragraphs: list[object] = []
+    marked, lost = False, 0
+    for each in asked:
+        marked |= each.impossible
+        found = [] if each.impossible else _find_answers(each)
+        if each.answers and not each.impossible and not found:
+            lost += 1
+            continue
+        row = {"id": each.name or str(len(rows)), "question": each.question, "context": each.context}
+        rows.append({**row, "answers": [text for text, _ in found], "starts": [start for _, start in found]})
+        articles.append(each.article)
+        paragraphs.append(each.paragraph)
     if not rows:
-        raise DataError(f"{path}: no question in it whose answer its text holds.")
+        raise DataError(f"{place}: no question in it whose answer its text holds.")
     if not marked and not any(row["answers"] for row in rows):
         return None
-    notes = (f"{path.name}: {lost} questions are left out: their answers are not in their texts",) if lost else ()
-    table = pa.Table.from_pylist(rows, schema=_SCHEMA)
-    return Examples(table, articles if len(set(articles)) >= FEW_ARTICLES else paragraphs, notes)
+    notes = (f"{name}: {lost} questions are left out: their answers are not in their texts",) if lost else ()
+    groups = articles if len(set(articles)) >= FEW_ARTICLES else paragraphs
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return Examples(pa.Table.from_pylist(rows, schema=_SCHEMA), [numbers[group] for group in groups], notes)
 
 
-def _answers(asked: _Place, context: str) -> tuple[list[tuple[str, int]], int]:
-    """Return the different answers with where they stand, and how many the file states."""
-    if "answers" not in asked.value:
-        return [], 0
+def _find_answers(asked: _Asked) -> list[tuple[str, int]]:
+    """Return the different answers that stand in the context, with where they do."""
     found: list[tuple[str, int]] = []
-    stated = list(asked.each("answers"))
-    for answer in stated:
-        text, start = answer.get("text", str).value, answer.get("answer_start", int).value
+    for text, start in asked.answers:
         plain = text.strip()
-        at = _nearest(context, plain, start + len(text) - len(text.lstrip())) if plain else -1
+        at = _nearest(asked.context, plain, start + len(text) - len(text.lstrip())) if plain else -1
         if at >= 0 and (plain, at) not in found:
             found.append((plain, at))
-    return found, len(stated)
+    return found
 
 
 def _nearest(context: str, text: str, start: int) -> int:

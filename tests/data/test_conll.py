@@ -1,9 +1,12 @@
 """Tagged words from columns: what is detected, rewritten and refused; a file for each split, of any format."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import datasets
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from compress.data import load_task
 from compress.errors import DataError
@@ -115,3 +118,47 @@ def test_files_for_splits_that_are_not_there(source: str, match: str, tmp_path: 
     (tmp_path / "a.tsv").write_text("x")
     with pytest.raises(DataError, match=match):
         load_task(source.format(here=tmp_path / "a.tsv"))
+
+
+NAMES = ["O", "B-per", "I-per", "B-loc"]
+SENTENCES = {
+    "tokens": [["Peter", "Blackburn", "left"], ["Bonn", "."], []],
+    "pos_tags": [["PROPN", "PROPN", "VERB"], ["PROPN", "PUNCT"], []],
+    "ner_tags": [[1, 2, 0], [3, 0], []],
+}
+
+
+def tagged(**columns: object) -> Dataset:
+    """As `datasets` loads wnut_17 and conll2003 from the hub: class ids, whose names the features hold."""
+    names = datasets.List(ClassLabel(names=NAMES))
+    plain = datasets.List(Value("string"))
+    return Dataset.from_dict(SENTENCES | columns, Features({"tokens": plain, "pos_tags": plain, "ner_tags": names}))
+
+
+def test_lists_of_words_and_of_tags_of_a_table() -> None:
+    data = load_task({"train": tagged(), "validation": tagged(), "test": tagged().select([1])})
+    assert (data.task.kind, data.task.text) == ("tagging", ("words",))
+    assert data.task.labels == ("O", "B-loc", "I-loc", "B-per", "I-per")
+    assert data.train["words"][:] == SENTENCES["tokens"][:2]
+    assert data.train["tags"][:] == [[3, 4, 0], [1, 0]]
+    assert data.test is not None
+    parts = load_task({"train": tagged(), "validation": tagged()}, label="pos_tags")
+    assert parts.task.labels == ("PROPN", "PUNCT", "VERB")
+
+
+def test_lists_in_json_lines_and_what_is_wrong_with_them(tmp_path: Path) -> None:
+    def write(rows: Sequence[object], *, name: str = "train") -> str:
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        return str(tmp_path)
+
+    good = [{"words": ["Peter", "Blackburn"], "tags": ["I-PER", "I-PER"]}] * 2
+    write(good, name="dev")
+    data = load_task(write(good))
+    assert (data.task.labels, data.train["tags"][0]) == (("O", "B-PER", "I-PER"), [1, 2])
+    assert "train.jsonl: its tags are rewritten in IOB2" in data.notes
+    with pytest.raises(DataError, match=r"train.jsonl, row 3: 2 words and 1 tags; expected a tag for each word"):
+        load_task(write([*good, {"words": ["a", "b"], "tags": ["O"]}]))
+    with pytest.raises(DataError, match=r"the tags in 'tags' are numbers, and nothing says what they are called"):
+        load_task(write([{"words": ["a", "b"], "tags": [0, 1]}]))
+    with pytest.raises(DataError, match=r"tagging is learned from words and tags in columns, or tables with lists"):
+        load_task(write([{"text": "a", "label": "x"}] * 2), kind="tagging")

@@ -91,7 +91,7 @@ def test_a_multilabel_split_without_validation_is_held_out(folder: Folder) -> No
         (["a", "b"], "regression", "row 1: 'a' is no number"),
         ([1, 0, "pos"], None, r"numbers in some rows and words in others \(row 3: 'pos'\)"),
         (["a", ["b"]], None, "row [12]: a cell is a list where other rows have text"),
-        (["a", {"b": 1}], None, "no column 'label'|cannot tell which column is the label"),
+        (["a", {"b": 1}], None, r"1 of 2 rows have no label \(row 2\)"),
         (["a", "b"], "multiclass", "no kind of task 'multiclass'. Did you mean 'multilabel'"),
         ([["a"], ["b"]], "classification", "makes the task multilabel, but classification was asked for"),
         ([f"id{n}" for n in range(50)], None, "looks like text or an identifier"),

@@ -1,11 +1,14 @@
 """Questions from SQuAD's json: what is detected, mended, held out and refused."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pandas
 import pytest
+from datasets import Dataset, Value
 
 from compress.data import TaskData, load_task
 from compress.errors import DataError
@@ -143,7 +146,67 @@ def test_what_is_wrong_is_said_with_its_place(files: Mapping[str, str], match: s
 def test_a_kind_that_is_asked_for_is_not_doubted(folder: Folder) -> None:
     with pytest.raises(DataError, match="SQuAD"):
         load_task(folder({"train.json": '[{"text": "a", "label": "b"}]'}), kind="qa")
-    with pytest.raises(DataError, match="qa is learned from files or a folder of the json of SQuAD"):
+    with pytest.raises(DataError, match="qa is learned from the json of SQuAD, or tables with the columns question"):
+        load_task({"train": pandas.DataFrame({"text": ["a"], "label": ["b"]})}, kind="qa")
+    with pytest.raises(DataError, match="owner/name: the hub cannot be reached"):
         load_task("owner/name", kind="qa")
     with pytest.raises(DataError, match="metric 'accuracy' does not score a qa task"):
         load_task(folder({"train.json": squad(YES), "dev.json": squad(YES)}), metric="accuracy")
+
+
+ROWS = [
+    {"id": "7", "title": "a", "context": "Café 🙂 in Paris, Café 🙂.", "question": "Where?",
+     "answers": {"text": ["Paris", "in Paris"], "answer_start": [10, 7]}},
+    {"id": "8", "title": "a", "context": "Café 🙂 in Paris, Café 🙂.", "question": "When?",
+     "answers": {"text": [], "answer_start": []}},
+    {"id": "9", "title": "b", "context": "Bonn.", "question": "Where now?",
+     "answers": {"text": ["Köln"], "answer_start": [0]}},
+]  # fmt: skip
+
+
+def as_objects(tmp_path: Path) -> Mapping[str, Dataset]:
+    """As `datasets` loads squad and squad_v2 from the hub."""
+    answers = {"text": datasets.List(Value("string")), "answer_start": datasets.List(Value("int32"))}
+    texts = {name: Value("string") for name in ("id", "title", "context", "question")}
+    features = datasets.Features({**texts, "answers": answers})
+    return {"train": Dataset.from_list(ROWS, features), "validation": Dataset.from_list(ROWS[:2], features)}
+
+
+def as_jsonl(tmp_path: Path) -> str:
+    for name, rows in (("train", ROWS), ("validation", ROWS[:2])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(tmp_path)
+
+
+def as_frames(tmp_path: Path) -> Mapping[str, pandas.DataFrame]:
+    return {"train": pandas.DataFrame(ROWS), "validation": pandas.DataFrame(ROWS[:2])}
+
+
+@pytest.mark.parametrize("source", [as_objects, as_jsonl, as_frames])
+def test_questions_of_tables_are_those_of_the_same_json(source: Callable[[Path], Any], tmp_path: Path) -> None:
+    data = load_task(source(tmp_path))
+    assert (data.task.kind, data.task.text, data.task.unanswerable) == ("qa", ("question", "context"), True)
+    first, second = data.train.to_list()
+    assert (first["id"], first["question"], first["answers"], first["starts"]) == (
+        "7", "Where?", ["Paris", "in Paris"], [10, 7],
+    )  # fmt: skip
+    assert (second["id"], second["answers"]) == ("8", [])
+    assert data.notes[0].endswith("1 questions are left out: their answers are not in their texts")
+
+
+def test_questions_of_one_title_are_held_out_together(tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "id": f"{title}-{n}", "title": f"t{title}"} for title in range(20) for n in range(3)]
+    data = load_task({"train": Dataset.from_list(rows)})
+    held, learned = ({name.partition("-")[0] for name in split["id"]} for split in (data.validation, data.train))
+    assert len(held) == 2
+    assert not held & learned
+
+
+@pytest.mark.parametrize(
+    "answers", [{"text": ["Paris"], "answer_start": []}, {"text": ["Paris"], "answer_start": [None]}]
+)
+def test_answers_without_a_place_are_refused(answers: Mapping[str, Any], tmp_path: Path) -> None:
+    rows = [*ROWS, {**ROWS[0], "answers": answers}]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with pytest.raises(DataError, match=r"train.jsonl, row 4: expected a question, .* as many answers.text"):
+        load_task(str(tmp_path))
