@@ -183,8 +183,8 @@ def _is_lines(path: Path) -> bool:
     """Tell whether a txt file holds a text a line, and no columns."""
     if path.suffix.lower() != ".txt":
         return False
-    first = list(islice(text_files.lines(path), 100))
-    return bool(first) and not any("\t" in line for line in first)
+    first = list(islice(text_files.lines(path), readers.SHOWN_LINES))
+    return bool(first) and not readers.delimiter_of(first)
 
 
 def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[str, dict[Role, Part]]:

@@ -237,6 +237,9 @@ def _find_annotated(source: str, kind: Kind | None) -> tuple[str, Kind, dict[Rol
     """
     found = sources.local_files(source)
     name, files = found or ("", {})
+    files = {
+        role: [path for path in paths if not path.is_dir()] for role, paths in files.items()
+    }  # see `class_folders`
     for each, (matches, _, _) in FORMS.items():
         if kind not in (None, each):
             continue

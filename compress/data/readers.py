@@ -5,11 +5,13 @@ until every split has been seen, so that "1", 1 and 1.0 can be told from a word,
 an object are columns of their own: `answers.text`.
 
 Stated rules. A csv file is quoted as RFC 4180 says. A tsv or txt file is read without quoting unless all quotation
-marks of its first rows wrap whole fields, and the file or a sibling needs it so: a field with a doubled mark, a tab or
-a line end inside, or a wrapped field in every row. A first row is a header when it has the name of a column that the
-user asked for; or when no cell of it comes again in its column and a sibling starts with the same row; or when a known
-column name in it never comes again; or when a column below a word holds only numbers, or only values that recur.
-A file without a header takes the names of a sibling of the same width; else its columns are numbered from 1.
+marks of its first rows wrap whole fields, and the file or a sibling needs it so: a field with a doubled mark, a tab
+or a line end inside, or a wrapped field in every row. A first row is a header when it has the name of a column that
+the user asked for; or when no cell of it comes again in its column and a sibling starts with the same row; or when a
+known column name in it never comes again; or when a column below a word holds only numbers, or only values that
+recur. Lines of a txt file without tabs are divided where each begins with fastText's `__label__`, or ends in a value
+that recurs behind its only semicolon. A file without a header takes the names of a sibling of the same width; else
+its columns are numbered from 1.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from compress.data.schema import is_known, number
+from compress.data.sources import class_folders
 from compress.data.text_files import (
     LONGEST,
     TOO_EXPANSIVE,
@@ -148,6 +151,9 @@ def _batches(
         yield pa.record_batch([pa.array(each, kind) for each, kind in zip(columns, types, strict=True)], list(names))
 
 
+FASTTEXT: Final = "__label__"
+SHOWN_LINES: Final = 100
+"""Lines that tell how a txt file is divided."""
 HEADER_CELL = 64
 RECURRING_ROWS = 20
 
@@ -179,7 +185,8 @@ def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSpl
     clean = {path for path, head in heads.items() if _CLEAN.fullmatch(head)}
     proven = any(_needs_quoting(heads[path]) for path in clean)
     looks = [_look(path, quoted=path not in heads or (proven and path in clean)) for path in paths]
-    headers = {look.path: _header(look, looks, named) for look in looks}
+    labelled = Header(("text", "label"), own=False)
+    headers = {look.path: labelled if look.delimiter == FASTTEXT else _header(look, looks, named) for look in looks}
     return {
         look.path: _read_delimited(look, headers[look.path] or _borrow_header(look, headers), named) for look in looks
     }
@@ -201,6 +208,8 @@ def _needs_quoting(head: str) -> bool:
 
 def _look(path: Path, *, quoted: bool) -> Look:
     delimiter = "\t"
+    if path.suffix.lower() == ".txt":
+        delimiter = delimiter_of(list(itertools.islice(lines(path), SHOWN_LINES))) or delimiter
     if path.suffix.lower() == ".csv":
         start = next(lines(path), "")
         delimiter = next((mark for mark in ",\t;" if mark in start), ",")
@@ -211,12 +220,32 @@ def _look(path: Path, *, quoted: bool) -> Look:
     return replace(look, rows=rows)
 
 
+def delimiter_of(first: Sequence[str]) -> str:
+    """Tell what divides the first lines of a txt file: a tab, a semicolon, FASTTEXT; "" where they are whole texts."""
+    if any("\t" in line for line in first):
+        return "\t"
+    if first and all(line.startswith(FASTTEXT) for line in first):
+        return FASTTEXT
+    ends = {line.rpartition(";")[2].strip() for line in first}
+    recur = len(first) >= RECURRING_ROWS and 2 * len(ends) <= len(first)
+    return ";" if recur and all(line.count(";") == 1 for line in first) else ""
+
+
+def _split_line(text: str, delimiter: str) -> list[str]:
+    """Divide a line into its cells; of fastText into the text and its labels, which a `|` joins."""
+    if delimiter != FASTTEXT:
+        return text.split(delimiter)
+    words = text.split(" ")
+    count = next((at for at, word in enumerate(words) if not word.startswith(FASTTEXT)), len(words))
+    return [" ".join(words[count:]), "|".join(word.removeprefix(FASTTEXT) for word in words[:count])]
+
+
 def _rows(look: Look) -> Iterator[tuple[int, list[str]]]:
     """Yield the cells of every row that is not blank, with the number of the line it starts on."""
     if not look.quoted:
         for number, text in enumerate(lines(look.path), start=1):
             if row := text.rstrip("\r\n"):
-                yield number, row.split(look.delimiter)
+                yield number, _split_line(row, look.delimiter)
         return
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # one setting per process; we only raise it
     line, size = 1, 0
@@ -317,8 +346,16 @@ Record = Mapping[str, Any]
 
 
 def open_file(path: Path) -> RawSplit:
-    """Open a jsonl, json or parquet file. A json list is read whole; the others stream."""
+    """Open a jsonl, json or parquet file, or a folder of classes. A json list is read whole; the others stream."""
     place = str(path)
+    if path.is_dir():
+
+        def texts() -> Iterator[Record]:
+            for each in class_folders(path):
+                for file in sorted(each.glob("*.txt")):
+                    yield {"text": whole(file, "Leave the text out."), "label": each.name}
+
+        return from_records(place, texts)
     if path.suffix.lower() == ".parquet":
         return _parquet(path)
     if path.suffix.lower() == ".json" and head(path).lstrip().startswith("["):

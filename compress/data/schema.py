@@ -322,6 +322,8 @@ def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Ch
     if not labels:
         rest = [name for name in split.columns if name not in texts and not _is_text(split.sample[name])]
         labels = _own([name for name in rest if not _numbers_rows(split.sample[name])])
+        if len(labels) > 1:  # one of them may say nothing: CoLA's mark of what linguists reject
+            labels = tuple(name for name in labels if len({str(cell) for cell in split.sample[name] if cell}) > 1)
         if len(labels) != 1:
             raise _ambiguous(split, "which column is the label")
         notes = (*notes, f"took {labels[0]!r} for the label, from the contents")

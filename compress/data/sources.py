@@ -5,9 +5,11 @@
 estimate how well one understands people.
 
 Stated rules. A file of a folder belongs to the split that its name says, as a word of it: train; validation, valid,
-val or dev; test; the last such word counts. Files that differ only in digits are shards of one split. Of several
-validation files the first in the order validation, valid, val, dev (then by name) is taken. The task is that of the
-training split: columns and classes are detected there alone.
+val or dev; test; the last such word counts. Where no file of a folder says one, the folders in it are looked into,
+and their names count too (`data/train-00000.parquet`, `train/rows.csv`); a folder for each class in a folder for each
+split holds a text a file (`train/pos/1.txt`, as IMDb's); a single file is the training split. Files that differ only
+in digits are shards of one split. Of several validation files the first in the order validation, valid, val, dev
+(then by name) is taken. The task is that of the training split: columns and classes are detected there alone.
 
 Light enough to be asked before anything else is imported: `check` and `check_corpus` tell a wrong name in no time.
 """
@@ -49,6 +51,9 @@ WORDS: Final[Mapping[str, Role]] = {
 """The words that name a split, the preferred ones of a role first."""
 DELIMITED: Final = (".tsv", ".csv", ".txt")
 SUFFIXES: Final = (*DELIMITED, ".jsonl", ".ndjson", ".json", ".parquet")
+
+UNLABELLED: Final = "unsup"
+"""IMDb's folder of texts without a class, beside those of its classes."""
 
 SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_eval": "cardiffnlp/tweet_eval"}
 """Data sets of many tasks, which `suite/task` names as the papers do."""
@@ -130,7 +135,7 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
     with reading(source):
         if path.is_dir():
             entries = [entry for entry in _entries(path) if not entry.is_dir()]
-            return path.resolve().name, by_role((entry.stem, entry) for entry in entries)
+            return path.resolve().name, by_role((entry.stem, entry) for entry in entries) or _below(path)
         if path.exists():
             return path.name, {"train": [path]}
     here = Path(source)
@@ -141,6 +146,27 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
     if not _is_hub_id(source):
         raise _no_source(source)
     return None
+
+
+def _below(folder: Path) -> dict[Role, list[Path]]:
+    """Find the splits of a folder whose own files name none, see the rules above; empty without one to train on."""
+    below = [file for file in sorted(folder.glob("[!.]*/[!.]*")) if file.suffix.lower() in SUFFIXES]
+    own = [entry for entry in _entries(folder) if entry.suffix.lower() in SUFFIXES]
+    for named in (
+        ((each.name, each) for each in _entries(folder) if class_folders(each)),
+        ((" ".join(file.relative_to(folder).with_suffix("").parts), file) for file in below),
+        (("train", file) for file in own if len(own) == 1),
+    ):
+        if "train" in (found := by_role(named)):
+            return found
+    return {}
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """List the folders of a split that hold the texts of a class each; none where they are fewer than two."""
+    folders = [each for each in _entries(folder) if each.is_dir()] if folder.is_dir() else []
+    found = [each for each in folders if each.name != UNLABELLED and next(each.glob("*.txt"), None)]
+    return found if len(found) > 1 else []
 
 
 def _split_files(source: str) -> dict[Role, Path]:
@@ -200,7 +226,8 @@ def find(source: str, columns: Sequence[str]) -> Source:
     else:
         name, files = found
         if local(source).is_dir():
-            files = {role: [path for path in paths if path.suffix.lower() in SUFFIXES] for role, paths in files.items()}
+            files = {role: [path for path in paths if path.is_dir() or path.suffix.lower() in SUFFIXES]
+                     for role, paths in files.items()}  # fmt: skip
             holds = _holds(local(source))
         every = [path for paths in files.values() for path in paths]
         if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:

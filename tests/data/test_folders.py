@@ -269,3 +269,57 @@ def test_with_labels_unlabelled_changes_nothing(folder: Folder) -> None:
 def test_labels_are_needed_somewhere_and_in_train_unless_it_is_said(dev: str, unlabelled: bool, folder: Folder) -> None:
     with pytest.raises(DataError):
         load_task(folder({"train.tsv": FILMS, "dev.tsv": dev}), unlabelled=unlabelled)
+
+
+def test_fasttext_and_semicolons_divide_lines_of_a_txt_file(folder: Folder) -> None:
+    labelled = "".join(f"__label__{label} {text}\n" for text, label in ROWS)
+    data = load_task(folder({"train.txt": labelled, "dev.txt": labelled}))
+    assert data.task.labels == ("neg", "pos")
+    assert data.train.to_list() == [{"text": text, "label": int(label == "pos")} for text, label in ROWS]
+    several = "".join(f"__label__a{' __label__b' if n % 2 else ''} text {n} of it\n" for n in range(8))
+    data = load_task(folder({"train.txt": several, "dev.txt": several}))
+    assert (data.task.kind, data.train["label"][:2]) == ("multilabel", [[1.0, 0.0], [1.0, 1.0]])
+    divided = "".join(f"so very fine a film, number {n};{'pos' if n % 3 else 'neg'}\n" for n in range(30))
+    data = load_task(folder({"train.txt": divided, "dev.txt": divided}))
+    assert (data.task.kind, data.task.labels) == ("classification", ("neg", "pos"))
+    assert data.train["text"][0] == "so very fine a film, number 0"
+
+
+def test_lines_with_a_semicolon_here_and_there_are_texts(folder: Folder) -> None:
+    lines = "".join(f"one part of line {n}; the other, which is {n} too\n" for n in range(60))
+    assert load_task(folder({"texts.txt": lines})).task.kind == "embedding"
+
+
+def test_a_folder_below_names_the_split(folder: Folder) -> None:
+    data = load_task(
+        folder({"README.md": "a clone", "data/train-00000-of-00001.tsv": tsv(), "data/test-0.tsv": tsv()[:40]})
+    )
+    assert (data.name, len(data.train) + len(data.validation)) == ("set", 4)
+    assert data.test is not None
+
+
+def test_a_folder_below_for_each_split(folder: Folder) -> None:
+    data = load_task(folder({"train/rows.csv": tsv(), "valid/rows.csv": tsv(), ".git/train/x.tsv": "x"}))
+    assert data.train.to_list() == data.validation.to_list()
+
+
+def test_the_only_file_of_a_folder_is_trained_on(folder: Folder) -> None:
+    data = load_task(folder({"reviews.csv": tsv(ROWS * 3).replace("\t", ","), "README.txt.bak": ""}))
+    assert len(data.train) + len(data.validation) == 12
+
+
+def test_a_folder_for_each_class(folder: Folder) -> None:
+    files = {f"train/{label}/{n}_7.txt": f"{text} {n}" for n, (text, label) in enumerate(ROWS * 3)}
+    data = load_task(folder({**files, "test/pos/a.txt": "fine", "test/neg/a.txt": "dull", "train/unsup/1.txt": "x"}))
+    assert data.task.labels == ("neg", "pos")
+    assert data.test is not None
+    assert data.test.to_list() == [{"text": "dull", "label": 0}, {"text": "fine", "label": 1}]
+    assert sorted([*data.train["text"], *data.validation["text"]]) == sorted(files.values())
+
+
+def test_a_column_that_never_changes_is_no_label(folder: Folder) -> None:
+    rows = [(f"gj{n % 9}", str(n % 2), "" if n % 2 else "*", f"The rat number {n} ate the cheese.") for n in range(40)]
+    data = load_task(folder({"in_domain_train.tsv": tsv(rows, ""), "in_domain_dev.tsv": tsv(rows, "")}), label="2")
+    assert (data.task.text, data.task.labels) == (("4",), ("0", "1"))
+    one = [("gj", *row[1:]) for row in rows]
+    assert load_task(folder({"in_domain_train.tsv": tsv(one, ""), "in_domain_dev.tsv": tsv(one, "")})).task.label == "2"
