@@ -291,10 +291,9 @@ def test_lines_with_a_semicolon_here_and_there_are_texts(folder: Folder) -> None
 
 
 def test_a_folder_below_names_the_split(folder: Folder) -> None:
-    data = load_task(
-        folder({"README.md": "a clone", "data/train-00000-of-00001.tsv": tsv(), "data/test-0.tsv": tsv()[:40]})
-    )
-    assert (data.name, len(data.train) + len(data.validation)) == ("set", 4)
+    files = {"README.md": "a clone", "data/train-00000-of-00001.tsv": tsv(ROWS * 3), "data/test-0.tsv": tsv(ROWS[:1])}
+    data = load_task(folder(files))
+    assert (data.name, len(data.train) + len(data.validation)) == ("set", 12)
     assert data.test is not None
 
 
