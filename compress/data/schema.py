@@ -325,7 +325,8 @@ def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Ch
         if len(labels) > 1:  # one of them may say nothing: CoLA's mark of what linguists reject
             labels = tuple(name for name in labels if len({str(cell) for cell in split.sample[name] if cell}) > 1)
         if len(labels) != 1:
-            raise _ambiguous(split, "which column is the label")
+            between = f"which of {', '.join(map(repr, labels))} is the label" if labels else "which column is the label"
+            raise _ambiguous(split, between)
         notes = (*notes, f"took {labels[0]!r} for the label, from the contents")
     shared = set(texts) & set(labels)
     if shared:
