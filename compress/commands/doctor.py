@@ -38,7 +38,7 @@ EXTRAS: Final[Mapping[str, str]] = {
 TOOLS: Final[Mapping[str, tuple[tuple[str, ...], str, Mapping[str, str]]]] = {
     "browser": (
         ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge", "firefox"),
-        "compress bench --device browser on this machine; --lan takes a phone's instead",
+        "compress bench --device browser on this machine, compress demo --serve; --lan takes a phone's instead",
         {"apt-get": "chromium", "dnf": "chromium", "pacman": "chromium", "brew": "chromium", "winget": "Google.Chrome"},
     ),
     "node": (
@@ -48,7 +48,7 @@ TOOLS: Final[Mapping[str, tuple[tuple[str, ...], str, Mapping[str, str]]]] = {
     ),
     "npm": (
         ("npm",),
-        "compress bench --device browser, which gets onnxruntime-web by it once; --assets takes a file instead",
+        "compress bench --device browser and compress demo, for onnxruntime-web; --assets takes a file instead",
         {"apt-get": "npm", "dnf": "npm", "pacman": "npm", "brew": "node", "winget": "OpenJS.NodeJS"},
     ),
     "adb": (
