@@ -22,7 +22,7 @@ from onnx import ModelProto
 from compress.benchmark.devices import Device
 from compress.config.limits import check_max_drop
 from compress.errors import CompressError, ExportError
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.int8 import LEARNED_KEY, quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
@@ -48,7 +48,6 @@ from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import attach_certificate, certify, compare_logits, compute_logits
 from compress.records.certificate import Tried
 from compress.records.latency import DeviceError, Latency, Setting
-from compress.records.run_report import NAME as REPORT
 
 if TYPE_CHECKING:
     from compress.evaluation.evaluator import Evaluator
@@ -360,8 +359,7 @@ def tune(
         candidate = candidate.attach_evidence(tuning=tried)
         if out is not None:
             return Tuned(candidate.copy_to(out), tuple(tried))
-        names = [*(FILES[precision] for precision in chosen), REPORT]
-        return Tuned(bundle.adopt(candidate, names), tuple(tried))
+        return Tuned(bundle.adopt(candidate, chosen), tuple(tried))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from compress.config.options import DataOptions, DeviceOptions, Int8Options, Run
 from compress.data.cache import home
 from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
-from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
+from compress.exporters.artifact import Bundle, check_place, check_writable
 from compress.exporters.int8 import quantize_static
 from compress.exporters.rewrite.graph import Product, products
 from compress.exporters.session import read_model
@@ -46,7 +46,6 @@ from compress.quantization.sensitivity import mix, price_float, race_products
 from compress.quantization.smoothquant import channels, smooth
 from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
 from compress.records.latency import Latency, Setting
-from compress.records.run_report import NAME as REPORT
 from compress.training.trainer import peak_rss_mb
 
 RECIPE = "q8bert"
@@ -358,4 +357,4 @@ def _taken(bundle: Bundle, candidate: Bundle, out: Path | None) -> Bundle:
     """Make what was proved the bundle, or another one in `out`."""
     if out is not None:
         return candidate.copy_to(out)
-    return bundle.adopt(candidate, (FILES["int8"], REPORT))
+    return bundle.adopt(candidate, ("int8",))

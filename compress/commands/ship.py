@@ -24,6 +24,7 @@ from compress.errors import ExportError
 from compress.evaluation import baselines, embedding, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, building
+from compress.exporters.card import proof_line
 from compress.exporters.onnx import makes_segments, parity, to_onnx
 from compress.exporters.predictor import open_predictor
 from compress.io import naming, sha256, written
@@ -265,12 +266,7 @@ def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str,
         "results": results,
         "rows": rows,
         "classes": _by_class(report),
-        "proofs": [
-            f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, {proof.device}, {proof.runtime}: "
-            f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of this file; "
-            f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}"
-            for proof in report.certificates
-        ],
+        "proofs": [proof_line(proof) for proof in report.certificates],
         "measured": [
             *([", ".join(machine)] if machine else []),
             f"{report.date}; {', '.join(f'{name} {version}' for name, version in report.versions.items())}",

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters import manifest as manifests
-from compress.exporters.card import model_card
+from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import filled, written
 from compress.models.heads import PROBLEMS, count_outputs, output_names
@@ -61,6 +61,7 @@ FILES: Mapping[Precision, str] = {
 """The names transformers.js and optimum look for, `w8` apart. Every bundle has the first two."""
 
 TEXT = "onnx/model_text.onnx"
+CARD = "README.md"
 """Texts in, labels out: the tokenizer is in the graph."""
 
 FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -266,11 +267,13 @@ class Bundle:
         name = TEXT if precision == "text" else FILES[precision]
         return self._change({name: lambda partial: shutil.copyfile(source, partial)})
 
-    def adopt(self, other: "Bundle", names: Iterable[str]) -> "Bundle":
-        """Take files of another bundle by their names, all of them together, added or replaced.
+    def adopt(self, other: "Bundle", precisions: Iterable[Precision]) -> "Bundle":
+        """Take the files of these precisions from another bundle, with its report and card, all of them together.
 
         Killed at any moment, it leaves a bundle that loads, as `attach` does: none is listed until all are there.
         """
+        evidence = [name for name in (REPORT, CARD) if name in other.manifest.files]
+        names = [*(FILES[precision] for precision in precisions), *evidence]
         return self._change({name: partial(shutil.copyfile, other.path / name) for name in names})
 
     def report(self) -> Report:
@@ -313,7 +316,8 @@ class Bundle:
                 if isinstance(value, float) and not math.isfinite(value):
                     kind = type(each).__name__.lower()
                     raise BundleError(f"{self.path}: {kind}: {name} is {value}; nothing was kept")
-        report = self.report()
+        report, card = self.report(), self.path / CARD
+        old = {each.artefact: each.sha256 for each in report.certificates}
         proved = {(each.artefact, each.device, each.runtime): each for each in (*report.certificates, *certificates)}
         raced = {each.device for each in tuning}
         report = replace(
@@ -322,7 +326,14 @@ class Bundle:
             sensitivity=tuple(sensitivity) or report.sensitivity,
             tuning=(*(each for each in report.tuning if each.device not in raced), *tuning),
         )
-        return self.attach(REPORT, report.to_json())
+        bundle = self.attach(REPORT, report.to_json())
+        if not certificates or not card.is_file():
+            return bundle
+        replaced = {
+            str(precision): each.artefact for each in certificates for precision, name in FILES.items()
+            if name == each.artefact and old.get(name, each.sha256) != each.sha256
+        }  # fmt: skip
+        return bundle.attach(CARD, revise(card.read_text(encoding="utf-8"), report.certificates, replaced))
 
     def copy_to(self, path: Path) -> "Bundle":
         """Copy the bundle: whole, or not at all. A bundle at `path` is replaced, anything else refused."""

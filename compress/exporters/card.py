@@ -15,6 +15,7 @@ from compress.models.heads import CLASSES
 
 if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
+    from compress.records.certificate import Certificate
 
 TEMPLATES = Path(__file__).parent
 PIPELINES: Mapping[Kind, str] = {
@@ -118,6 +119,41 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
         licence=licence(content),
         session=[tuple(Markup(json.dumps(part)) for part in entry) for entry in UNFUSED_SKIP.items()],
     )
+
+
+def proof_line(proof: "Certificate") -> str:
+    """Say in a sentence what a certificate says."""
+    return (
+        f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, {proof.device}, {proof.runtime}: "
+        f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of this file; "
+        f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}"
+    )
+
+
+def revise(card: str, proofs: Sequence["Certificate"], replaced: Mapping[str, str]) -> str:
+    """Write these certificates into a model card in the place of its own, and take back what it says of files that
+    were replaced: their scores for the hub; its table stays, and the card says of which files it is.
+
+    replaced  the names of files by their precisions
+    """
+    from huggingface_hub import ModelCard
+
+    found = ModelCard(card, ignore_metadata_errors=True)
+    data: Any = found.data
+    if data.eval_results:
+        data.eval_results = [
+            each for each in data.eval_results
+            if not any(str(each.metric_name).endswith(f"({precision})") for precision in replaced)
+        ]  # fmt: skip
+    lines = [f"- {escaped(proof_line(each))}" for each in proofs]
+    lines += [f"- The scores and times above are of an earlier {escaped(name)}." for name in replaced.values()]
+    before, heading, rest = found.text.partition("## Certificate\n")
+    if not heading:
+        before, _, rest = found.text.partition("## Use\n")
+        rest = f"\n## Use\n{rest}"
+    following = rest[rest.index("\n## ") :]
+    found.text = "\n".join([f"{before}## Certificate", "", *lines, following])
+    return str(found)
 
 
 NPU_OPENING = """onnxruntime.register_execution_provider_library("QNN", onnxruntime_qnn.get_library_path())

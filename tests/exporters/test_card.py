@@ -1,5 +1,6 @@
 """The model card: the hub's front matter, the rows it is given, and nothing that breaks the page."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from huggingface_hub import ModelCard
 
 from compress.data.task import Task
 from compress.errors import BundleError
-from compress.exporters.card import export_card, model_card
+from compress.exporters.card import export_card, model_card, proof_line, revise
 from compress.exporters.manifest import Manifest
+from tests import tiny
+from tests.reporting.test_evidence import HERE
 
 PAIR = Task("classification", ("premise", "hypothesis"), "label", ("a|b", "<script>"), "f1")
 ROWS = ({"model": "teacher", "f1": 0.91234567, "file": None}, {"model": "my|student\n", "f1": 0.9, "file": "4 MB"})
@@ -49,6 +52,36 @@ def test_the_hub_s_own_client_reads_the_results_with_their_intervals(tmp_path: P
     )
     assert (result.metric_type, result.metric_value) == ("matthews_correlation", 0.5)
     assert result.metric_args == {"rows": 872, "interval_95": [0.4, 0.6]}
+
+
+PROOF = replace(HERE, sha256="1", certified=True)
+
+
+def test_certificates_of_a_file_made_anew_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
+    exact = RESULT | {"file": "fp32", "value": 0.6}
+    page = card(
+        results=[exact, RESULT], rows=ROWS, proofs=[proof_line(PROOF)], data="glue/cola", limits=["none *here*"]
+    )
+    made = tiny.bundle(tmp_path / "bundle", model=tiny.bert(2)).attach("README.md", page)
+    made = made.attach_evidence(certificates=[PROOF])
+    before = (made.path / "README.md").read_text(encoding="utf-8")
+    assert (before.count("NOT certified"), before.count("an earlier")) == (0, 0)
+    assert before.partition("---\n\n")[2] == page.partition("---\n\n")[2]
+
+    made.attach_evidence(certificates=[replace(PROOF, sha256="2", after=0.25, certified=False)])
+    after = (made.path / "README.md").read_text(encoding="utf-8")
+    assert after.count("NOT certified") == after.count("0.2500 of this file") == 1
+    assert "The scores and times above are of an earlier onnx/model\\_quantized.onnx." in after
+    data: Any = ModelCard(after).data
+    assert [each.metric_value for each in data.eval_results] == [0.6]
+    for part in ("## Scores", "## Use", "## Limits"):
+        assert after.count(part) == 1
+    assert after.partition("## Use")[2] == page.partition("## Use")[2]
+
+
+def test_a_card_without_a_certificate_gets_one_before_its_use() -> None:
+    page = revise(card(rows=ROWS), [HERE], {})
+    assert page.index("## Scores") < page.index("## Certificate\n\n- onnx/model") < page.index("\n\n## Use\n\n")
 
 
 def test_a_licence_that_is_not_known_is_left_out_with_a_sentence() -> None:
