@@ -215,7 +215,7 @@ class Predictor:
 
 
 def mark(text: str, words: Sequence[tuple[int, int]], tags: Sequence[str], shares: NDArray[np.floating]) -> Marked:
-    """Mark the entities of a text whose words, each from one character to another, have these tags and probabilities."""
+    """Mark the entities of a text whose words (first character, end) have these tags and probabilities."""
     marks = []
     for label, first, last in entities(tags):
         start, end = words[first][0], words[last - 1][1]

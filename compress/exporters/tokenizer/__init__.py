@@ -4,9 +4,10 @@ standard onnxruntime has.
     bundle = text_model(Bundle.load(path))            # onnx/model_text.onnx, or refused
     run_text(bundle.path / TEXT, ["a good film"])
 
-An app gives the file a string and gets a label, the words of a text with their labels, or the answer to a question: no tokenizer library, no vocabulary file, no custom operators, and
-the same file runs in onnxruntime for Python, for mobile and for the web. A file is kept only if it reads a list of
-hard texts, and all texts that are given, token by token as the bundle's own tokenizer does.
+An app gives the file a string and gets a label, the words of a text with their labels, or the answer to a question: no
+tokenizer library, no vocabulary file, no custom operators, and the same file runs in onnxruntime for Python, for mobile
+and for the web. A file is kept only if it reads a list of hard texts, and all texts that are given, token by token as
+the bundle's own tokenizer does.
 """
 
 import json
@@ -219,7 +220,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
             )
     with written(target) as file:
         onnx.save_model(whole, file)
-        _check_logits(bundle, file, precision, words, frame, [*texts, *hard][:ANSWERED])
+        _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED])
     return verdict
 
 
@@ -322,11 +323,9 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, feeds(texts)), strict=True))
 
 
-def _check_logits(
-    bundle: Bundle, file: Path, precision: Precision, words: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
-) -> None:
+def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]) -> None:
     """Raise ExportError where the file's logits are not those of the bundle's file for the same text."""
-    expected = bundle.open(precision).logits(read_rows(words, frame, texts))
+    expected = bundle.open(precision).logits(read_rows(*_read(bundle), texts))
     session, names = open_session(file, threads=1), GIVEN.get(bundle.task.kind, ("logits",))
     answers = (_run(session, [text]) for text in texts)
     found = join_answers(bundle.task, [[each[name][0] for name in names] for each in answers])
@@ -438,7 +437,7 @@ def _difference(
 ) -> TokenDifference | None:
     """Compare a row; None where it is the tokenizer's, followed by nothing but padding."""
     beyond = len(found["input_ids"]) - len(expected["input_ids"])
-    filling: dict[str, Any] = {"input_ids": frame.padding} | dict.fromkeys(frame.outputs, [0, 0])
+    filling: dict[str, Any] = {"input_ids": frame.padding} | {name: [0, 0] for name in frame.outputs}
     whole = {name: values + [filling.get(name, 0)] * beyond for name, values in expected.items()}
     wrong = [name for name, values in whole.items() if values != found[name]]
     if not wrong:

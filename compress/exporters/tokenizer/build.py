@@ -135,7 +135,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
     if frame.pair:
         second_T = graph.integers(graph.op("GreaterOrEqual", lines_T, batch))
         spans = graph.op("Mul", spans, graph.columns(second_T))
-    table = graph.op("Pad", spans, graph.constant([0, 0, 1, 0]))  # the first line is of no token
+    table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))  # the first line is of no token
     numbers_T = graph.kept(graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])), fits_T)
     offsets = graph.op("Gather", table, placed([numbers_T, *(graph.full(batch) for _ in own)], 0))
     if len(frame.outputs) == 1:
@@ -315,8 +315,10 @@ def _of_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tokens:
     told = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(r"\w", f"[{letters}]")
     told = told.replace(r"\S", f"[^{spaces}]")
     parts_RP = cut(graph, texts_R, f"{told}|[{spaces}]+", "")
-    tokens = pieces.write(graph, graph.flat(parts_RP), spans=True)
-    sizes_RP = graph.op("Reshape", tokens.sizes_R, graph.op("Shape", parts_RP), allowzero=1)
+    parts = graph.op("Concat", graph.flat(parts_RP), graph.constant([""]), axis=0)  # one at least
+    tokens = pieces.write(graph, parts, spans=True)
+    sizes = graph.op("Slice", tokens.sizes_R, graph.constant([0]), graph.constant([-1]))
+    sizes_RP = graph.op("Reshape", sizes, graph.op("Shape", parts_RP), allowzero=1)
     starts_RP = graph.op("CumSum", sizes_RP, graph.constant(1), exclusive=1)
     starts_T = graph.op("Gather", graph.flat(starts_RP), tokens.lines_T)
     ends_T = graph.op("Add", starts_T, graph.op("Gather", graph.flat(sizes_RP), tokens.lines_T))
@@ -325,12 +327,13 @@ def _of_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tokens:
     first_T = graph.integers(graph.op("Less", before_T, tokens.lines_T))
     word_T2 = graph.op("Mul", graph.columns(starts_T, ends_T), graph.columns(first_T))
     spans_T2 = graph.op("Add", tokens.spans_T2, graph.columns(starts_T))
-    lines_T = graph.op("Div", tokens.lines_T, graph.size(parts_RP, 1))
+    width = graph.op("Max", graph.size(parts_RP, 1), graph.constant([1]))
+    lines_T = graph.op("Div", tokens.lines_T, width)
     return Tokens(tokens.ids_T, lines_T, graph.op("Concat", spans_T2, word_T2, axis=1))
 
 
 def _list_matches(pattern: str) -> tuple[Range, ...]:
-    """List the characters that a class of this Python's regular expressions has, which RE2's, of ASCII alone, has not."""
+    """List the characters of a class of Python's regular expressions; RE2 has those of ASCII alone."""
     found = re.compile(pattern)
     return join_ranges([code for code in range(UNICODE) if code not in SURROGATES and found.match(chr(code))])
 

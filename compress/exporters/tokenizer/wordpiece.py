@@ -216,7 +216,7 @@ class WordPiece:
         special = "|".join(re.escape(token) for token in sorted(self.special, key=len, reverse=True))
         # A character that is dropped is passed over, but where characters are counted
         every = f"[^{characters(self.reading.dropped)}]" if self.reading.dropped and not spans else "(?s:.)"
-        parts = cut(graph, texts_R, f"{special}|{every}" if special else every)
+        strings = cut(graph, texts_R, f"{special}|{every}" if special else every)
         table = [(UNKNOWN,), (END, UNKNOWN, END), (END,)]
         spelled: dict[tuple[int, ...], int] = {symbols: index for index, symbols in enumerate(table)}
         numbers: dict[str, int] = {PAD: 2}
@@ -229,11 +229,11 @@ class WordPiece:
         if spans:  # what is dropped has a code, and the filling has one of its own
             table, filling = [*table, (), (END,)], len(table) + 1
             numbers[PAD] = filling
-        codes = _number(graph, parts, numbers, 0)
+        codes = _number(graph, strings, numbers, 0)
         if spans:
-            codes = self._unlisted(graph, codes, parts, dropped=len(table) - 2)
+            codes = self._unlisted(graph, codes, strings, dropped=len(table) - 2)
         elif self.reading.alone:
-            codes = graph.op("Add", codes, self._alone(graph, parts, codes))
+            codes = graph.op("Add", codes, self._alone(graph, strings, codes))
         ends = graph.constant(np.array([0, 0, 0, 1]))
         codes = graph.op("Pad", codes, ends, graph.constant(filling))
         width = max(map(len, table))
@@ -301,7 +301,8 @@ def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> st
 
 def _among(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:
     """Write (n,): 1 for each of n strings that has a character of these ranges in it, 0 for the others."""
-    example = graph.constant([chr(ranges[0][0])])  # so that there is one in every batch
+    # So that there is one in every batch; not U+0000, which is cut off a constant
+    example = graph.constant([chr(ranges[0][0] or ranges[0][1])])
     matched = cut(graph, graph.op("Concat", graph.flat(strings), example, axis=0), f"[{characters(ranges)}]")
     return _slice(graph, graph.flat(_number(graph, matched, {PAD: 0}, 1)), 0, -1)
 
