@@ -2,7 +2,7 @@
 
 onnx   the bundle with the precisions asked for besides fp32 and int8, which it always has
 web    the layout that transformers.js loads: config.json, tokenizer.json, onnx/model_quantized.onnx, ...
-text   one file that an app gives a string and that answers with a label, labelled words or a span: see `compress.exporters.tokenizer`
+text   one file that takes a string and answers with a label, or the words' labels: see `compress.exporters.tokenizer`
 ort    what onnxruntime's small builds for phones load, with the list of operators that such a build needs. It is
        written by onnxruntime as it opens a file: `.ort` holds the graph as optimised for the CPU provider,
        `.with_runtime_opt.ort` one optimised less, for providers that take parts of the graph (CoreML, NNAPI), with
