@@ -29,6 +29,7 @@ import onnx
 from tokenizers import Tokenizer
 
 from compress.benchmark.local import machine
+from compress.data.task import Kind
 from compress.data.windows import plain
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.predictor import Text
@@ -59,7 +60,8 @@ def all_characters() -> dict[str, list[str]]:
 def equal(bundle: Bundle) -> dict[str, Any]:
     """Count how many of these texts are read otherwise; rows are long enough to hold all of each."""
     words = plain(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
-    made = build.read_off(words, pair=False, max_length=512, padding=0)
+    kind: Kind = "tagging" if bundle.task.kind == "tagging" else "classification"  # whose offsets are compared too
+    made = build.read_off(words, pair=False, max_length=512, padding=0, kind=kind)
     started = time.perf_counter()
     model = reader(WordPiece.of(words, json.loads(words.to_str())), made, read_model(bundle.files()["int8"]))
     seconds = time.perf_counter() - started

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import string
 import subprocess
 import sys
@@ -277,6 +278,19 @@ def test_an_app_reads_words_and_labels_off_a_tagger(tmp_path: Path) -> None:
     assert not any(out["label"][1].tolist()[2:])
     covered = [text[a:b] for a, b in out["offsets"][0] if b]
     assert "".join(covered) == text.replace(" ", "")
+
+
+def test_the_code_of_the_documents_finds_the_entities_that_the_bundle_finds(tmp_path: Path) -> None:
+    bundle = text_model(tokenwise(tmp_path / "bundle", "tagging"), precision="fp32")
+    page = (Path(__file__).parents[2] / "docs" / "text-in-label-out.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(session = .*?)```", page, re.DOTALL)
+    code = code.replace('"model_text.onnx"', repr(str(bundle.path / TEXT)))
+    assert code.count('"Ada Lovelace met Charles Babbage in London."') == 1
+    for text, expected in zip(SENTENCES, bundle.predict(SENTENCES, precision="fp32"), strict=True):
+        known: dict[str, Any] = {"onnxruntime": onnxruntime, "np": np}
+        exec(code.replace('"Ada Lovelace met Charles Babbage in London."', repr(text)), known)
+        assert isinstance(expected, Marked)
+        assert known["found"] == [(mark.label, mark.text, mark.start, mark.end) for mark in expected.marks]
 
 
 @pytest.mark.parametrize("threshold", [float("inf"), -1.0])
