@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+from unicodedata import unidata_version
 
 import numpy as np
 import onnx
@@ -292,7 +293,8 @@ def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelPr
     """Build the graph of a tokenizer, or take the one that this code has built of it before, which saves seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
-    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *code)
+    cut = [WORDS.pattern, unidata_version, str(frame.question)]  # of words and questions, by code that is not here
+    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *cut, *code)
 
     def build(folder: Path) -> None:
         onnx.save_model(reader(_take_apart(path, words), frame, like), folder / "reader.onnx")
@@ -414,8 +416,9 @@ def _read_words(tokenizer: Tokenizer, frame: RowTemplate, text: str) -> dict[str
     made.truncate(frame.room)
     row: dict[str, list[Any]] = _row(window.row.ids, window.row.types)
     row |= {name: [[0, 0] for _ in window.row.ids] for name in frame.outputs}
+    numbers = [number for number in made.word_ids if number is not None]  # of all: no special token is among them
     before = None
-    for at, word, (start, end) in zip(window.row.text, made.word_ids, made.offsets, strict=True):
+    for at, word, (start, end) in zip(window.row.text, numbers, made.offsets, strict=True):
         begin = spans[word][0]
         row["offsets"][at] = [begin + start - 1, begin + end - 1]  # the space before a word is no character of the text
         row["words"][at] = [0, 0] if word == before else list(spans[word])

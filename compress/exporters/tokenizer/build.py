@@ -338,7 +338,7 @@ def _list_matches(pattern: str) -> tuple[Range, ...]:
     return join_ranges([code for code in range(UNICODE) if code not in SURROGATES and found.match(chr(code))])
 
 
-GIVEN: Mapping[Kind, tuple[str, ...]] = {"embedding": VECTORS["embedding"], "qa": ("start_logits", "end_logits")}
+GIVEN: Mapping[Kind, Sequence[str]] = {"embedding": VECTORS["embedding"], "qa": ("start_logits", "end_logits")}
 """The model's outputs that are given on, where they are not `logits`."""
 
 
