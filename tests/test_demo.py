@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from benchmarks.chromium import NEEDED, Tab, open_tab
 from compress.benchmark.browser.device import WASM
@@ -26,7 +27,7 @@ from compress.data.task import Task
 from compress.exporters import generation
 from compress.exporters.artifact import Bundle
 from compress.exporters.nearest import NearestTexts
-from compress.exporters.predictor import Prediction
+from compress.exporters.predictor import Answer, Marked, Prediction
 from compress.models.pooling import Pooling
 from compress.records.latency import DeviceError
 from tests import generative, tiny
@@ -38,16 +39,22 @@ from tests.test_embedding import encoder
 
 __all__ = ["runtime"]  # a fixture
 in_chromium = pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {' and '.join(NEEDED)}")
+HEADS: dict[str, Any] = {"tagging": AutoModelForTokenClassification, "qa": AutoModelForQuestionAnswering}
 TASKS = {
     "classification": Task("classification", ("sentence",), "label", ("bad", HOSTILE, *"cdefg"), "accuracy"),
     "multilabel": Task("multilabel", ("sentence",), "labels", ("funny", "sad", "long"), "f1"),
     "regression": Task("regression", ("premise", "hypothesis"), "score", (), "pearson"),
     "ranking": Task("ranking", ("query", "passage"), "score", (), "ndcg@10"),
+    "tagging": Task("tagging", ("words",), "tags", ("O", "B-one", "I-one", "B-two", "I-two"), "f1"),
+    "qa": Task("qa", ("question", "context"), "answers", (), "f1"),
     "embedding": Task("embedding", ("text",), "similarity", (), "spearman", width=32, prompts=("sad ", "good ")),
 }
 
 
 def write(folder: Path, task: Task) -> Bundle:
+    if task.kind in HEADS:
+        model = tiny.model("bert", head=HEADS[task.kind], labels=task.outputs)
+        return tiny.bundle(folder / task.kind / "bundle", model=model, task=task, max_length=64)
     model = encoder(Pooling("mean")) if task.kind == "embedding" else tiny.bert(task.outputs)
     return tiny.bundle(folder / task.kind / "bundle", model=model, task=task)
 
@@ -122,14 +129,6 @@ def test_a_demo_is_replaced_and_its_worker_tells_the_browser_so(
     assert [path.name for path in tmp_path.iterdir() if "site" in path.name] == ["site"]
 
 
-def tokenwise(folder: Path) -> Path:
-    task = Task("tagging", ("words",), "tags", ("O", "B-X", "I-X"), "f1")
-    from transformers import BertForTokenClassification
-
-    model = BertForTokenClassification(tiny.bert(3).config).eval()
-    return tiny.bundle(folder / "bundle", model=model, task=task).path
-
-
 def generator(folder: Path) -> Path:
     parts = {"model": generative.gpt2(), "tokenizer": generative.gpt2_tokenizer(), "max_length": 16}
     return generation.write(folder / "bundle", **parts, card={"name": "tiny"}).path
@@ -137,7 +136,6 @@ def generator(folder: Path) -> Path:
 
 CASES: dict[str, Any] = {
     "no bundle": (lambda folder: folder, "no manifest.json"),
-    "tagging": (tokenwise, "tagging answers for every token"),
     "generation": (generator, "holds generative; expected"),
 }
 
@@ -304,6 +302,45 @@ def test_the_nearest_of_the_lines_are_found(demos: dict[str, Demo], bundles: dic
         nearest = NearestTexts.from_texts(bundles["embedding"].open("fp32"), lines).predict([text])[0].texts
         assert ask(tab, text) == nearest[0][0]
         assert answers(tab) == [[line, f"{cosine:.3f}".replace("-", "−")] for line, cosine in nearest]
+
+
+@pytest.mark.slow
+@in_chromium
+def test_words_are_marked_and_answers_found_where_the_bundle_has_them(
+    demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    text = f"🙂 This film was the great actor\u200b story, cafe\u0301 movie! @fun {HOSTILE} a dull plot"
+    (expected,) = bundles["tagging"].predict([text], precision="fp32")
+    assert isinstance(expected, Marked) and len(expected.marks) > 5
+    with serve(demos["tagging"]) as link, open_tab(tmp_path / "profile", link) as tab:
+        tab.wait("document.querySelector('#label').textContent.startsWith('Type')")
+        ask(tab, text)
+        marks = tab.see(
+            "[...document.querySelectorAll('mark')].map(each => [...each.childNodes].map(n => n.textContent))"
+        )
+        assert marks == [[mark.text, " ", mark.label] for mark in expected.marks]
+        plain = "[...document.querySelector('#label').childNodes].map(n => (n.firstChild ?? n).textContent).join('')"
+        assert tab.see(plain) == text
+        assert answers(tab) == [
+            [f"{mark.label}: {mark.text}", f"{100 * mark.score:.1f} %"] for mark in expected.marks[:5]
+        ]
+        tab.wait("document.querySelector('#status').textContent.startsWith('" + expected.marks[0].label + ": ')")
+        colours = "getComputedStyle(document.querySelector('mark')).backgroundColor"
+        light = tab.see(colours)
+        for dark in (False, True):
+            tab.look(tmp_path / f"{dark}.png", width=390, height=800, dark=dark)
+            assert tab.see("document.documentElement.scrollWidth") <= 390
+        assert tab.see(colours) != light
+        assert tab.problems == []
+
+    question, context = "what was dull ?", "🙂 the story was quite dull, but a cafe\u0301 scene is fun"
+    (found,) = bundles["qa"].predict([(question, context)], precision="fp32")
+    assert isinstance(found, Answer) and found.text
+    with serve(demos["qa"]) as link, open_tab(tmp_path / "second", link) as tab:
+        tab.type("#text-0", question)
+        tab.wait("document.querySelector('#label').textContent === 'Type both texts.'")
+        assert ask(tab, question, context) == found.text
+        assert tab.see("document.querySelector('#score').textContent") == f"{100 * found.score:.1f} %"
 
 
 @contextmanager

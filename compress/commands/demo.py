@@ -28,9 +28,11 @@ HEADLINES = {
     "multilabel": "The model in this page says which labels fit what you type.",
     "regression": "The model in this page gives a number to what you type.",
     "ranking": "The model in this page says how well a passage answers a query.",
+    "tagging": "The model in this page labels the words of what you type.",
+    "qa": "The model in this page finds the answer to a question in a text.",
     "embedding": "The model in this page finds what is nearest in meaning to what you type.",
 }
-"""The kinds of task whose models answer a text in one graph."""
+"""What a page's model does, for each kind of task."""
 LINES = (
     "I forgot my password and cannot log in.",
     "When will my parcel arrive?",
@@ -71,7 +73,7 @@ def demo(
     assets     onnxruntime-web's tarball or folder, where npm cannot get it
     say        is told what is being done
 
-    Raises BundleError or ExportError for a model that gives no answer for a text, for a tokenizer that no graph can
+    Raises BundleError or ExportError for a model that has no task, for a tokenizer that no graph can
     hold, and for a folder with something else in it; DeviceError where onnxruntime-web cannot be had. Nothing is
     written then.
     """
@@ -122,12 +124,7 @@ def demo(
 
 
 def _check(bundle: Bundle, out: Path) -> None:
-    """Raise ExportError or BundleError for a model that a page cannot ask, or a folder that is to stay as it is."""
-    if bundle.task.kind not in HEADLINES:
-        raise ExportError(
-            f"{bundle.path}: {bundle.task.kind} answers for every token, and a demo's graph gives one answer for a "
-            f"text; expected {', '.join(HEADLINES)}. `compress predict` answers with this bundle"
-        )
+    """Raise ExportError for a folder that is to stay as it is."""
     if bundle.path.resolve().is_relative_to(out.resolve()):
         raise ExportError(f"--out {out}: holds the bundle, which the demo would replace; expected another folder")
     foreign = out.is_dir() and any(out.iterdir()) and not (out / NAME).is_file()

@@ -210,12 +210,17 @@ class Predictor:
                         best = int(row_V.argmax())
                         tags[word], shares[word] = self.task.labels[best], 1 / np.exp(row_V - row_V[best]).sum()
                 at += len(window.word)
-            marks = []
-            for label, first, last in entities(tags):
-                start, end = spans[first][0], spans[last - 1][1]
-                marks.append(Mark(text[start:end], label, float(shares[first:last].mean()), start, end))
-            answers.append(Marked(tuple(marks)))
+            answers.append(mark(text, spans, tags, shares))
         return answers
+
+
+def mark(text: str, words: Sequence[tuple[int, int]], tags: Sequence[str], shares: NDArray[np.floating]) -> Marked:
+    """Mark the entities of a text whose words (first character, end) have these tags and probabilities."""
+    marks = []
+    for label, first, last in entities(tags):
+        start, end = words[first][0], words[last - 1][1]
+        marks.append(Mark(text[start:end], label, float(shares[first:last].mean()), start, end))
+    return Marked(tuple(marks))
 
 
 def join_answers(task: Task, found: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:

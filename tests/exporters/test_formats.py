@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from compress.data import load_task
 from compress.data.task import Task
 from compress.errors import CompressError, ExportError
 from compress.exporters import formats
@@ -24,9 +25,9 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.checkpoint import load_source
 from compress.exporters.formats import OPSETS, export
 from compress.exporters.session import read_model
-from compress.exporters.tokenizer import run_text
+from compress.exporters.tokenizer import run_text, verdict_of
 from compress.records.certificate import Certificate
-from tests import command, generative, tiny
+from tests import command, generative, marked, tiny
 from tests.quantization.graphs import Rule
 
 TAGGING = Task("tagging", ("words",), "tags", ("O", "B-X", "I-X"), "f1")
@@ -303,6 +304,22 @@ def test_far_answers_are_warned_of(tmp_path: Path) -> None:
     made = export(bundle(tmp_path / "bundle", model), tmp_path / "out", precisions=("q4",))
     assert any("model_q4.onnx: logits differ from fp32's" in warning for warning in made.warnings)
     assert record(tmp_path / "out")["warnings"] == list(made.warnings)
+
+
+@pytest.mark.parametrize("kind", ["tagging", "qa"])
+def test_a_text_file_of_tokens_is_compared_on_the_data(kind: str, tmp_path: Path) -> None:
+    write, name = (marked.questions, "train.json") if kind == "qa" else (marked.sentences, "train.conll")
+    data = load_task(str(write(tmp_path / name, count=12)))
+    head = AutoModelForQuestionAnswering if kind == "qa" else AutoModelForTokenClassification
+    model = tiny.model("bert", head=head, labels=data.task.outputs)
+    made = tiny.bundle(tmp_path / "bundle", model=model, task=data.task, max_length=48)
+    out = tmp_path / "app"
+    told = command.run("export", str(made.path), "--for", "text", "--out", str(out), "--data", str(tmp_path / name))
+    assert told.code == 0, told.err
+    splits = (data.train, data.validation)
+    rows = [row for split in splits for row in (split["words"] if kind == "tagging" else split.to_list())]
+    texts = {" ".join(row) if kind == "tagging" else (row["question"], row["context"]) for row in rows}
+    assert verdict_of(out / "model_text.onnx").given == len(texts) > 3
 
 
 def test_one_file_takes_texts_and_gives_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

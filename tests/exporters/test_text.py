@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import string
 import subprocess
 import sys
@@ -17,11 +18,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import BertTokenizer
 
-from compress.data.task import Task
+from compress.data.task import Kind, Task
 from compress.errors import ExportError
 from compress.exporters import tokenizer as texting
-from compress.exporters.artifact import TEXT, Bundle
-from compress.exporters.predictor import Prediction, Text
+from compress.exporters.artifact import TEXT, Bundle, Precision
+from compress.exporters.predictor import Answer, Marked, Prediction, Text
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import (
     TEXTS,
@@ -61,11 +62,16 @@ def words(*, lower: bool = True, accents: bool | None = None, chinese: bool = Tr
 
 
 def read(
-    tokenizer: Any, texts: Sequence[Text] = (), *, pair: bool = False, max_length: int = 32
+    tokenizer: Any,
+    texts: Sequence[Text] = (),
+    *,
+    pair: bool = False,
+    max_length: int = 32,
+    kind: Kind = "classification",
 ) -> list[TokenDifference]:
     """Compare a graph of this tokenizer with it, on the hard texts if none are given."""
     backend: Tokenizer = tokenizer.backend_tokenizer
-    frame = frames.read_off(backend, pair=pair, max_length=max_length, padding=0)
+    frame = frames.read_off(backend, pair=pair, max_length=max_length, padding=0, kind=kind)
     like = onnx.helper.make_model(
         onnx.helper.make_graph([], "none", [], []), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
@@ -99,6 +105,28 @@ def test_random_texts_of_known_and_unknown_characters_are_read_alike() -> None:
     low = [chr(code) for code in (*range(0x250), *range(0x300, 0x370), *range(0x1100, 0x1200), *range(0x4E00, 0x4E20))]
     texts = ["".join(draw.choice(draw.choice((pieces, low, [" "]))) for _ in range(30)) for _ in range(1500)]
     assert read(words(), texts, max_length=128) == []
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_offsets_of_hard_texts_are_those_of_the_tokenizer(settings: dict[str, bool]) -> None:
+    assert read(words(**settings), kind="tagging", max_length=128) == []
+    assert read(words(**settings), kind="qa", pair=True, max_length=64) == []
+
+
+@pytest.mark.parametrize("kind", ["tagging", "qa"])
+def test_offsets_of_random_texts_are_those_of_the_tokenizer(kind: Kind) -> None:
+    draw = random.Random(1)
+    pieces = [word.removeprefix("##") for word in WORDS]
+    low = [chr(code) for code in (*range(0x250), *range(0x300, 0x370), *range(0x1100, 0x1200), *range(0xE000, 0xE010))]
+    marks = ["http://", "https://t.co/", "@", "#", "-", "'", "’", ".", "&", "_", "[SEP]", "\u200b", " "]
+    texts = ["".join(draw.choice(draw.choice((pieces, low, marks))) for _ in range(20)) for _ in range(800)]
+    given = list(zip(texts, reversed(texts), strict=True)) if kind == "qa" else texts
+    assert read(words(), given, pair=kind == "qa", max_length=200, kind=kind) == []
+
+
+def test_a_question_is_cut_as_the_bundle_cuts_it() -> None:
+    for length in (8, 16, 129):
+        assert read(words(), kind="qa", pair=True, max_length=length) == []
 
 
 TASKS = {
@@ -193,14 +221,101 @@ def test_differing_logits_are_refused(bundle: Bundle, tmp_path: Path, monkeypatc
     assert not (copy.path / TEXT).exists()
 
 
-def test_a_task_that_answers_per_token_is_refused(tmp_path: Path) -> None:
-    from transformers import AutoModelForTokenClassification
+SENTENCES = (
+    *("A good film by the actor, never dull!", "see https://t.co/a_film and @the_actor #story...", "", "  "),
+    *(
+        "cafe\u0301 the\u200bfilm \u200b the fi\u200blm",
+        "это 中文 film 🙂 movie",
+        "x\u0301y हिन्दी film",
+        "İstanbul STRASSE [SEP] film",
+    ),
+)
 
-    task, tokenizer = Task("tagging", ("words",), "tags", ("O", "B-A"), "f1"), words()
-    model = tiny.model("bert", head=AutoModelForTokenClassification, labels=2, vocab_size=len(tokenizer))
-    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=32)
-    with pytest.raises(ExportError, match="tagging answers per token"):
+
+def tokenwise(path: Path, kind: Kind, *, max_length: int = 64) -> Bundle:
+    from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
+
+    tokenizer = words()
+    if kind == "qa":
+        task, head = Task("qa", ("question", "context"), "answers", (), "f1"), AutoModelForQuestionAnswering
+    else:
+        labels = ("O", "B-A", "I-A", "B-B", "I-B")
+        task, head = Task("tagging", ("words",), "tags", labels, "f1"), AutoModelForTokenClassification
+    model = tiny.model("bert", head=head, labels=task.outputs, vocab_size=len(tokenizer))
+    return tiny.bundle(path, model=model, tokenizer=tokenizer, task=task, max_length=max_length)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_tagger_marks_what_the_bundle_marks(precision: Precision, tmp_path: Path) -> None:
+    bundle = text_model(tokenwise(tmp_path / "bundle", "tagging"), precision=precision)
+    expected = bundle.predict(SENTENCES, precision=precision)
+    found = run_text(bundle.path / TEXT, SENTENCES)
+    assert sum(len(each.marks) for each in expected if isinstance(each, Marked)) > 10
+    for mine, theirs in zip(found, expected, strict=True):
+        assert isinstance(mine, Marked) and isinstance(theirs, Marked)
+        assert [(mark.text, mark.label, mark.start, mark.end) for mark in mine.marks] == [
+            (mark.text, mark.label, mark.start, mark.end) for mark in theirs.marks
+        ]
+        assert [mark.score for mark in mine.marks] == pytest.approx([mark.score for mark in theirs.marks], abs=1e-5)
+
+
+def test_an_app_reads_words_and_labels_off_a_tagger(tmp_path: Path) -> None:
+    bundle = text_model(tokenwise(tmp_path / "bundle", "tagging"), precision="fp32")
+    session = open_session(bundle.path / TEXT)
+    names = [node.name for node in session.get_outputs()]
+    assert names == ["label", "score", "probabilities", "logits", "offsets", "words"]
+    text = SENTENCES[1]
+    out = dict(zip(names, session.run(None, {"text": np.array([text, "film"], dtype=object)}), strict=True))
+    found = [(text[a:b], label) for (a, b), label in zip(out["words"][0], out["label"][0], strict=True) if label]
+    assert [word for word, _ in found] == [
+        *("see", "https://t.co/a_film", "and", "@the_actor", "#story", ".", ".", ".")
+    ]
+    best = out["logits"][0].argmax(1)
+    assert [label for _, label in found] == [
+        bundle.task.labels[best[at]] for at, (_, end) in enumerate(out["words"][0]) if end
+    ]
+    assert out["label"][1].tolist()[:2] == ["", bundle.task.labels[out["logits"][1][1].argmax()]]
+    assert not any(out["label"][1].tolist()[2:])
+    covered = [text[a:b] for a, b in out["offsets"][0] if b]
+    assert "".join(covered) == text.replace(" ", "")
+
+
+def test_the_code_of_the_documents_finds_the_entities_that_the_bundle_finds(tmp_path: Path) -> None:
+    bundle = text_model(tokenwise(tmp_path / "bundle", "tagging"), precision="fp32")
+    page = (Path(__file__).parents[2] / "docs" / "text-in-label-out.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(session = .*?)```", page, re.DOTALL)
+    code = code.replace('"model_text.onnx"', repr(str(bundle.path / TEXT)))
+    assert code.count('"Ada Lovelace met Charles Babbage in London."') == 1
+    for text, expected in zip(SENTENCES, bundle.predict(SENTENCES, precision="fp32"), strict=True):
+        known: dict[str, Any] = {"onnxruntime": onnxruntime, "np": np}
+        exec(code.replace('"Ada Lovelace met Charles Babbage in London."', repr(text)), known)
+        assert isinstance(expected, Marked)
+        assert known["found"] == [(mark.label, mark.text, mark.start, mark.end) for mark in expected.marks]
+
+
+@pytest.mark.parametrize("threshold", [float("inf"), -1.0])
+def test_a_question_is_answered_as_the_bundle_answers_it(threshold: float, tmp_path: Path) -> None:
+    made = tokenwise(tmp_path / "bundle", "qa").set_threshold(threshold)
+    bundle = text_model(made, precision="fp32")
+    pairs = [(one, other) for one in SENTENCES for other in SENTENCES]
+    found, expected = run_text(bundle.path / TEXT, pairs), bundle.predict(pairs, precision="fp32")
+    for mine, theirs in zip(found, expected, strict=True):
+        assert isinstance(mine, Answer) and isinstance(theirs, Answer)
+        assert (mine.text, mine.start, mine.end) == (theirs.text, theirs.start, theirs.end)
+        assert mine.score == pytest.approx(theirs.score, abs=1e-5)
+    silent = sum(not each.text for each in found if isinstance(each, Answer))
+    assert silent == 2 * len(SENTENCES) if threshold > 0 else 2 * len(SENTENCES) < silent < len(pairs)
+
+
+def test_wrong_offsets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tokenwise(tmp_path / "bundle", "tagging")
+    monkeypatch.setattr(
+        texting.frames, "_list_matches", lambda pattern: ((32, 32),) if pattern == r"\s" else ((97, 122),)
+    )
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    with pytest.raises(ExportError, match="texts otherwise than"):
         text_model(made)
+    assert not (made.path / TEXT).exists()
 
 
 @pytest.mark.parametrize(

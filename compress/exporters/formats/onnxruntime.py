@@ -2,7 +2,7 @@
 
 onnx   the bundle with the precisions asked for besides fp32 and int8, which it always has
 web    the layout that transformers.js loads: config.json, tokenizer.json, onnx/model_quantized.onnx, ...
-text   one file that an app gives a string and that answers with a label: see `compress.exporters.tokenizer`
+text   one file that takes a string and answers with a label, or the words' labels: see `compress.exporters.tokenizer`
 ort    what onnxruntime's small builds for phones load, with the list of operators that such a build needs. It is
        written by onnxruntime as it opens a file: `.ort` holds the graph as optimised for the CPU provider,
        `.with_runtime_opt.ort` one optimised less, for providers that take parts of the graph (CoreML, NNAPI), with
@@ -104,9 +104,7 @@ def write_web(context: ExportContext, folder: Path, precisions: Sequence[Precisi
 def write_text(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
     """Write a file for each precision: `model_text.onnx` is int8, the others have theirs in their names."""
     if context.bundle.manifest.kind != "task":
-        raise ExportError(
-            f"{context.name}: gives vectors, no labels; expected a model for classification or regression"
-        )
+        raise ExportError(f"{context.name}: gives vectors, no labels; expected a model for a task")
     if context.remade:
         raise ExportError("--opset: a text file has its bundle's own; expected no --opset")
     bundle = context.bundle
@@ -125,11 +123,14 @@ def write_text(context: ExportContext, folder: Path, precisions: Sequence[Precis
 
 
 def _all_texts(data: TaskData) -> "list[Text]":
-    """Return the different texts, or pairs, of every split, in their order."""
-    columns = ("text", "text_pair") if data.task.pair else ("text",)
+    """Return the different texts, or pairs, of every split, in their order; words as one text, with spaces between."""
+    pair = ("question", "context") if data.task.kind == "qa" else ("text", "text_pair")
+    columns = pair if data.task.pair else ("words",) if data.task.kind == "tagging" else ("text",)
     splits = [split for split in (data.train, data.validation, data.test) if split is not None]
-    rows = dict.fromkeys(row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True))
-    return [row if data.task.pair else row[0] for row in rows]
+    rows = [row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True)]
+    if data.task.pair:
+        return list(dict.fromkeys(rows))
+    return list(dict.fromkeys(text if isinstance(text, str) else " ".join(text) for (text,) in rows))
 
 
 OPERATORS = "required_operators_and_types.config"

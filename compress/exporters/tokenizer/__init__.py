@@ -1,35 +1,50 @@
-"""Build one ONNX file that takes a text and gives a label, with the tokenizer inside, of operators that every standard
-onnxruntime has.
+"""Build one ONNX file that takes a text and gives its answer, with the tokenizer inside, of operators that every
+standard onnxruntime has.
 
     bundle = text_model(Bundle.load(path))            # onnx/model_text.onnx, or refused
     run_text(bundle.path / TEXT, ["a good film"])
 
-An app gives the file a string and gets a label: no tokenizer library, no vocabulary file, no custom operators, and
-the same file runs in onnxruntime for Python, for mobile and for the web. A file is kept only if it reads a list of
-hard texts, and all texts that are given, token by token as the bundle's own tokenizer does.
+An app gives the file a string and gets a label, the words of a text with their labels, or the answer to a question: no
+tokenizer library, no vocabulary file, no custom operators, and the same file runs in onnxruntime for Python, for mobile
+and for the web. A file is kept only if it reads a list of hard texts, and all texts that are given, token by token as
+the bundle's own tokenizer does.
 """
 
 import json
+import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+from unicodedata import unidata_version
 
 import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
+from compress.data import windows
 from compress.data.cache import cached, digest, home
+from compress.data.conll import OUTSIDE
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
-from compress.exporters.predictor import Prediction, Text, Vector, encode, open_tokenizer
+from compress.exporters.predictor import (
+    WORDS,
+    Answer,
+    Marked,
+    Prediction,
+    Text,
+    Vector,
+    join_answers,
+    mark,
+    open_tokenizer,
+)
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
-from compress.exporters.tokenizer.build import RowTemplate, joined, reader
+from compress.exporters.tokenizer.build import GIVEN, RowTemplate, joined, reader
 from compress.exporters.tokenizer.wordpiece import WordPiece
 from compress.io import written
 
@@ -167,10 +182,12 @@ def text_model(bundle: Bundle, *, precision: Precision = "int8", texts: Sequence
 
 def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> TextProof:
     """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label, score, probabilities (see
-    `answer.answer`) and logits; it answers as the bundle's file of `precision` does.
+    `build.answer`) and logits; it answers as the bundle's file of `precision` does. For tagging and questions, whose
+    logits are of tokens, `offsets` too: the characters of the text, or context, that each token covers; for tagging
+    `words`, for questions `answer` (see `build.answer_span`). What is too long for a row is cut.
 
-    Raises ExportError, and writes nothing, for a task that answers per token, for a tokenizer of another kind than
-    WordPiece, and where any of the hard texts, or of `texts`, is read otherwise than by the tokenizer.
+    Raises ExportError, and writes nothing, for a tokenizer of another kind than WordPiece, and where any of the hard
+    texts, or of `texts`, is read otherwise than by the tokenizer.
     """
     words, frame = _read(bundle)
     bundle.check_has(precision)
@@ -187,7 +204,8 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
         kind=bundle.task.kind,
         labels=bundle.task.labels,
     )
-    whole = joined(read, model, bundle.task)
+    given = bundle.manifest.threshold
+    whole = joined(read, model, bundle.task, math.inf if given is None else given)
     whole.producer_name, whole.producer_version = model.producer_name, model.producer_version
     onnx.helper.set_model_props(whole, {**metadata(model), TEXT_KEY: json.dumps(asdict(verdict), ensure_ascii=False)})
     onnx.checker.check_model(whole)
@@ -199,7 +217,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
             more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             raise ExportError(
                 f"{bundle.path}: the graph reads {len(found)} of {len(hard) + len(texts)} texts otherwise than "
-                f"tokenizer.json; nothing was kept. Expected the same ids:\n{listed}{more}"
+                f"tokenizer.json; nothing was kept. Expected the same tokens:\n{listed}{more}"
             )
     with written(target) as file:
         onnx.save_model(whole, file)
@@ -207,20 +225,28 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     return verdict
 
 
-def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction | Vector]:
-    """Predict each text, or pair, with a text file, in their order; each by itself, as `Bundle.predict` does.
+def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction | Vector | Answer | Marked]:
+    """Predict each text, or pair, with a text file, in their order; each by itself, as `Bundle.predict` does, but that
+    what is too long for one row is cut, where `Bundle.predict` reads words and contexts in several.
 
     Raises ExportError for a file that `text_model` did not write.
     """
     verdict = verdict_of(path)
     session = open_session(path, threads)
-    told = list[Prediction | Vector]()
+    told = list[Prediction | Vector | Answer | Marked]()
     for text in texts:
         answers = {name: value[0] for name, value in _run(session, [text]).items()}
         if verdict.kind == "embedding":
             told.append(Vector(tuple(answers["sentence_embedding"].tolist())))
             continue
+        if verdict.kind == "tagging":
+            told.append(_marked(str(text), answers))
+            continue
         score = float(answers["score"])
+        if verdict.kind == "qa":
+            start, end = answers["answer"].tolist()
+            told.append(Answer(text[1][start:end], score, start, end))
+            continue
         if verdict.kind in ("regression", "ranking"):
             told.append(Prediction("", score, {}))
             continue
@@ -229,6 +255,17 @@ def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Pre
         chosen = label if isinstance(label, str) else ", ".join(each for each in label if each)
         told.append(Prediction(chosen, score, scores))
     return told
+
+
+def _marked(text: str, answers: Mapping[str, Any]) -> Marked:
+    """Join the words that a text file labels; those that it does not, as no token is of them, are outside."""
+    spans = [match.span() for match in WORDS.finditer(text)]
+    tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
+    at = {start: number for number, (start, _) in enumerate(spans)}
+    for label, score, (start, _) in zip(answers["label"], answers["score"], answers["words"], strict=True):
+        if label:
+            tags[at[start]], shares[at[start]] = label, score
+    return mark(text, spans, tags, shares)
 
 
 def verdict_of(path: Path) -> TextProof:
@@ -242,23 +279,22 @@ def verdict_of(path: Path) -> TextProof:
 
 def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
     """Open the bundle's tokenizer, and read off how its rows are framed."""
-    task = bundle.task
-    if task.tokenwise:
-        raise ExportError(
-            f"{bundle.path}: {task.kind} answers per token; a text file gives one answer for a text: expected "
-            "classification, multilabel, regression, ranking or embedding"
-        )
-    words = open_tokenizer(bundle.path)
+    task, words = bundle.task, open_tokenizer(bundle.path)
     config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     padding = config.get("pad_token_id") or 0
-    return words, frames.read_off(words, pair=task.pair, max_length=bundle.manifest.max_length, padding=padding)
+    length = bundle.manifest.max_length
+    frame = frames.read_off(words, pair=task.pair, max_length=length, padding=padding, kind=task.kind)
+    if task.kind == "qa" and frame.parts[0].token is None:
+        raise ExportError(f"{bundle.path}: no special token before a question; expected one, which means 'no answer'")
+    return words, frame
 
 
 def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
     """Build the graph of a tokenizer, or take the one that this code has built of it before, which saves seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
-    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *code)
+    cut = [WORDS.pattern, unidata_version, str(frame.question)]  # of words and questions, by code that is not here
+    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *cut, *code)
 
     def build(folder: Path) -> None:
         onnx.save_model(reader(_take_apart(path, words), frame, like), folder / "reader.onnx")
@@ -291,11 +327,10 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
 
 def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]) -> None:
     """Raise ExportError where the file's logits are not those of the bundle's file for the same text."""
-    predictor = bundle.open(precision)
-    expected = predictor.logits(encode(predictor.tokenizer, texts))
-    session = open_session(file, threads=1)
-    name = "sentence_embedding" if bundle.task.kind == "embedding" else "logits"
-    found = np.concatenate([_run(session, [text])[name] for text in texts])
+    expected = bundle.open(precision).logits(read_rows(*_read(bundle), texts))
+    session, names = open_session(file, threads=1), GIVEN.get(bundle.task.kind, ("logits",))
+    answers = (_run(session, [text]) for text in texts)
+    found = join_answers(bundle.task, [[each[name][0] for name in names] for each in answers])
     difference = float(np.abs(found - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise ExportError(
@@ -306,22 +341,27 @@ def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Seque
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """A text that the graph reads otherwise: the first token at which, and the ids from there on."""
+    """A text that the graph reads otherwise: what differs, input_ids for example, the first token at which, and the
+    values from there on."""
 
     text: Text
+    name: str
     at: int
-    expected: tuple[int, ...]
-    found: tuple[int, ...]
+    expected: tuple[Any, ...]
+    found: tuple[Any, ...]
 
     def __str__(self) -> str:
         shown = f"{self.text!r}" if len(f"{self.text!r}") < 80 else f"{self.text!r:.77}..."
-        return f"{shown} at token {self.at}: expected {list(self.expected[:5])}, found {list(self.found[:5])}"
+        expected, found = list(self.expected[:5]), list(self.found[:5])
+        return f"{shown} at token {self.at}: expected {self.name} {expected}, found {found}"
 
 
 def torture(frame: RowTemplate) -> list[Text]:
     """List the texts, or pairs of texts, that every file is held against."""
     room = frame.room  # and texts of about as many tokens as a row holds, and of about half as many
     counts = {1, room // 2 - 1, room // 2, room // 2 + 1, room - 1, room, room + 1, 2 * room}
+    if frame.kind == "qa":
+        counts |= {frame.question - 1, frame.question, frame.question + 1}
     edges = ["a " * count for count in sorted(counts)]
     if frame.pair:
         return [*PAIRS, *((one, other) for one in edges for other in edges)]
@@ -331,18 +371,59 @@ def torture(frame: RowTemplate) -> list[Text]:
 def differences(
     session: onnxruntime.InferenceSession, tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
 ) -> list[TokenDifference]:
-    """Find the texts whose row differs, from a session that gives input_ids, attention_mask and token_type_ids."""
-    reference = Tokenizer.from_str(tokenizer.to_str())
-    reference.enable_truncation(frame.max_length, strategy="longest_first")
+    """Find the texts whose row differs, from a session that gives what `reader` gives."""
+    names = [node.name for node in session.get_outputs()]
     found = []
     for first in range(0, len(texts), TOGETHER):
         batch = texts[first : first + TOGETHER]
-        expected = reference.encode_batch(list(batch))
+        expected = read_rows(tokenizer, frame, batch)
         for size in (1, len(batch)) if len(batch) > 1 else (1,):
-            rows = [row for start in range(0, len(batch), size) for row in _rows(session, batch[start : start + size])]
-            pairs = zip(batch, expected, rows, strict=True)
-            found += [each for text, row, ours in pairs if (each := _difference(text, row, ours, frame))]
+            parts = (batch[start : start + size] for start in range(0, len(batch), size))
+            rows = [row for part in parts for row in zip(*session.run(names, feeds(part)), strict=True)]
+            for text, whole, row in zip(batch, expected, rows, strict=True):
+                ours = {name: values.tolist() for name, values in zip(names, row, strict=True)}
+                found += [each] if (each := _difference(text, whole, ours, frame)) else []
     return list({each.text: each for each in found}.values())
+
+
+def read_rows(tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]) -> list[dict[str, list[Any]]]:
+    """Read texts with the tokenizer, as `Bundle.predict` reads them: of what it reads in several rows, the first."""
+    if frame.kind == "qa":
+        asked, contexts = zip(*texts, strict=True)
+        questions = (found[0] for found in windows.read_questions(tokenizer, asked, contexts, frame.max_length))
+        return [
+            _row(each.row.ids, each.row.types)
+            | {"offsets": [[max(0, edge) for edge in span] for span in zip(each.starts, each.ends, strict=True)]}
+            for each in questions
+        ]
+    if frame.kind == "tagging":
+        return [_read_words(tokenizer, frame, text) for text in texts if isinstance(text, str)]
+    reference = windows.plain(tokenizer)
+    reference.enable_truncation(frame.max_length, strategy="longest_first")
+    return [_row(row.ids, row.type_ids) for row in reference.encode_batch(list(texts))]
+
+
+def _row(ids: list[int], types: list[int]) -> dict[str, list[Any]]:
+    return {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": types}
+
+
+def _read_words(tokenizer: Tokenizer, frame: RowTemplate, text: str) -> dict[str, list[Any]]:
+    spans = [match.span() for match in WORDS.finditer(text)]
+    ((window, *_),) = windows.read_words(tokenizer, [[text[start:end] for start, end in spans]], frame.max_length)
+    made = tokenizer.encode(
+        [f" {text[start:end]}" for start, end in spans], is_pretokenized=True, add_special_tokens=False
+    )
+    made.truncate(frame.room)
+    row: dict[str, list[Any]] = _row(window.row.ids, window.row.types)
+    row |= {name: [[0, 0] for _ in window.row.ids] for name in frame.outputs}
+    numbers = [number for number in made.word_ids if number is not None]  # of all: no special token is among them
+    before = None
+    for at, word, (start, end) in zip(window.row.text, numbers, made.offsets, strict=True):
+        begin = spans[word][0]
+        row["offsets"][at] = [begin + start - 1, begin + end - 1]  # the space before a word is no character of the text
+        row["words"][at] = [0, 0] if word == before else list(spans[word])
+        before = word
+    return row
 
 
 def feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
@@ -354,26 +435,17 @@ def feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
     return given
 
 
-def _rows(session: onnxruntime.InferenceSession, texts: Sequence[Text]) -> Iterator[Mapping[str, list[int]]]:
-    names = ["input_ids", "attention_mask", "token_type_ids"]
-    for row in zip(*session.run(names, feeds(texts)), strict=True):
-        yield {name: values.tolist() for name, values in zip(names, row, strict=True)}
-
-
 def _difference(
-    text: Text, expected: Encoding, found: Mapping[str, list[int]], frame: RowTemplate
+    text: Text, expected: Mapping[str, list[Any]], found: Mapping[str, list[Any]], frame: RowTemplate
 ) -> TokenDifference | None:
-    """Compare a row; None where ids, types and mask are the tokenizer's, followed by nothing but padding."""
-    beyond = len(found["input_ids"]) - len(expected.ids)
-    whole = {
-        "input_ids": expected.ids + [frame.padding] * beyond,
-        "attention_mask": [1] * len(expected.ids) + [0] * beyond,
-        "token_type_ids": expected.type_ids + [0] * beyond,
-    }
+    """Compare a row; None where it is the tokenizer's, followed by nothing but padding."""
+    beyond = len(found["input_ids"]) - len(expected["input_ids"])
+    filling: dict[str, Any] = {"input_ids": frame.padding} | {name: [0, 0] for name in frame.outputs}
+    whole = {name: values + [filling.get(name, 0)] * beyond for name, values in expected.items()}
     wrong = [name for name, values in whole.items() if values != found[name]]
     if not wrong:
         return None
     ours, theirs = found[wrong[0]], whole[wrong[0]]
     same = [one == other for one, other in zip(ours, theirs, strict=False)]
     at = same.index(False) if False in same else len(same)
-    return TokenDifference(text, at, tuple(theirs[at:]), tuple(ours[at:]))
+    return TokenDifference(text, wrong[0], at, tuple(theirs[at:]), tuple(ours[at:]))

@@ -3,7 +3,9 @@
 Shapes: B texts or pairs, R texts (B; of pairs 2B: all first ones, then all second ones), T tokens of all texts.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +13,22 @@ import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 from tokenizers import Tokenizer
 
-from compress.data.task import Task
+from compress.data.task import Kind, Task
+from compress.data.windows import LONGEST_QUESTION
 from compress.errors import ExportError
+from compress.evaluation.qa import LONGEST
+from compress.exporters.predictor import VECTORS, WORDS
 from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
-from compress.exporters.tokenizer.wordpiece import WordPiece
+from compress.exporters.tokenizer.wordpiece import (
+    SURROGATES,
+    UNICODE,
+    Range,
+    Tokens,
+    WordPiece,
+    characters,
+    cut,
+    join_ranges,
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +43,12 @@ class RowPart:
 @dataclass(frozen=True)
 class RowTemplate:
     """Describes how rows are made: the parts of a row in order, the most tokens in it, what shorter rows are filled up
-    with."""
+    with, the kind of task."""
 
     parts: tuple[RowPart, ...]
     max_length: int
     padding: int
+    kind: Kind
 
     @property
     def pair(self) -> bool:
@@ -44,8 +59,20 @@ class RowTemplate:
         """Count the tokens of the texts that a row holds."""
         return self.max_length - sum(part.token is not None for part in self.parts)
 
+    @property
+    def question(self) -> int:
+        """Return how many tokens are read of a question."""
+        return min(LONGEST_QUESTION, self.max_length // 2)
 
-def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int) -> RowTemplate:
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Name what is told of the characters."""
+        return {"tagging": ("offsets", "words"), "qa": ("offsets",)}.get(self.kind, ())
+
+
+def read_off(
+    tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int, kind: Kind = "classification"
+) -> RowTemplate:
     """Read off a tokenizer that neither pads nor truncates what it puts around one text, or two.
 
     Raises ExportError where it gives an example no tokens, or leaves no room in `max_length`.
@@ -56,18 +83,20 @@ def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int)
         part = RowPart(token if source is None else None, source == 1, segment)
         if part.token is not None or part not in parts:
             parts.append(part)
-    frame = RowTemplate(tuple(parts), max_length, padding)
+    frame = RowTemplate(tuple(parts), max_length, padding, kind)
     if sum(part.token is None for part in parts) != 1 + pair:
         raise ExportError("tokenizer.json: the text 'a' has no tokens; expected a tokenizer that reads any text")
-    if frame.room < 1 + pair:
+    if frame.room < 1 + (frame.question if kind == "qa" else pair):
         raise ExportError(
             f"max_length {max_length}: no room for a text beside {max_length - frame.room} special tokens"
         )
     return frame
 
 
-def rows(graph: GraphBuilder, frame: RowTemplate, tokens_T: str, lines_T: str, texts: str) -> dict[str, str]:
-    """Write input_ids, attention_mask and token_type_ids (B, longest row) of tokens, the text of each, and (1,) R."""
+def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) -> dict[str, str]:
+    """Write input_ids, attention_mask and token_type_ids (B, longest row) of tokens of (1,) R texts, and their offsets
+    (B, longest row, 2) where they have any, of pairs those of the second text; (0, 0) elsewhere."""
+    tokens_T, lines_T = tokens.ids_T, tokens.lines_T
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
     place_T = graph.op("Sub", graph.numbers(graph.size(tokens_T, 0)), graph.op("Gather", before_R, lines_T))
@@ -95,10 +124,28 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens_T: str, lines_T: str, t
     types = [graph.kept(graph.op("Gather", types_R, lines_T), fits_T)]
     types += [graph.full(batch, part.segment) for _, part in own]
     real = graph.op("Less", graph.numbers(longest), graph.op("Unsqueeze", ends, graph.constant([1])))
-    return {
+    made = {
         "input_ids": placed(values, frame.padding),
         "attention_mask": graph.integers(real),
         "token_type_ids": placed(types, 0),
+    }
+    if not frame.outputs:
+        return made
+    spans = tokens.spans_T2
+    if frame.pair:
+        second_T = graph.integers(graph.op("GreaterOrEqual", lines_T, batch))
+        spans = graph.op("Mul", spans, graph.columns(second_T))
+    table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))  # the first line is of no token
+    numbers_T = graph.kept(graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])), fits_T)
+    offsets = graph.op("Gather", table, placed([numbers_T, *(graph.full(batch) for _ in own)], 0))
+    if len(frame.outputs) == 1:
+        return made | {"offsets": offsets}
+    edges = (graph.constant([edge]) for edge in (0, 2, 4))
+    begin, middle, end = edges
+    last = graph.constant([2])
+    return made | {
+        "offsets": graph.op("Slice", offsets, begin, middle, last),
+        "words": graph.op("Slice", offsets, middle, end, last),
     }
 
 
@@ -130,6 +177,9 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     half = graph.op("Div", graph.op("Shape", counts_R), graph.constant([2]))
     one = graph.op("Slice", counts_R, graph.constant([0]), half)
     other = graph.op("Slice", counts_R, half, graph.constant([EVERYTHING]))
+    if frame.kind == "qa":  # as `windows.read_questions` has the first window
+        one = graph.op("Min", one, graph.constant(frame.question))
+        return [one, graph.op("Min", other, graph.op("Sub", graph.constant(room), one))]
     swapped = graph.op("Greater", one, other)
     short, long = graph.op("Min", one, other), graph.op("Max", one, other)
     left = graph.op("Max", short, graph.op("Sub", graph.constant(room), short))
@@ -147,6 +197,7 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
     """Add the outputs for a task's kind; return what they are.
 
     classification  label (B,) string, score (B,), probabilities (B, K)
+    tagging         the same for every token, label '' where no word begins
     multilabel      label (B, K) string: '' for those below 0.5; score (B,): the highest probability; probabilities
     regression, ranking    score (B,)
     """
@@ -154,22 +205,76 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
     if task.numeric:
         graph.named("score", graph.flat(logits_BK))
         return told
-    several = task.kind == "multilabel"
-    probabilities = graph.op("Sigmoid", logits_BK) if several else graph.op("Softmax", logits_BK, axis=1)
-    best = graph.op("ArgMax", logits_BK, axis=1, keepdims=1)
-    graph.named("score", graph.flat(graph.op("GatherElements", probabilities, best, axis=1)))
+    several, tokens = task.kind == "multilabel", task.kind == "tagging"
+    axis = 2 if tokens else 1
+    probabilities = graph.op("Sigmoid", logits_BK) if several else graph.op("Softmax", logits_BK, axis=axis)
+    best = graph.op("ArgMax", logits_BK, axis=axis, keepdims=1)
+    highest = graph.op("GatherElements", probabilities, best, axis=axis)
+    graph.named("score", graph.op("Squeeze", highest, graph.constant([2])) if tokens else graph.flat(highest))
     graph.named("probabilities", probabilities)
     labels = graph.constant(list(task.labels))
-    if several:
+    if tokens:
+        of_token = graph.op("Gather", labels, graph.op("Squeeze", best, graph.constant([2])))
+        graph.named("label", graph.op("Where", _covers(graph, "words"), of_token, graph.constant([""])))
+    elif several:
         likely = graph.op("GreaterOrEqual", probabilities, graph.constant(np.array(LIKELY, np.float32)))
         graph.named("label", graph.op("Where", likely, labels, graph.constant([""])))
     else:
         graph.named("label", graph.op("Gather", labels, graph.flat(best)))
-    shape: list[str | int] = ["batch_size", len(task.labels)]
+    shape: list[str | int] = ["batch_size", *(["sequence_length"] if tokens else []), len(task.labels)]
     return [
-        helper.make_tensor_value_info("label", TensorProto.STRING, shape if several else shape[:1]),
-        *told,
+        helper.make_tensor_value_info("label", TensorProto.STRING, shape if several else shape[:-1]),
+        helper.make_tensor_value_info("score", TensorProto.FLOAT, shape[:axis]),
         helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, shape),
+    ]
+
+
+def _covers(graph: GraphBuilder, spans_BL2: str) -> str:
+    """Write (B, L): where these spans are of characters, and not (0, 0)."""
+    ends = graph.op("Gather", spans_BL2, graph.constant(1), axis=2)
+    return graph.op("Greater", ends, graph.constant(0))
+
+
+def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
+    """Add the outputs of questions, as `predictor.Answer` has them; return what they are: answer (B, 2), the characters
+    of the context from the first to the last, (0, 0) for no answer, and score (B,)."""
+    length = graph.size("start_logits", 1)
+    at = graph.numbers(length)
+    context = _covers(graph, "offsets")
+    possible = graph.op("Or", context, graph.op("Equal", at, graph.constant(0)))
+    never = graph.constant(np.array(-np.inf, np.float64))
+    doubles = [graph.op("Cast", name, to=TensorProto.DOUBLE) for name in ("start_logits", "end_logits")]
+    shares = [graph.op("Softmax", graph.op("Where", possible, each, never), axis=1) for each in doubles]
+    first, last = (graph.op("Where", context, each, never) for each in doubles)
+    sums = graph.op(
+        "Add", graph.op("Unsqueeze", first, graph.constant([2])), graph.op("Unsqueeze", last, graph.constant([1]))
+    )
+    width = graph.op("Sub", at, graph.op("Unsqueeze", at, graph.constant([1])))
+    short = graph.op("Less", width, graph.constant(LONGEST))
+    forward = graph.op("GreaterOrEqual", width, graph.constant(0))
+    sums = graph.op("Where", graph.op("And", short, forward), sums, never)
+    flat = graph.op("Reshape", sums, graph.constant([0, -1]))
+    best = graph.op("ArgMax", flat, axis=1, keepdims=1)
+    edges = [graph.op("Div", best, length), graph.op("Mod", best, length)]
+    if math.isfinite(threshold):
+        none = graph.op(
+            "Add",
+            *(
+                graph.op("Slice", each, graph.constant([0]), graph.constant([1]), graph.constant([1]))
+                for each in doubles
+            ),
+        )
+        margin = graph.op("Sub", none, graph.op("GatherElements", flat, best, axis=1))
+        given = graph.integers(graph.op("LessOrEqual", margin, graph.constant(np.array(threshold))))
+        edges = [graph.op("Mul", edge, given) for edge in edges]
+    starts, ends = (graph.op("Gather", "offsets", graph.constant(side), axis=2) for side in (0, 1))
+    pairs = zip((starts, ends), edges, strict=True)
+    graph.named("answer", graph.op("Concat", *(graph.op("GatherElements", *pair, axis=1) for pair in pairs), axis=1))
+    found = [graph.op("GatherElements", share, edge, axis=1) for share, edge in zip(shares, edges, strict=True)]
+    graph.named("score", graph.op("Cast", graph.flat(graph.op("Mul", *found)), to=TensorProto.FLOAT))
+    return [
+        helper.make_tensor_value_info("answer", TensorProto.INT64, ["batch_size", 2]),
+        helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"]),
     ]
 
 
@@ -188,35 +293,79 @@ def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.
     if frame.pair:
         inputs.append(helper.make_tensor_value_info("text_pair", TensorProto.STRING, ["batch_size"]))
         texts = graph.op("Concat", "text", "text_pair", axis=0)
-    tokens, lines = words.write(graph, texts)
-    for name, tensor in rows(graph, frame, tokens, lines, graph.size(texts, 0)).items():
+    if frame.kind == "tagging":
+        tokens = _of_words(graph, words, texts)
+    else:
+        tokens = words.write(graph, texts, spans=bool(frame.outputs))
+    for name, tensor in rows(graph, frame, tokens, graph.size(texts, 0)).items():
         graph.named(name, tensor)
     shape = ["batch_size", "sequence_length"]
     outputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ROWS]
+    outputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [*shape, 2]) for name in frame.outputs]
     made = helper.make_graph(graph.nodes, "texts", inputs, outputs, graph.constants)
     known = DOMAINS | {each.domain: each.version for each in like.opset_import}
     operators = [helper.make_opsetid(domain, number) for domain, number in known.items()]
     return helper.make_model(made, opset_imports=operators, ir_version=like.ir_version)
 
 
-def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.ModelProto:
+def _of_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tokens:
+    """Write the tokens of the words of each text, as `predictor.WORDS` cuts it, every word read by itself; beside the
+    characters of a token, (T, 4): those of the word that begins with it, (0, 0) at its other tokens."""
+    letters, spaces = (characters(_list_matches(pattern)) for pattern in (r"\w", r"\s"))
+    told = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(r"\w", f"[{letters}]")
+    told = told.replace(r"\S", f"[^{spaces}]")
+    parts_RP = cut(graph, texts_R, f"{told}|[{spaces}]+", "")
+    parts = graph.op("Concat", graph.flat(parts_RP), graph.constant([""]), axis=0)  # one at least
+    tokens = pieces.write(graph, parts, spans=True)
+    sizes = graph.op("Slice", tokens.sizes_R, graph.constant([0]), graph.constant([-1]))
+    sizes_RP = graph.op("Reshape", sizes, graph.op("Shape", parts_RP), allowzero=1)
+    starts_RP = graph.op("CumSum", sizes_RP, graph.constant(1), exclusive=1)
+    starts_T = graph.op("Gather", graph.flat(starts_RP), tokens.lines_T)
+    ends_T = graph.op("Add", starts_T, graph.op("Gather", graph.flat(sizes_RP), tokens.lines_T))
+    before_T = graph.op("Concat", graph.constant([-1]), tokens.lines_T, axis=0)
+    before_T = graph.op("Slice", before_T, graph.constant([0]), graph.constant([-1]))
+    first_T = graph.integers(graph.op("Less", before_T, tokens.lines_T))
+    word_T2 = graph.op("Mul", graph.columns(starts_T, ends_T), graph.columns(first_T))
+    spans_T2 = graph.op("Add", tokens.spans_T2, graph.columns(starts_T))
+    width = graph.op("Max", graph.size(parts_RP, 1), graph.constant([1]))
+    lines_T = graph.op("Div", tokens.lines_T, width)
+    return Tokens(tokens.ids_T, lines_T, graph.op("Concat", spans_T2, word_T2, axis=1))
+
+
+def _list_matches(pattern: str) -> tuple[Range, ...]:
+    """List the characters of a class of Python's regular expressions; RE2 has those of ASCII alone."""
+    found = re.compile(pattern)
+    return join_ranges([code for code in range(UNICODE) if code not in SURROGATES and found.match(chr(code))])
+
+
+GIVEN: Mapping[Kind, Sequence[str]] = {"embedding": VECTORS["embedding"], "qa": ("start_logits", "end_logits")}
+"""The model's outputs that are given on, where they are not `logits`."""
+
+
+def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float) -> onnx.ModelProto:
     """Put the model behind its reader: texts in, answers out. What the model does not read of a row is not made.
 
-    Raises ExportError for a model that reads more than a row, or gives neither `logits` nor `sentence_embedding`.
+    threshold  qa, see `Predictor`
+
+    Raises ExportError for a model that reads more than a row, or does not give what its kind of task has.
     """
     wanted = [node.name for node in model.graph.input]
     if unknown := set(wanted) - set(ROWS):
         raise ExportError(f"the model's file reads {', '.join(sorted(unknown))} too; expected {', '.join(ROWS)}")
-    given = "sentence_embedding" if task.kind == "embedding" else "logits"
-    if not any(node.name == given for node in model.graph.output):
-        raise ExportError(f"the model's file gives no {given}; expected a head for {task.kind}")
+    given = GIVEN.get(task.kind, ("logits",))
+    if missing := set(given) - {node.name for node in model.graph.output}:
+        raise ExportError(f"the model's file gives no {', '.join(sorted(missing))}; expected a head for {task.kind}")
     ends = GraphBuilder(f"{PREFIX}/answer")
-    outputs = [] if task.kind == "embedding" else answer(ends, task, given)
+    if task.kind == "qa":
+        outputs = answer_span(ends, threshold)
+    else:
+        outputs = [] if task.kind == "embedding" else answer(ends, task, *given)
+    spans = [node for node in read.graph.output if node.name not in ROWS]
     graph = helper.make_graph(
-        [*_list_needed(read.graph, wanted), *model.graph.node, *ends.nodes],
+        [*_list_needed(read.graph, [*wanted, *(node.name for node in spans)]), *model.graph.node, *ends.nodes],
         "texts_to_labels",
         list(read.graph.input),
-        [*outputs, *(node for node in model.graph.output if node.name == given)],
+        [*outputs, *(node for node in model.graph.output if node.name in given), *spans],
         [*read.graph.initializer, *model.graph.initializer, *ends.constants],
     )
     return helper.make_model(graph, opset_imports=read.opset_import, ir_version=read.ir_version)

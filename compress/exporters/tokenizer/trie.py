@@ -94,6 +94,11 @@ class GraphBuilder:
         """Write (count,): at each place the sum of the values that belong there."""
         return self.op("ScatterElements", self.full(count), places, values, axis=0, reduction="add")
 
+    def columns(self, *vectors: str) -> str:
+        """Write (n, vectors): each of (n,) vectors as a column."""
+        ones = self.constant([1])
+        return self.op("Concat", *(self.op("Unsqueeze", vector, ones) for vector in vectors), axis=1)
+
     def kept(self, values: str, where: str) -> str:
         """Keep those of (n,) or (n, ...) values where the condition (n,) holds."""
         return self.op("Compress", values, where, axis=0)

@@ -10,7 +10,7 @@ Shapes: R texts, M symbols of all texts, one after another, T tokens of all text
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -64,7 +64,7 @@ def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
                 listed[chr(code)] = parts
             elif BETWEEN in parts:
                 alone.append(code)
-    return CharacterMap(listed, _ranges(dropped), _ranges(alone))
+    return CharacterMap(listed, join_ranges(dropped), join_ranges(alone))
 
 
 def becomes(tokenizer: Tokenizer, character: str) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def characters(ranges: Iterable[Range]) -> str:
     return "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in ranges)
 
 
-def _ranges(codes: Sequence[int]) -> tuple[Range, ...]:
+def join_ranges(codes: Sequence[int]) -> tuple[Range, ...]:
     """Join ascending code points into ranges; surrogates, which are never asked for, may be inside."""
     found: list[Range] = []
     for code in codes:
@@ -101,6 +101,21 @@ FIRST: Final = 3
 
 PAD: Final = "padding"
 """The filling of the shorter rows of characters; no single character, so that no text can hold it."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tensors that hold the tokens of all texts, in order.
+
+    ids_T       what they are, without any that frame a text; lines_T: the text each is of
+    spans_T2    the first character of its text that a token covers, and the one after the last; '' where not asked for
+    sizes_R     characters of each text; the same
+    """
+
+    ids_T: str
+    lines_T: str
+    spans_T2: str = ""
+    sizes_R: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,9 +163,9 @@ class WordPiece:
         unknown = model["vocab"][model["unk_token"]]
         return cls(symbols, reading, pieces, tuple(special), unknown, model["max_input_chars_per_word"])
 
-    def write(self, graph: GraphBuilder, texts_R: str) -> tuple[str, str]:
-        """Write the tokens of all texts, (T,) ids and (T,) rows, in order; without any that frame a text."""
-        symbols_M, rows_M = self._symbols(graph, texts_R)
+    def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False) -> Tokens:
+        """Write the tokens of all texts; `spans`: and the characters that they cover."""
+        symbols_M, rows_M, lengths_RC, cells_M = self._symbols(graph, texts_R, spans=spans)
         inside_M = graph.op("Greater", symbols_M, graph.constant(np.array(END, np.int32)))
         inside = graph.integers(inside_M)
         count = graph.size(symbols_M, 0)
@@ -178,13 +193,30 @@ class WordPiece:
             graph.op("And", graph.op("Not", lost_M), graph.op("And", inside_M, reached_M)),
         )
         ids = graph.op("Where", lost_M, graph.constant(self.unknown), ids_M)
-        return graph.kept(ids, token_M), graph.kept(rows_M, token_M)
+        tokens = Tokens(graph.kept(ids, token_M), graph.kept(rows_M, token_M))
+        if not spans:
+            return tokens
+        at_T = graph.flat(graph.op("NonZero", token_M))
+        reach_M = graph.op("Where", lost_M, graph.op("Gather", sizes, words_M), lengths_M)
+        last_T = graph.op("Sub", graph.op("Add", at_T, graph.op("Gather", reach_M, at_T)), graph.constant(1))
+        starts_RC = graph.op("CumSum", lengths_RC, graph.constant(1), exclusive=1)
+        ends_RC = graph.op("Add", starts_RC, lengths_RC)
+        edges = [
+            graph.op("Gather", graph.flat(edge), graph.op("Gather", cells_M, place))
+            for edge, place in ((starts_RC, at_T), (ends_RC, last_T))
+        ]
+        spans_T2 = graph.columns(*edges)
+        return replace(
+            tokens, spans_T2=spans_T2, sizes_R=graph.op("ReduceSum", lengths_RC, graph.constant([1]), keepdims=0)
+        )
 
-    def _symbols(self, graph: GraphBuilder, texts_R: str) -> tuple[str, str]:
-        """Write the (M,) int32 symbols, each text ending with END, and the (M,) rows they are of."""
+    def _symbols(self, graph: GraphBuilder, texts_R: str, *, spans: bool) -> tuple[str, str, str, str]:
+        """Write the (M,) int32 symbols, each text ending with END, and the (M,) rows they are of; for spans the (R, C)
+        lengths of what the texts are cut into, 0 in the filling, and the (M,) places among these R x C."""
         special = "|".join(re.escape(token) for token in sorted(self.special, key=len, reverse=True))
-        every = f"[^{characters(self.reading.dropped)}]" if self.reading.dropped else "(?s:.)"
-        cut = _cut(graph, texts_R, f"{special}|{every}" if special else every)
+        # A character that is dropped is passed over, but where characters are counted
+        every = f"[^{characters(self.reading.dropped)}]" if self.reading.dropped and not spans else "(?s:.)"
+        strings = cut(graph, texts_R, f"{special}|{every}" if special else every)
         table = [(UNKNOWN,), (END, UNKNOWN, END), (END,)]
         spelled: dict[tuple[int, ...], int] = {symbols: index for index, symbols in enumerate(table)}
         numbers: dict[str, int] = {PAD: 2}
@@ -193,30 +225,56 @@ class WordPiece:
             numbers[character] = spelled.setdefault(symbols, len(spelled))
         for token in self.special:
             numbers[token] = spelled.setdefault((END, self.symbols[token], END), len(spelled))
-        codes = _number(graph, cut, numbers, 0)
-        if self.reading.alone:
-            codes = graph.op("Add", codes, self._alone(graph, cut, codes))
+        table, filling = list(spelled), 2
+        if spans:  # what is dropped has a code, and the filling has one of its own
+            table, filling = [*table, (), (END,)], len(table) + 1
+            numbers[PAD] = filling
+        codes = _number(graph, strings, numbers, 0)
+        if spans:
+            codes = self._unlisted(graph, codes, strings, dropped=len(table) - 2)
+        elif self.reading.alone:
+            codes = graph.op("Add", codes, self._alone(graph, strings, codes))
         ends = graph.constant(np.array([0, 0, 0, 1]))
-        codes = graph.op("Pad", codes, ends, graph.constant(2))
-        width = max(map(len, spelled))
-        becomes = np.full((len(spelled), width), NOTHING, np.int32)
-        for symbols, index in spelled.items():
+        codes = graph.op("Pad", codes, ends, graph.constant(filling))
+        width = max(map(len, table))
+        becomes = np.full((len(table), width), NOTHING, np.int32)
+        for index, symbols in enumerate(table):
             becomes[index, : len(symbols)] = symbols
         found = graph.op("Gather", graph.constant(becomes), codes)
         lines = graph.op("Unsqueeze", graph.numbers(graph.size(texts_R, 0)), graph.constant([1, 2]))
         rows = graph.flat(graph.op("Expand", lines, graph.op("Shape", found)))
         flat = graph.flat(found)
         real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
-        return graph.kept(flat, real), graph.kept(rows, real)
+        kept = graph.kept(flat, real), graph.kept(rows, real)
+        if not spans:
+            return *kept, "", ""
+        lengths = np.ones(len(table), np.int64)
+        lengths[filling] = 0
+        for token in self.special:
+            lengths[numbers[token]] = len(token)
+        cells = graph.op("Div", graph.flat(graph.op("NonZero", real)), graph.constant(width))
+        return *kept, graph.op("Gather", graph.constant(lengths), codes), cells
 
-    def _alone(self, graph: GraphBuilder, cut: str, codes: str) -> str:
+    def _alone(self, graph: GraphBuilder, strings: str, codes: str) -> str:
         """Write 1 where a character that is not listed stands alone, 0 elsewhere."""
-        example = graph.constant([chr(self.reading.alone[0][0])])  # so that there is one in every batch
-        flat = graph.op("Concat", graph.flat(cut), example, axis=0)
-        matched = _cut(graph, flat, f"[{characters(self.reading.alone)}]")
-        alone = graph.flat(_number(graph, matched, {PAD: 0}, 1))
-        as_cut = graph.op("Reshape", _slice(graph, alone, 0, -1), graph.op("Shape", cut), allowzero=1)
+        alone = _among(graph, strings, self.reading.alone)
+        as_cut = graph.op("Reshape", alone, graph.op("Shape", strings), allowzero=1)
         return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
+
+    def _unlisted(self, graph: GraphBuilder, codes: str, strings: str, *, dropped: int) -> str:
+        """Write the codes anew of the few characters that are not listed: 1 for those that stand alone, `dropped`."""
+        flat = graph.flat(codes)
+        unlisted = _zero(graph, flat)
+        strings = graph.kept(graph.flat(strings), unlisted)
+        own = graph.full(graph.op("Shape", strings))
+        for ranges, code in ((self.reading.alone, 1), (self.reading.dropped, dropped)):
+            if ranges:
+                found = _among(graph, strings, ranges)
+                own = graph.op("Add", own, graph.op("Mul", found, graph.constant(code)))
+        places = graph.flat(graph.op("NonZero", unlisted))
+        return graph.op(
+            "Reshape", graph.op("ScatterElements", flat, places, own, axis=0), graph.op("Shape", codes), allowzero=1
+        )
 
     def _reach(self, graph: GraphBuilder, starts: str, lengths_M: str, count: str) -> str:
         """Write (M,) bool: where tokens begin, if every word is cut greedily from its start.
@@ -236,9 +294,17 @@ class WordPiece:
         return graph.op("Cast", _slice(graph, reached, 0, -1), to=TensorProto.BOOL)
 
 
-def _cut(graph: GraphBuilder, texts: str, pattern: str) -> str:
-    """Write (texts, most matches) strings: the matches in each text, one after another, filled up with PAD."""
-    return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=PAD, tokenexp=pattern)
+def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> str:
+    """Write (texts, most matches) strings: the longest matches in each text, one after another, and `filling`."""
+    return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=filling, tokenexp=pattern)
+
+
+def _among(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:
+    """Write (n,): 1 for each of n strings that has a character of these ranges in it, 0 for the others."""
+    # So that there is one in every batch; not U+0000, which is cut off a constant
+    example = graph.constant([chr(ranges[0][0] or ranges[0][1])])
+    matched = cut(graph, graph.op("Concat", graph.flat(strings), example, axis=0), f"[{characters(ranges)}]")
+    return _slice(graph, graph.flat(_number(graph, matched, {PAD: 0}, 1)), 0, -1)
 
 
 def _number(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int) -> str:

@@ -56,6 +56,15 @@ const SHOW = {
   },
   regression: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
   ranking: ({ score }) => ({ label: number(score.data[0]), figure: "", list: [] }),
+  tagging(outputs, [text]) {
+    const found = entities(text, outputs);
+    const list = found.map(({ name, words, share }) => [`${name}: ${words}`, percent(share)]);
+    return { label: list.map(([words]) => words).join(", ") || "nothing marked", figure: "", list, marked: marked(text, found) };
+  },
+  qa({ answer, score }, [, context]) {
+    const found = [...context].slice(...[...answer.data].map(Number)).join("");
+    return { label: found || "no answer in this text", figure: percent(score.data[0]), list: [] };
+  },
   async embedding({ sentence_embedding: vector }) {
     const others = [...new Set(lines.value.split("\n").map((line) => line.trim()))].filter(Boolean);
     const cosines = [];
@@ -65,6 +74,44 @@ const SHOW = {
     return list.length ? { label: list[0][0], figure: list[0][1], list } : { label: "no text to compare it with", figure: "", list };
   },
 };
+
+// The entities of the words that have a label, as of IOB2 or BIOES: what is between two of their words is white space.
+// Places are of characters, not of JavaScript's halves of some.
+function entities(text, { label, score, words }) {
+  const characters = [...text];
+  const found = [];
+  let open = null;
+  label.data.forEach((tag, n) => {
+    if (!tag) return;
+    const [start, end] = [words.data[2 * n], words.data[2 * n + 1]].map(Number);
+    const [, prefix, name] = /^([BIESLU])-(.+)$/s.exec(tag) ?? [null, tag === "O" ? "O" : "S", tag];
+    const apart = open && characters.slice(open.end, start).join("").trim();
+    if (open && (apart || "BSU".includes(prefix) || name !== open.name)) open = null;
+    if (prefix === "O") return;
+    if (!open) found.push((open = { name, start, end, shares: [] }));
+    open.end = end;
+    open.shares.push(score.data[n]);
+    if ("ESLU".includes(prefix)) open = null;
+  });
+  return found.map(({ shares, ...each }) => ({
+    ...each,
+    words: characters.slice(each.start, each.end).join(""),
+    share: shares.reduce((sum, one) => sum + one, 0) / shares.length,
+  }));
+}
+
+function marked(text, found) {
+  const characters = [...text];
+  const parts = [];
+  let at = 0;
+  for (const { name, start, end, words } of found) {
+    const part = Object.assign(document.createElement("mark"), { textContent: words });
+    part.append(" ", Object.assign(document.createElement("small"), { textContent: name }));
+    parts.push(characters.slice(at, start).join(""), part);
+    at = end;
+  }
+  return [...parts, characters.slice(at).join("")];
+}
 
 async function vectorOf(line) {
   if (!vectors.has(line)) vectors.set(line, (await run([about.prompts[1] + line])).sentence_embedding.data);
@@ -84,7 +131,7 @@ function cosine(one, other) {
 // -- the page
 
 function say(words, kind, figure = "") {
-  at("label").textContent = words;
+  at("label").replaceChildren(...[words].flat());
   at("label").className = kind;
   at("score").textContent = figure;
 }
@@ -108,7 +155,7 @@ async function answer() {
     do {
       again = false;
       if (boxes.some((box) => !box.value.trim())) clear();
-      else await show(await run(boxes.map((box) => about.prompts[0] + box.value)));
+      else await ask(boxes.map((box) => about.prompts[0] + box.value));
     } while (again);
   } catch (error) {
     fail(error);
@@ -116,10 +163,11 @@ async function answer() {
   busy = false;
 }
 
-async function show(outputs) {
-  const { label, figure, list } = await SHOW[about.kind](outputs);
+async function ask(texts) {
+  const outputs = await run(texts);
+  const { label, figure, list, marked } = await SHOW[about.kind](outputs, texts);
   const rest = list.length - SHOWN;
-  say(label, "", figure);
+  say(marked ?? label, marked ? "marked" : "", figure);
   at("ms").textContent = `${outputs.ms.toPrecision(outputs.ms < 100 ? 2 : 3)} ms`;
   at("scores").replaceChildren(...list.slice(0, SHOWN).map(drawn));
   if (rest > 0) {
