@@ -272,12 +272,12 @@ def demo(
         if out is not None:
             answer(f"page: {out / 'index.html'}, for any web server")
         if link is not None:
-            answer(f"serving until Ctrl-C: {link}")
-            if lan:
-                shown(code(link))
-            if not no_open and not webbrowser.open(link):
-                shown("no browser was found here: open the link yourself")
             with suppress(KeyboardInterrupt):
+                answer(f"serving until Ctrl-C: {link}")
+                if lan:
+                    shown(code(link))
+                if not no_open and not webbrowser.open(link):
+                    shown("no browser was found here: open the link yourself")
                 while True:
                     time.sleep(3600)
 

@@ -21,6 +21,7 @@ def test_a_worker_needs_the_address_alone() -> None:
     run(study, ToyEvaluator(), trials=2)
     study.set_user_attr("trials", 8)
     study.set_user_attr("over", False)
+    study.enqueue_trial({"layers": 8, "hidden": 32})  # 40 ms; what a worker draws is another thing every time
     run(join_study(storage), ToyEvaluator(), worker=True)
     assert count_scored(study.trials) == 8
     assert any(outcome(trial) == "too slow" for trial in study.trials)  # the limits were in the study
