@@ -26,7 +26,7 @@ from compress.data.corpus import Corpus
 from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS, VARIANTS, add_stages, augment, near_words, variants
+from compress.training.augment import FEW_ROWS, QUICK_VARIANTS, VARIANTS, add_stages, augment, near_words, variants
 from compress.training.replacements import Asked, candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
@@ -407,7 +407,6 @@ OPEN = (
     [
         ([], FEW_ROWS, ["answers", "answers-augmented"]),
         ([], FEW_ROWS + 1, ["answers"]),
-        (["stages.0.effort=quick"], 96, ["answers"]),
         (["stages.0.steps=4"], 96, ["answers"]),
         (["stages.0.epochs=3"], 96, ["answers"]),
     ],
@@ -424,13 +423,29 @@ def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("effort", "rows", "varied"), [("normal", FEW_ROWS + 1, False), ("quick", 96, False), ("normal", 96, True)]
+    ("changes", "rows", "variants"),
+    [([], FEW_ROWS, QUICK_VARIANTS), ([], FEW_ROWS + 1, None), (["stages.0.steps=4"], 96, None)],
 )
-def test_texts_of_a_corpus_join_the_variants(effort: str, rows: int, varied: bool, tmp_path: Path) -> None:
+def test_a_quick_stage_reads_variants_from_its_beginning(
+    changes: list[str], rows: int, variants: Any, tmp_path: Path
+) -> None:
+    recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), ["stages.0.effort=quick", *changes])
+    (stage,) = add_stages(recipe, rows).training
+    assert (stage.name, stage.augment) == ("answers", variants)
+
+
+@pytest.mark.parametrize(
+    ("effort", "rows", "first", "added"),
+    [
+        ("normal", FEW_ROWS + 1, None, None), ("normal", 96, None, VARIANTS),
+        ("quick", FEW_ROWS + 1, None, None), ("quick", 96, QUICK_VARIANTS, None),
+    ],
+)  # fmt: skip
+def test_texts_of_a_corpus_join_the_variants(effort: str, rows: int, first: Any, added: Any, tmp_path: Path) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), [f"stages.0.effort={effort}"])
     resolved = add_stages(recipe, rows, corpus=True)
     assert [(stage.name, stage.augment, stage.corpus) for stage in resolved.training] == [
-        ("answers", None, False), ("answers-augmented", VARIANTS if varied else None, True),
+        ("answers", first, False), ("answers-augmented", added, True),
     ]  # fmt: skip
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
 

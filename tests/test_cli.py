@@ -15,9 +15,12 @@ import yaml
 
 import compress
 from compress.cli import app
+from compress.commands import bench as benching
 from compress.config import loader
 from compress.config.options import PANELS
 from compress.exporters import predictor
+from compress.records.bench_result import Result
+from compress.records.latency import DeviceError
 from tests import command, tiny, unshipped
 from tests.command import Shelf
 
@@ -60,8 +63,8 @@ OPTIONS = {
     "predict": "bundle texts... --input --output --text --pair --against --top --precision --on-error --json",
     "demo": "bundle --out --serve --no-open --precision --lan --assets --json",
     "bench": (
-        "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
-        "--python --native --assets --webgpu --out --wide --json"
+        "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --visitors --affinity --lan "
+        "--timeout --python --native --assets --webgpu --out --wide --json"
     ),
     "gate": (
         "old new --max-slower --max-drop --max-larger --data --text --label --precision --device --lan --timeout "
@@ -392,6 +395,26 @@ def test_bench_refuses_settings_that_are_none(bundle: str, words: str, said: str
     assert told.code == 2
     assert "rror: " in told.err
     assert said in told.err
+
+
+def test_each_visitor_has_a_file_and_a_lost_one_takes_none_of_the_others(
+    bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter([Result("browser", {}, "", "", ()), Result("browser", {}, "", "", ())])
+
+    def bench(files: Any, **options: Any) -> Result:
+        for result in measured:
+            return result
+        raise DeviceError("browser: the page was left")
+
+    monkeypatch.setattr(benching, "bench", bench)
+    words = ["bench", bundle, "--device", "browser", "--visitors", "3", "--out", str(tmp_path / "phones.json")]
+    told = command.run(*words)
+    assert (told.code, "the page was left" in told.err) == (2, True)
+    files = sorted(tmp_path.glob("*.json"))
+    assert [(file.name, Result.from_json(file).device) for file in files] == [
+        ("phones-1.json", "browser 1"), ("phones-2.json", "browser 2"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["predict", "bench"])

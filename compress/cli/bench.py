@@ -5,7 +5,7 @@ import tempfile
 import webbrowser
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -39,6 +39,7 @@ def bench(
     rounds: Annotated[int, device_option(min=2, help="Measure in so many rounds, half in each pass.")] = 8,
     runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 15,
     sustain: Annotated[str, device_option(help="Then run each without a pause so long, as 5m.")] = "",
+    visitors: Annotated[int, device_option(min=1, help="browser: measure so many in turn, a file each.")] = 1,
     out: Annotated[Path | None, output(help="Write the result to this JSON file.")] = None,
     wide: Wide = False,
     as_json: Json = False,
@@ -47,26 +48,29 @@ def bench(
 
     Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out phone.json
     """
-    with told(hint="Nothing was written: the same command begins again."):
+    with told(hint="A device that was not measured to its end has no file: the same command begins again."):
         from compress.benchmark import options
         from compress.commands.bench import bench as run
+        from compress.commands.bench import bench_visitors
         from compress.records.bench_result import save
         from compress.reporting.terminal import print_bench
 
         options.place(out)
         talk = console(as_json)
-        result = run(
-            bundles, device=device, precision=precision, threads=options.numbers("threads", threads),
-            batch=options.numbers("batch", batch), seq=options.numbers("seq", seq), rounds=rounds, runs=runs,
-            sustain=options.span(sustain) if sustain else None,
-            say=lambda line: talk.print(line, markup=False, highlight=False, soft_wrap=True),
-        )  # fmt: skip
-        if out is not None:
-            save(result, out)
-        if as_json:
-            print_json("bench", result.to_json())
-        else:
-            print_bench(console(answer=True), result, wide=wide)
+        asked: dict[str, Any] = {
+            "device": device, "precision": precision, "threads": options.numbers("threads", threads),
+            "batch": options.numbers("batch", batch), "seq": options.numbers("seq", seq),
+            "rounds": rounds, "runs": runs, "sustain": options.span(sustain) if sustain else None,
+            "say": lambda line: talk.print(line, markup=False, highlight=False, soft_wrap=True),
+        }  # fmt: skip
+        results = [run(bundles, **asked)] if visitors == 1 else bench_visitors(bundles, visitors, **asked)
+        for number, result in enumerate(results, 1):
+            if out is not None:
+                save(result, out if visitors == 1 else out.with_stem(f"{out.stem}-{number}"))
+            if as_json:
+                print_json("bench", result.to_json())
+            else:
+                print_bench(console(answer=True), result, wide=wide)
 
 
 @grouped()

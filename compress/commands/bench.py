@@ -1,14 +1,16 @@
 """Measure the latency of bundles and model files on a device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from compress.benchmark import options
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
 from compress.records.bench_result import Result
-from compress.records.latency import Setting
+from compress.records.latency import DeviceError, Setting
 
 
 def bench(
@@ -39,3 +41,23 @@ def bench(
     settings = [Setting(*values) for values in product(threads, batch, seq)]
     with open_chosen(device, say=say) as opened:
         return measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)
+
+
+def bench_visitors(
+    files: Sequence[str | Path],
+    visitors: int,
+    *,
+    device: DeviceOptions,
+    say: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> Iterator[Result]:
+    """Measure in so many browsers, one after the other, as `bench` does in one; yield what each measured.
+
+    Each has a link of its own, and the name `browser 1` and so on: what a page over plain http tells does not tell two
+    phones apart. Raises as `bench` does, and DeviceError for another device than browsers.
+    """
+    if device.device != "browser":
+        raise DeviceError(f"--visitors {visitors}: means nothing to --device {device.device}; it is for browser")
+    for name in (f"browser {number}" for number in range(1, visitors + 1)):
+        say(f"{name} of {visitors}")
+        yield replace(bench(files, device=device, say=say, **options), device=name)

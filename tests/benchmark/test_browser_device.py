@@ -1,6 +1,7 @@
 """A page is driven as every device is, and whatever it does, the command ends as it should."""
 
 import math
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from compress.benchmark.browser import device, server
 from compress.benchmark.browser import device as qr
 from compress.benchmark.browser import server as visitor
 from compress.benchmark.browser.device import browser
+from compress.commands.bench import bench_visitors
+from compress.config.options import DeviceOptions
 from compress.errors import ExportError
 from compress.exporters.onnx import to_onnx
 from compress.records.latency import DeviceError, Setting
@@ -356,3 +359,30 @@ def test_the_token_is_in_no_request(said: list[str]) -> None:
     assert (url.path, url.query) == ("/", "")
     assert len(url.fragment) == 43
     assert url.fragment not in visitor.base
+
+
+def test_several_visitors_are_measured_in_turn_each_by_a_link_of_its_own(files: dict[str, Path]) -> None:
+    said, links = list[str](), list[str]()
+    with page() as first, page() as second:
+        waiting = [first, second]
+
+        def say(line: str) -> None:
+            said.append(line)
+            if found := re.search(r"http://\S+", line):
+                links.append(found[0])
+                waiting.pop(0).visit(found[0])
+
+        results = list(
+            bench_visitors(
+                [files["a"]], 2, device=DeviceOptions(device="browser", timeout=5), seq=[8], rounds=2, runs=2, say=say
+            )
+        )
+    assert [result.device for result in results] == ["browser 1", "browser 2"]
+    assert [len(result.latencies) for result in results] == [1, 1]
+    assert len(set(links)) == 2
+    assert [line for line in said if line.endswith("of 2")] == ["browser 1 of 2", "browser 2 of 2"]
+
+
+def test_visitors_are_of_browsers(files: dict[str, Path]) -> None:
+    with pytest.raises(DeviceError, match="--visitors 2: means nothing to --device local"):
+        list(bench_visitors([files["a"]], 2, device=DeviceOptions()))
