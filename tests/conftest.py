@@ -51,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Share the tests among one process more than there are processors: some wait for other processes, or a clock."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(autouse=True, scope="session")
 def frozen() -> None:
     """accelerate collects garbage before every training: 0.2 s over the modules, which never are any."""
