@@ -26,7 +26,7 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config,
 
 from compress.benchmark import htp
 from compress.benchmark.devices import open_device
-from compress.commands.export import NpuOptions, export
+from compress.commands.export import FixedOptions, export
 from compress.exporters import npu
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import load_source
@@ -76,7 +76,7 @@ def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         made = export(
             path, Path(scratch) / "npu", to="npu", precisions=tuple(TYPES), data=data_name,
-            npu=NpuOptions((length,), max_drop), say=complain,
+            fixed=FixedOptions((length,), max_drop), say=complain,
         )  # fmt: skip
         for file in made.files:
             lines[f"{file.precision}, ours"] = list(file.proofs)

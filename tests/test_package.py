@@ -120,7 +120,8 @@ def test_everything_declared_is_pinned_to_a_version_that_is_allowed() -> None:
     project = PROJECT["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     declared = [Requirement(line) for line in (*PROJECT["build-system"]["requires"], *project["dependencies"], *extras)]
-    own = pins("base", "executorch", "npu") | pins("litert") | pins("trackers")  # environments of their own
+    own = pins("base", "executorch", "npu") | pins("base", "coreml")
+    own |= pins("litert") | pins("trackers")  # environments of their own
     pinned = own | pins("base", "dev")
     for requirement in declared:
         if requirement.name != project["name"]:

@@ -49,7 +49,7 @@ class TuneOptions(DeviceOptions):
     tune: Annotated[bool, device_option("--tune", help="Race all forms of the graph; keep the fastest.")] = False
     threads: ThreadCounts = "1"
     batch: BatchSizes = "1"
-    seq: Annotated[str | None, device_option("--seq", help="Lengths: 32 if raced; npu: the longest.")] = None
+    seq: Annotated[str | None, device_option("--seq", help="Lengths: 32 if raced; npu, coreml: the longest.")] = None
 
 
 @grouped(without=("affinity", "native", "webgpu"))
@@ -57,7 +57,7 @@ def export(
     model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
     out: Annotated[Path | None, output(help="The folder; else onnx goes into the bundle.")] = None,
     to: Annotated[
-        Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu"],
+        Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"],
         output("--for", help="Write for this runtime"),
     ] = "onnx",
     precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4,w8a16,w8a8; else the format's.")] = "",
@@ -82,17 +82,17 @@ def export(
         from compress.provenance import command_line
         from compress.reporting.terminal import print_export
 
-        raced, npu = None, command.NpuOptions(max_drop=max_drop / 100)
-        if to == "npu" and race.seq is not None:
-            npu = replace(npu, lengths=tuple(options.numbers("seq", race.seq)))
+        raced, fixed = None, command.FixedOptions(max_drop=max_drop / 100)
+        if (of_fixed_length := to in ("npu", "coreml")) and race.seq is not None:
+            fixed = replace(fixed, lengths=tuple(options.numbers("seq", race.seq)))
         if race.tune:
             settings = options.settings(race.threads, race.batch, race.seq or "32")
             raced = command.RaceOptions(settings, race, max_drop / 100)
-        elif (unused := race if to != "npu" else replace(race, seq=None)) != TuneOptions():
+        elif (unused := replace(race, seq=None) if of_fixed_length else race) != TuneOptions():
             _refuse_unraced(unused)
         made = command.export(
             model, out, to=to, precisions=[each.strip() for each in precision.split(",")] if precision else [],
-            opset=opset, race=raced, npu=npu, data=data, text=text, label=label, checkpoint=checkpoint,
+            opset=opset, race=raced, fixed=fixed, data=data, text=text, label=label, checkpoint=checkpoint,
             command=command_line(),
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )  # fmt: skip

@@ -27,6 +27,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "openvino": "compress export --for openvino, and measuring what it writes",
     "executorch": "compress export --for executorch; give it an environment of its own",
     "litert": "compress export --for litert; give it an environment of its own",
+    "coreml": "compress export --for coreml",
     "npu": "the emulator that certifies compress export --for npu; x86-64 Linux",
     "postgresql": "a compress search whose --storage is a PostgreSQL database, for workers on many machines",
     "mlflow": "--track mlflow; TensorBoard is in the base install",

@@ -15,6 +15,7 @@ from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Source, load_source
 from compress.exporters.formats import ExportResult, Format
+from compress.exporters.formats.apple import write_coreml
 from compress.quantization.calibration import ranges
 from compress.quantization.npu import write_npu
 from compress.tuning import tune
@@ -33,11 +34,11 @@ CALIBRATION_ROWS = 256
 
 
 @dataclass(frozen=True)
-class NpuOptions:
-    """The files for NPUs.
+class FixedOptions:
+    """The files of fixed lengths: for NPUs, and for Core ML.
 
-    lengths   in tokens, each of a file of its own; none: the bundle's max_length
-    max_drop  of the score, in its own unit, that they may lose
+    lengths   in tokens, for NPUs each of a file of its own; none: the bundle's max_length
+    max_drop  of the score, in its own unit, that files for NPUs may lose
     """
 
     lengths: tuple[int, ...] = ()
@@ -67,7 +68,7 @@ def export(
     precisions: Sequence[str] = (),
     opset: int | None = None,
     race: RaceOptions | None = None,
-    npu: NpuOptions = NpuOptions(),
+    fixed: FixedOptions = FixedOptions(),
     data: "DataLike | None" = None,
     text: Sequence[str] | None = None,
     label: str | None = None,
@@ -81,7 +82,7 @@ def export(
     precisions   what the weights are held in; the format's own choice where none is given
     opset        ONNX anew from the weights, at this opset; none: the bundle's own files
     race         race a bundle's files first, and export the fastest: see `compress.tuning`
-    npu          lengths and the loss allowed of the files for NPUs
+    fixed        lengths of files for NPUs and Core ML, and the loss that is allowed
     data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race; files for
                  NPUs are certified on them too
     text, label  columns of the data, where they are not found by themselves
@@ -103,6 +104,9 @@ def export(
 
     load_data = None if data is None else load
     tried: Sequence[Tried] = ()
+    writers = {
+        "npu": partial(write_npu, **asdict(fixed), say=say), "coreml": partial(write_coreml, lengths=fixed.lengths),
+    }  # fmt: skip
     with ExitStack() as stack:
         if race is not None:
             source, tried = stack.enter_context(tuned(source, race, load_data, in_place=out is None, say=say))
@@ -116,7 +120,7 @@ def export(
             load_data=load_data,
             calibrate=None if load_data is None else partial(calibrate, load_data),
             command=command,
-            writer=partial(write_npu, **asdict(npu), say=say) if to == "npu" else None,
+            writer=writers.get(to),
         )
     return replace(made, tried=tuple(tried))
 

@@ -168,6 +168,7 @@ RUNTIMES: Mapping[str, tuple[str, str, str]] = {
     "openvino": ("openvino", "python", 'model = openvino.Core().compile_model("{file}", "CPU")'),
     "executorch": ("executorch", "python", 'method = Runtime.get().load_program("{file}").load_method("forward")'),
     "npu": ("onnxruntime", "python", NPU_OPENING),
+    "coreml": ("coreml", "swift", ""),
     "litert": ("litert", "python", 'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
 }
 """The library of each format that is no bundle, as the hub calls it, and the line that opens a file there."""
@@ -177,11 +178,15 @@ IMPORTS = {
     "executorch": "from executorch.runtime import Runtime",
     "npu": "import onnxruntime\nimport onnxruntime_qnn",
     "litert": "from ai_edge_litert.interpreter import Interpreter",
+    "coreml": "import CoreML",
 }  # fmt: skip
 
 
-def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task | None) -> str:
-    """Render the page of an export that is no bundle: of its export.json, and what is known of its model's `Card`."""
+def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task | None, *, code: str = "") -> str:
+    """Render the page of an export that is no bundle: of its export.json, and what is known of its model's `Card`.
+
+    code  opens the file in its runtime, where a line of RUNTIMES does not
+    """
     library, language, opening = RUNTIMES[record["for"]]
     card = Card.parse({"name": record["source"], **origin})
     pipeline = "feature-extraction" if task is None else PIPELINES.get(task.kind, "text-classification")
@@ -198,7 +203,7 @@ def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task
         source=card.name,
         files=[{"precision": "", "note": "", **each} for each in record["files"]],
         language=language,
-        load=Markup(f"{IMPORTS[record['for']]}\n\n{opened}"),
+        load=Markup(f"{IMPORTS[record['for']]}\n\n{code or opened}"),
         verdicts=[*record["verdicts"], *(f"warning: {warning}" for warning in record["warnings"])],
         licence=licence(card),
     )

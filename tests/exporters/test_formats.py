@@ -246,7 +246,12 @@ def test_only_precisions_go_into_a_bundle(written: Path, tmp_path: Path, words: 
 
 
 def test_a_missing_extra_is_named(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for extra, module in (("openvino", "openvino"), ("executorch", "executorch"), ("litert", "litert_torch")):
+    for extra, module in (
+        ("openvino", "openvino"),
+        ("executorch", "executorch"),
+        ("litert", "litert_torch"),
+        ("coreml", "coremltools"),
+    ):
         monkeypatch.setitem(__import__("sys").modules, module, None)
         for loaded in [name for name in __import__("sys").modules if name.startswith(f"{module}.")]:
             monkeypatch.delitem(__import__("sys").modules, loaded)

@@ -56,7 +56,7 @@ def made(written: Path, data: str, tmp_path_factory: pytest.TempPathFactory) -> 
         patch.setattr(htp, "find_emulator", lambda: "")
         return commands.export(
             str(written), tmp_path_factory.mktemp("made") / "npu", to="npu", precisions=("w8a16", "w8a8"), data=data,
-            npu=commands.NpuOptions(LENGTHS, max_drop=1.0),
+            fixed=commands.FixedOptions(LENGTHS, max_drop=1.0),
         )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_the_blocks_that_w8a8_keeps_have_16_bits(
         monkeypatch.setattr(Planner, "mix", keep)
         made = commands.export(
             str(written), tmp_path / f"npu-{count}", to="npu", precisions=("w8a8",), data=data,
-            npu=commands.NpuOptions((24,), max_drop=1.0),
+            fixed=commands.FixedOptions((24,), max_drop=1.0),
         )  # fmt: skip
         wide = widths(read_model(made.path / "model_w8a8_24.onnx"), "QuantizeLinear")
         assert (wide, len(made.files[0].proofs[1].kept)) == ({8, 16} if count else {8}, count)
@@ -266,7 +266,7 @@ def test_an_emulator_that_fails_is_told_of_and_the_files_are_there(
     written: Path, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(htp, "find_emulator", lambda: str(tmp_path / "no" / "python"))
-    made = commands.export(str(written), tmp_path / "npu", to="npu", data=data, npu=commands.NpuOptions((24,)))
+    made = commands.export(str(written), tmp_path / "npu", to="npu", data=data, fixed=commands.FixedOptions((24,)))
     assert names(tmp_path / "npu") == {"model_w8a16_24.onnx", *BESIDE}
     assert len(made.files[0].proofs) == 2
     assert any("cannot be started" in warning and htp.PYTHON in warning for warning in made.warnings)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from compress.exporters.int8 import Ranges
     from compress.records.certificate import Certificate, Tried
 
-Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu"]
+Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "onnx": ("onnxruntime", tuple(FILES), ("fp32", "int8")),
@@ -48,6 +48,7 @@ WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "executorch": ("mobile", ("fp32", "int8"), ("fp32", "int8")),
     "litert": ("mobile", ("fp32", "int8", "w8"), ("fp32", "int8")),
     "npu": ("", ("w8a16", "w8a8"), ("w8a16",)),
+    "coreml": ("apple", ("fp32", "fp16", "w8"), ("fp16", "w8")),
 }
 """The module that has `write_<format>` ('': whoever exports gives that function, which needs more than exporters have),
 the precisions that it can write, and those that it writes unless asked."""
@@ -93,6 +94,7 @@ class ExportResult:
     """The files that a format wrote; verdicts are sentences on where and how to run it, packages those whose versions
     matter.
 
+    code              opens a file in its runtime, where a line that is the same for all does not
     path, to, sizes   the folder, the format, and the bytes of each file: filled in by `export`
     tried             what was raced before
     """
@@ -101,6 +103,7 @@ class ExportResult:
     verdicts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     packages: tuple[str, ...] = ("onnx", "onnxruntime")
+    code: str = ""
     path: Path = Path()
     to: Format = "onnx"
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -162,7 +165,8 @@ def export(
         else:
             task, origin = context.bundle.manifest.task, describe_origin("", context.bundle.path)
             (folder / NAME).write_text(text, encoding="utf-8")
-            (folder / "README.md").write_text(export_card(record, origin, task), encoding="utf-8")
+            card = export_card(record, origin, task, code=result.code)
+            (folder / "README.md").write_text(card, encoding="utf-8")
     return result
 
 

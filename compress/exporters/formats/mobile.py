@@ -178,10 +178,6 @@ def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]
     with quiet():
         required("litert_torch", "litert")
         exact = _convert(context)
-        per_token = [
-            "sequence_length" in [size.dim_param for size in each.type.tensor_type.shape.dim]
-            for each in read_model(context.onnx("fp32")).graph.output
-        ]
         made = []
         for precision in precisions:
             target = folder / LITERT_FILES[precision]
@@ -189,7 +185,8 @@ def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]
                 target.write_bytes(exact.read_bytes())
             else:
                 _quantize(exact, target, precision)
-            made.append(ExportedFile(target.name, precision, context.differs(_run_litert(target, per_token))))
+            apart = context.differs(_run_litert(target, list_tokenwise(context)))
+            made.append(ExportedFile(target.name, precision, apart))
     named = ", ".join(f"tokens_{length}" for length in lengths(context.bundle.manifest.max_length))
     verdict = (
         f"shapes are fixed: signatures {named}, one row each, on the same weights; pad to the shortest that holds the "
@@ -221,7 +218,15 @@ def _quantize(exact: Path, target: Path, precision: str) -> None:
     shutil.copyfile(made, target)  # what it writes is executable
 
 
-def _run_litert(path: Path, per_token: Sequence[bool]) -> Run:
+def list_tokenwise(context: ExportContext) -> list[bool]:
+    """Tell of each output of the fp32 file whether it has a number for each token."""
+    return [
+        "sequence_length" in [size.dim_param for size in each.type.tensor_type.shape.dim]
+        for each in read_model(context.onnx("fp32")).graph.output
+    ]
+
+
+def _run_litert(path: Path, tokenwise: Sequence[bool]) -> Run:
     interpreter = required("ai_edge_litert.interpreter", "litert").Interpreter(str(path), num_threads=1)
     runners = {
         int(name.removeprefix("tokens_")): interpreter.get_signature_runner(name)
@@ -234,6 +239,6 @@ def _run_litert(path: Path, per_token: Sequence[bool]) -> Run:
         padded = {name: np.pad(array, ((0, 0), (0, length - tokens))).astype(np.int32) for name, array in row.items()}
         found = runners[length](**padded)
         arrays = [found[name] for name in sorted(found)]
-        return [each[:, :tokens] if cut else each for each, cut in zip(arrays, per_token, strict=True)]
+        return [each[:, :tokens] if cut else each for each, cut in zip(arrays, tokenwise, strict=True)]
 
     return run

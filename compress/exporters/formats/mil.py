@@ -1,0 +1,195 @@
+"""Compute a Core ML program in NumPy, as it is read back from its package.
+
+Core ML runs on Apple's systems alone; so that what a package holds can be checked elsewhere, every operator does here
+what Core ML's specification says of it. What the program keeps in float16 is rounded to float16 after each operator,
+while a product is added up in float32. That is neither Core ML's order of additions nor its speed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erf, expit
+
+from compress.errors import ExportError
+from compress.exporters.formats import required
+
+Array = NDArray[Any]
+
+
+class Program:
+    """The program of a package: call it with its inputs, by name, and get its outputs in their order.
+
+    operators   the names of its operators, constants left out, in the order in which they are computed
+    """
+
+    def __init__(self, package: Path) -> None:
+        model = required("coremltools", "coreml").models.MLModel(str(package), skip_model_load=True)
+        load = required("coremltools.converters.mil.frontend.milproto.load", "coreml").load
+        self.spec = model.get_spec()
+        program = load(self.spec, self.spec.specificationVersion, model.weights_dir)
+        self._function = program.functions["main"]
+        self._kept = dict[Any, Array]()
+        self._steps = []
+        for step in self._function.operations:
+            if step.op_type.startswith("constexpr_"):
+                (self._kept[step.outputs[0]],) = _as_tuple(step.materialized_val_inference())
+            elif step.op_type != "const":
+                self._steps.append(step)
+        self.operators = [step.op_type for step in self._steps]
+        if unknown := sorted(set(self.operators) - set(OPERATORS)):
+            raise ExportError(
+                f"{package.name}: its operators {', '.join(unknown)} cannot be computed outside of Core ML by this "
+                "version, so nothing would be known of its answers; --for onnx and --for ort take every family"
+            )
+
+    def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
+        known = dict(self._kept)
+        for name, variable in self._function.inputs.items():
+            known[variable] = inputs[name]
+
+        def value(given: Any) -> Any:
+            if isinstance(given, (list, tuple)):
+                return [value(each) for each in given]
+            found = known.get(given, given.val)
+            return found.astype(np.float32) if getattr(found, "dtype", None) == np.float16 else found
+
+        for step in self._steps:
+            given = {name: value(each) for name, each in step.inputs.items()}
+            made = _as_tuple(OPERATORS[step.op_type](**given))
+            for variable, array in zip(step.outputs, made, strict=True):
+                known[variable] = array.astype(np.float16) if variable.is_tensor_or_scalar_of("fp16") else array
+        return [np.asarray(value(each)) for each in self._function.outputs]
+
+
+def _as_tuple(made: Any) -> tuple[Any, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _linear(x: Array, weight: Array, bias: Array) -> Array:
+    made: Array = x @ weight.T + bias
+    return made
+
+
+def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
+    made: Array = (x.swapaxes(-1, -2) if transpose_x else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
+    return made
+
+
+def _reshape(x: Array, shape: Sequence[int]) -> Array:
+    return x.reshape([x.shape[at] if size == 0 else int(size) for at, size in enumerate(shape)])
+
+
+def _layer_norm(x: Array, axes: Sequence[int], epsilon: float, **affine: Array) -> Array:
+    over = tuple(int(axis) for axis in axes)
+    centred = x - x.mean(over, keepdims=True)
+    normal = centred / np.sqrt(np.square(centred).mean(over, keepdims=True) + epsilon)
+    made: Array = normal * affine.get("gamma", 1) + affine.get("beta", 0)
+    return made
+
+
+def _softmax(x: Array, axis: int) -> Array:
+    powers = np.exp(x - x.max(int(axis), keepdims=True))
+    made: Array = powers / powers.sum(int(axis), keepdims=True)
+    return made
+
+
+def _gelu(x: Array, mode: str) -> Array:
+    if mode == "EXACT":
+        return (0.5 * x * (1 + erf(x / np.sqrt(2)))).astype(x.dtype)
+    if mode == "TANH_APPROXIMATION":
+        return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
+    return x * expit(1.702 * x)
+
+
+def _slice(x: Array, begin: Sequence[int], end: Sequence[int], **more: Any) -> Array:
+    """`more` has stride and begin_mask, end_mask and squeeze_mask, where they are not 1 and False throughout."""
+    cuts = list[slice | int]()
+    for axis, (first, last) in enumerate(zip(begin, end, strict=True)):
+        open_first, open_last, squeezed = (
+            name in more and bool(more[name][axis]) for name in ("begin_mask", "end_mask", "squeeze_mask")
+        )
+        step = int(more["stride"][axis]) if "stride" in more else 1
+        ends = (None if open_first else int(first), None if open_last else int(last))
+        cuts.append(int(first) if squeezed else slice(*ends, step))
+    made: Array = x[tuple(cuts)]
+    return made
+
+
+def _gather_along(x: Array, indices: Array, axis: int, **_: Any) -> Array:
+    return np.take_along_axis(x, indices, int(axis))
+
+
+def _cast(x: Array, dtype: str) -> Array:
+    return np.asarray(x).astype(dtype.replace("fp", "float"))
+
+
+def _cumsum(x: Array, axis: int, exclusive: bool, reverse: bool) -> Array:
+    if exclusive or reverse:
+        raise ExportError("cumsum that is exclusive or reversed cannot be computed outside of Core ML by this version")
+    return x.cumsum(int(axis), dtype=x.dtype)
+
+
+def _pad(x: Array, pad: Sequence[int], mode: str = "constant", constant_val: float = 0.0) -> Array:
+    last = np.reshape(pad, (-1, 2)).tolist()
+    assert mode == "constant", "no other is written"
+    return np.pad(x, [(0, 0)] * (x.ndim - len(last)) + last, constant_values=constant_val)
+
+
+def _one_hot(indices: Array, one_hot_vector_size: int, axis: int, on_value: float, off_value: float) -> Array:
+    made = np.where(indices[..., None] == np.arange(one_hot_vector_size), on_value, off_value)
+    return np.moveaxis(made, -1, int(axis))
+
+
+def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda x, y=None: function(x) if y is None else function(x, y)
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "abs": _elementwise(np.abs),
+    "add": _elementwise(np.add),
+    "cast": _cast,
+    "clip": lambda x, **limits: np.clip(x, limits["alpha"], limits["beta"]),
+    "concat": lambda values, axis, interleave: np.concatenate([np.atleast_1d(one) for one in values], int(axis)),
+    "cos": _elementwise(np.cos),
+    "cumsum": _cumsum,
+    "equal": _elementwise(np.equal),
+    "expand_dims": lambda x, axes: np.expand_dims(x, tuple(int(axis) for axis in axes)),
+    "fill": lambda shape, value: np.full([int(size) for size in shape], value),
+    "gather": lambda x, indices, axis, **_: np.take(x, indices, int(axis)),
+    "gather_along_axis": _gather_along,
+    "gelu": _gelu,
+    "greater": _elementwise(np.greater),
+    "greater_equal": _elementwise(np.greater_equal),
+    "layer_norm": _layer_norm,
+    "less": _elementwise(np.less),
+    "less_equal": _elementwise(np.less_equal),
+    "linear": _linear,
+    "logical_and": _elementwise(np.logical_and),
+    "matmul": _matmul,
+    "mul": _elementwise(np.multiply),
+    "not_equal": _elementwise(np.not_equal),
+    "one_hot": _one_hot,
+    "pad": _pad,
+    "range_1d": lambda start, **more: np.arange(start, more["end"], more["step"]),
+    "real_div": _elementwise(np.divide),
+    "relu": lambda x: np.maximum(x, 0),
+    "reshape": _reshape,
+    "select": lambda cond, **kept: np.where(cond, kept["a"], kept["b"]),
+    "shape": lambda x: np.asarray(x.shape, np.int32),
+    "sigmoid": _elementwise(expit),
+    "sin": _elementwise(np.sin),
+    "slice_by_index": _slice,
+    "softmax": _softmax,
+    "split": lambda x, axis, num_splits=None, split_sizes=None: tuple(
+        np.split(x, int(num_splits) if split_sizes is None else np.cumsum(split_sizes)[:-1].tolist(), int(axis))
+    ),
+    "squeeze": lambda x, axes: np.squeeze(x, tuple(int(axis) for axis in axes)),
+    "sub": _elementwise(np.subtract),
+    "tanh": _elementwise(np.tanh),
+    "tile": lambda x, reps: np.tile(x, [int(count) for count in reps]),
+    "transpose": lambda x, perm: np.transpose(x, [int(axis) for axis in perm]),
+}
+"""What each operator does with its inputs, by their names in the specification."""

@@ -1,0 +1,185 @@
+"""Core ML packages: operators are computed as torch computes them; what is written is read back and answers alike."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
+
+from compress.commands import export as commands
+from compress.errors import ExportError
+from compress.exporters.artifact import Bundle
+from compress.exporters.formats import ExportResult, apple, mil
+from compress.exporters.formats.mil import OPERATORS
+from tests import command, tiny
+from tests.exporters.test_formats import BESIDE, LENGTH, QA, TAGGING, bundle, names
+
+X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+T = torch.from_numpy(X)
+W, B = X[0], X[0, :, 0]
+FULL = [0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that tests only read."""
+    return bundle(tmp_path_factory.mktemp("written") / "bundle").path
+
+
+def needs_coremltools() -> None:
+    pytest.importorskip("coremltools", reason="the extra coreml is not installed")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("abs", {"x": X}, T.abs()),
+        ("add", {"x": X, "y": W}, T + T[0]),
+        ("cast", {"x": X, "dtype": "int32"}, T.int()),
+        ("cast", {"x": X, "dtype": "fp16"}, T.half()),
+        ("concat", {"values": [X, X], "axis": np.int32(1), "interleave": False}, torch.cat([T, T], 1)),
+        ("concat", {"values": [np.int32(1), np.array([4])], "axis": 0, "interleave": False}, torch.tensor([1, 4])),
+        ("cumsum", {"x": X, "axis": 1, "exclusive": False, "reverse": False}, T.cumsum(1)),
+        ("expand_dims", {"x": X, "axes": [1, 2]}, T[:, None, None]),
+        ("fill", {"shape": [2, 1], "value": 3.0}, torch.full((2, 1), 3.0)),
+        ("gather", {"x": W, "indices": np.array([[2, 0]]), "axis": 0, "batch_dims": 0}, T[0][torch.tensor([[2, 0]])]),
+        ("gather_along_axis", {"x": W, "indices": np.array([[1], [0], [3]]), "axis": 1},
+         T[0].gather(1, torch.tensor([[1], [0], [3]]))),
+        ("gelu", {"x": X, "mode": "EXACT"}, functional.gelu(T)),
+        ("gelu", {"x": X, "mode": "TANH_APPROXIMATION"}, functional.gelu(T, approximate="tanh")),
+        ("gelu", {"x": X, "mode": "SIGMOID_APPROXIMATION"}, T * torch.sigmoid(1.702 * T)),
+        ("layer_norm", {"x": X, "axes": [-1], "gamma": W[0], "beta": W[1], "epsilon": 1e-5},
+         functional.layer_norm(T, (4,), T[0, 0], T[0, 1], 1e-5)),
+        ("layer_norm", {"x": X, "axes": [-1], "epsilon": 1e-5}, functional.layer_norm(T, (4,))),
+        ("linear", {"x": X, "weight": W, "bias": B}, functional.linear(T, T[0], T[0, :, 0])),
+        ("matmul", {"x": X, "y": X, "transpose_x": False, "transpose_y": True}, T @ T.mT),
+        ("matmul", {"x": X, "y": X, "transpose_x": True}, T.mT @ T),
+        ("pad", {"x": X, "pad": [0, 0, 1, 2], "mode": "constant", "constant_val": 0.5},
+         functional.pad(T, (1, 2), value=0.5)),
+        ("clip", {"x": X, "alpha": -0.5, "beta": 0.5}, T.clamp(-0.5, 0.5)),
+        ("less", {"x": X, "y": W}, torch.lt(T, T[0])),
+        ("one_hot", {"indices": np.array([2, 0]), "one_hot_vector_size": 3, "axis": -1, "on_value": 1, "off_value": 0},
+         functional.one_hot(torch.tensor([2, 0]), 3)),
+        ("one_hot", {"indices": np.array([2, 0]), "one_hot_vector_size": 3, "axis": 0, "on_value": 1, "off_value": 0},
+         functional.one_hot(torch.tensor([2, 0]), 3).T),
+        ("range_1d", {"start": np.int32(1), "end": np.int32(7), "step": np.int32(2)}, torch.arange(1, 7, 2)),
+        ("relu", {"x": X}, T.relu()),
+        ("reshape", {"x": X, "shape": np.array([0, -1])}, T.reshape(2, 12)),
+        ("select", {"cond": X > 0, "a": X, "b": np.float32(0)}, T.relu()),
+        ("shape", {"x": X}, torch.tensor([2, 3, 4])),
+        ("sigmoid", {"x": X}, T.sigmoid()),
+        ("slice_by_index", {"x": X, "begin": [0, 1, 1], "end": [2, 3, 3]}, T[0:2, 1:3, 1:3]),
+        ("slice_by_index", {"x": X, "begin": FULL, "end": FULL, "stride": [1, 1, 2], "begin_mask": [True] * 3,
+                            "end_mask": [True] * 3, "squeeze_mask": [False, True, False]}, T[:, 0, ::2]),
+        ("softmax", {"x": X, "axis": -1}, T.softmax(-1)),
+        ("split", {"x": X, "axis": 2, "num_splits": 2}, T.split(2, 2)),
+        ("split", {"x": X, "axis": 2, "split_sizes": np.array([1, 3])}, T.split([1, 3], 2)),
+        ("squeeze", {"x": X[:, :1], "axes": [1]}, T[:, 0]),
+        ("tanh", {"x": X}, T.tanh()),
+        ("tile", {"x": W, "reps": [2, 1]}, T[0].tile(2, 1)),
+        ("transpose", {"x": X, "perm": [0, 2, 1]}, T.mT),
+    ],
+)  # fmt: skip
+def test_operators_are_torchs(name: str, given: Any, expected: Any) -> None:
+    made = OPERATORS[name](**given)
+    made, expected = ((each,) if not isinstance(each, tuple) else each for each in (made, expected))
+    assert len(made) == len(expected)
+    for one, other in zip(made, expected, strict=True):
+        assert np.shape(one) == tuple(other.shape)
+        np.testing.assert_allclose(one, other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_family_that_reads_its_last_token_is_refused(tmp_path: Path) -> None:
+    source = bundle(tmp_path / "bundle", tiny.model("xlnet", labels=2))
+    with pytest.raises(ExportError, match="xlnet reads its answer off the last token"):
+        commands.export(str(source.path), tmp_path / "out", to="coreml")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("seq", "wrong"), [("1", 1), ("20,4000", 4000)])
+def test_lengths_that_the_model_cannot_read(seq: str, wrong: int, written: Path, tmp_path: Path) -> None:
+    before = names(written)
+    told = command.run("export", str(written), "--for", "coreml", "--seq", seq, "--out", str(tmp_path / "out"))
+    assert told.code == 2
+    assert f"--seq {wrong}: {written} reads 2 to 64 tokens" in told.err
+    assert (names(written), (tmp_path / "out").exists()) == (before, False)
+
+
+def relative(made: ExportResult) -> dict[str, float]:
+    return {each.precision: each.difference.relative for each in made.files if each.difference is not None}
+
+
+@pytest.mark.slow
+def test_packages_answer_as_the_bundle_does(written: Path, tmp_path: Path) -> None:
+    needs_coremltools()
+    told = command.run(
+        "export", str(written), "--for", "coreml", "--precision", "fp32,fp16,w8", "--out", str(tmp_path / "out")
+    )
+    assert told.code == 0, told.err
+    inside = {f"{package}/{file}" for package in apple.PACKAGES.values() for file in apple.INSIDE}
+    assert names(tmp_path / "out") == {*BESIDE, *inside}
+    record = json.loads((tmp_path / "out" / "export.json").read_text())
+    apart = {each["precision"]: each["difference"] for each in record["files"] if "difference" in each}
+    assert apart["fp32"]["largest"] < 1e-5 * apart["fp32"]["logit"]
+    assert 0 < apart["fp16"]["largest"] < 0.02 * apart["fp16"]["logit"]
+    assert apart["fp16"]["largest"] < apart["w8"]["largest"] < 0.1 * apart["w8"]["logit"]
+    size = {each["file"]: each["bytes"] for each in record["files"]}
+    weights = [size[f"{apple.PACKAGES[precision]}/{apple.INSIDE[1]}"] for precision in ("fp32", "fp16", "w8")]
+    assert weights[1] < 0.55 * weights[0]
+    assert weights[2] < 0.7 * weights[1]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"shape: [1, {LENGTH}], dataType: .int32" in card
+    assert '"token_type_ids": row([])' in card
+    assert "nothing of it was run here" in card
+    program = mil.Program(tmp_path / "out" / "model.mlpackage")
+    assert json.loads(program.spec.description.metadata.userDefined["compress.labels"]) == ["negative", "positive"]
+    row = {name: np.asarray([value], np.int32) for name, value in tiny.tokenizer()("a good film").items()}
+    padded = {name: np.pad(value, ((0, 0), (0, LENGTH - value.shape[1]))) for name, value in row.items()}
+    (found,) = program(padded)
+    expected = Bundle.load(written).logits([tiny.tokenizer()("a good film")], precision="fp32")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        (lambda: tiny.model("distilbert", head=AutoModelForTokenClassification, labels=3), TAGGING),
+        (lambda: tiny.model("electra", head=AutoModelForQuestionAnswering, labels=2), QA),
+        (lambda: tiny.model("mobilebert", labels=2, hidden=64), tiny.SENTIMENT),
+    ],
+)
+def test_several_lengths_of_one_package(model: Callable[[], Any], task: Any, tmp_path: Path) -> None:
+    needs_coremltools()
+    source, fixed = bundle(tmp_path / "bundle", model(), task), commands.FixedOptions((LENGTH, 16))
+    made = commands.export(str(source.path), tmp_path / "out", to="coreml", precisions=("fp32",), fixed=fixed)
+    assert relative(made)["fp32"] < 1e-4
+    assert made.verdicts[0].startswith("for iOS 18 or macOS 15 and later")
+    (first, *_) = mil.Program(tmp_path / "out" / "model.mlpackage").spec.description.input
+    shapes = [list(each.shape) for each in first.type.multiArrayType.enumeratedShapes.shapes]
+    assert sorted(shapes) == [[1, 16], [1, LENGTH]]
+
+
+@pytest.mark.slow
+def test_what_was_read_back_is_compared_with_what_was_asked_for(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_coremltools()
+    check = apple._check
+    monkeypatch.setattr(apple, "_check", lambda found, names, outputs, lengths: check(found, names, outputs, [16]))
+    with pytest.raises(ExportError, match="coremltools wrote a package that reads"):
+        commands.export(str(written), tmp_path / "out", to="coreml")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_an_operator_that_is_not_known_is_named(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_coremltools()
+    monkeypatch.delitem(mil.OPERATORS, "gelu")  # type: ignore[attr-defined]  # a dict to monkeypatch, a Mapping to all
+    with pytest.raises(ExportError, match="gelu cannot be computed outside of Core ML"):
+        commands.export(str(written), tmp_path / "out", to="coreml")
