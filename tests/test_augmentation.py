@@ -26,7 +26,7 @@ from compress.data.corpus import Corpus
 from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS, QUICK_VARIANTS, VARIANTS, add_stages, augment, near_words, variants
+from compress.training.augment import FEW_ROWS, VARIANTS, add_stages, augment, near_words, variants
 from compress.training.replacements import Asked, candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
@@ -423,22 +423,24 @@ def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "variants"),
-    [([], FEW_ROWS, QUICK_VARIANTS), ([], FEW_ROWS + 1, None), (["stages.0.steps=4"], 96, None)],
-)
+    ("changes", "rows", "texts", "copies"),
+    [([], FEW_ROWS, 1, 4), ([], 96, 2, 2), ([], 96, 0, None), ([], FEW_ROWS + 1, 1, None),
+     (["stages.0.steps=4"], 96, 1, None)],
+)  # fmt: skip
 def test_a_quick_stage_reads_variants_from_its_beginning(
-    changes: list[str], rows: int, variants: Any, tmp_path: Path
+    changes: list[str], rows: int, texts: int, copies: int | None, tmp_path: Path
 ) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), ["stages.0.effort=quick", *changes])
-    (stage,) = add_stages(recipe, rows).training
-    assert (stage.name, stage.augment) == ("answers", variants)
+    (stage,) = add_stages(recipe, rows, texts=texts).training
+    assert stage.name == "answers"
+    assert stage.augment == (copies and Call("tinybert.near_words", {"copies": copies}))
 
 
 @pytest.mark.parametrize(
     ("effort", "rows", "first", "added"),
     [
         ("normal", FEW_ROWS + 1, None, None), ("normal", 96, None, VARIANTS),
-        ("quick", FEW_ROWS + 1, None, None), ("quick", 96, QUICK_VARIANTS, None),
+        ("quick", FEW_ROWS + 1, None, None), ("quick", 96, Call("tinybert.near_words", {"copies": 4}), None),
     ],
 )  # fmt: skip
 def test_texts_of_a_corpus_join_the_variants(effort: str, rows: int, first: Any, added: Any, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
-from compress.training.augment import add_stages, reads_corpus, trains_language_model
+from compress.training.augment import TEXTS, add_stages, reads_corpus, trains_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.embedding import VectorSource, with_teacher, with_vectors
 from compress.training.finetune import check_head, check_logits, general, load_general, load_task_teacher
@@ -191,10 +191,10 @@ def prepare(
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
         if not recorded:
-            recipe = add_stages(
-                recipe, len(context.data.train), corpus=takes_texts(context.data, context.corpus),
-                variants=context.kind != "ranking",  # a variant of a passage is none of the query's candidates
-            )  # fmt: skip
+            train, reads = context.data.train, takes_texts(context.data, context.corpus)
+            # a variant of a passage is none of the query's candidates
+            texts = 0 if context.kind == "ranking" else sum(name in TEXTS for name in train.column_names)
+            recipe = add_stages(recipe, len(train), corpus=reads, texts=texts)
             if any(stage.corpus for stage in recipe.training):
                 check_texts(context.data, context.corpus)
         if corpus is not None and not reads_corpus(recipe):

@@ -201,26 +201,31 @@ def _check(copies: int, probability: float, candidates: int, together: int) -> N
 FEW_ROWS: Final = 10_000
 """Rows of a training split up to which variants of them are tried."""
 VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
-QUICK_VARIANTS: Final = Call("tinybert.near_words", {"copies": 4})
+QUICK_COPIES: Final = 4
+"""Variants of a row, of all of its texts together, that a quick stage reads."""
 
 
-def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, variants: bool = True) -> Recipe:
+def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 1) -> Recipe:
     """Let each stage of `augment: auto` be followed by one on more rows, whose student is kept where it is better.
 
     These are variants of the task's rows, where there are few, and the texts of the corpus, where there is one for the
-    task. At the effort `quick` the stage itself reads the variants, half as many, from its first step on. Nothing is
-    added where the length of the stage is given; without `variants`, none of these are.
+    task. At the effort `quick` the stage itself reads variants, but fewer, from its first step on. Nothing is added
+    where the length of the stage is given.
+
+    rows, texts   of the training split, and of each row: those that may be varied
     """
     stages, suffix = list[AnyStage](), recipe.free_suffix("-augmented")
     for stage in recipe.stages:
         if isinstance(stage, Prune) or stage.augment != "auto":
             stages.append(stage)
             continue
-        few, reads = variants and rows <= FEW_ROWS, corpus and stage.may_read_texts
-        at_once, later = (QUICK_VARIANTS, None) if stage.effort == "quick" else (None, VARIANTS)
-        stages.append(stage.model_copy(update={"augment": at_once if few and stage.open_ended else None}))
-        if stage.open_ended and (reads or (few and later)):
-            more = {"augment": later if few else None, "corpus": reads}
+        few, reads = texts > 0 and rows <= FEW_ROWS and stage.open_ended, corpus and stage.may_read_texts
+        quick = few and stage.effort == "quick"
+        fewer = Call("tinybert.near_words", {"copies": max(1, QUICK_COPIES // texts)}) if quick else None
+        stages.append(stage.model_copy(update={"augment": fewer}))
+        later = VARIANTS if few and not quick else None
+        if stage.open_ended and (reads or later):
+            more = {"augment": later, "corpus": reads}
             kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
             added = {"name": stage.name + suffix, "improve": True, "student": None, "cache_teacher": kept}
             stages.append(stage.model_copy(update=more | added))
