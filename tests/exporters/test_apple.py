@@ -23,6 +23,10 @@ X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
 T = torch.from_numpy(X)
 W, B = X[0], X[0, :, 0]
 FULL = [0, 0, 0]
+BINARY = {
+    "equal": "eq", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "mul": "mul",
+    "not_equal": "ne", "real_div": "div", "sub": "sub",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,10 @@ def needs_coremltools() -> None:
         ("pad", {"x": X, "pad": [0, 0, 1, 2], "mode": "constant", "constant_val": 0.5},
          functional.pad(T, (1, 2), value=0.5)),
         ("clip", {"x": X, "alpha": -0.5, "beta": 0.5}, T.clamp(-0.5, 0.5)),
-        ("less", {"x": X, "y": W}, torch.lt(T, T[0])),
+        *((name, {"x": X, "y": W}, getattr(torch, of)(T, T[0])) for name, of in BINARY.items()),
+        ("logical_and", {"x": X > 0, "y": W > 0}, (T > 0) & (T[0] > 0)),
+        ("cos", {"x": X}, T.cos()),
+        ("sin", {"x": X}, T.sin()),
         ("one_hot", {"indices": np.array([2, 0]), "one_hot_vector_size": 3, "axis": -1, "on_value": 1, "off_value": 0},
          functional.one_hot(torch.tensor([2, 0]), 3)),
         ("one_hot", {"indices": np.array([2, 0]), "one_hot_vector_size": 3, "axis": 0, "on_value": 1, "off_value": 0},
@@ -99,6 +106,11 @@ def test_a_family_that_reads_its_last_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="xlnet reads its answer off the last token"):
         commands.export(str(source.path), tmp_path / "out", to="coreml")
     assert not (tmp_path / "out").exists()
+
+
+def test_every_operator_is_compared_with_torchs() -> None:
+    (cases,) = test_operators_are_torchs.pytestmark  # type: ignore[attr-defined]  # pytest puts it there
+    assert {name for name, *_ in cases.args[1]} == set(OPERATORS)
 
 
 @pytest.mark.parametrize(("seq", "wrong"), [("1", 1), ("20,4000", 4000)])

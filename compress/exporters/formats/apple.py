@@ -71,7 +71,7 @@ def write_coreml(
     rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] <= taken[-1]]
     names, outputs = list(rows[0]), [each.name for each in read_model(context.onnx("fp32")).graph.output]
     system, since = SYSTEMS[min(len(taken), 2)]
-    made, counted = [], Counter[str]()
+    made, computed = [], list[str]()
     with _silent():
         program = _export(context, names, taken)
         for precision in precisions:
@@ -81,13 +81,14 @@ def write_coreml(
             found = Program(package)
             _check(found, names, outputs, taken)
             apart = context.differs(_run(found, list_tokenwise(context), taken), rows=rows)
-            counted = Counter(found.operators)
+            counted = sorted(Counter(found.operators).items())
+            computed.append(f"{precision}: operators: {', '.join(f'{count} {name}' for name, count in counted)}")
             main, *others = (f"{package.name}/{inside}" for inside in INSIDE)
             made.append(ExportedFile(main, precision, apart, f"open {package.name}", tuple(others)))
     shapes = f"{taken[0]} tokens" if len(taken) == 1 else f"{', '.join(map(str, taken))} tokens, the shortest that fits"
     verdicts = (
         f"for {since} and later; one row, int32, padded with attention_mask 0 to {shapes}",
-        f"operators: {', '.join(f'{count} {name}' for name, count in sorted(counted.items()))}",
+        *computed,
         UNRUN,
     )
     ids = ", ".join(map(str, rows[0]["input_ids"][0]))
@@ -156,18 +157,21 @@ def _convert(
 def _check(found: Program, names: Sequence[str], outputs: Sequence[str], lengths: Sequence[int]) -> None:
     """Raise ExportError where a package that was read back is not the one that was asked for."""
     described = found.spec.description
+    arrays = {each.name: each.type.multiArrayType for each in described.input}
     shapes = {
-        each.name: sorted(
-            tuple(one.shape) for one in (each.type.multiArrayType.enumeratedShapes.shapes or [each.type.multiArrayType])
-        )
-        for each in described.input
+        name: [kind.ArrayDataType.Name(kind.dataType), *sorted(tuple(one.shape) for one in _list_shapes(kind))]
+        for name, kind in arrays.items()
     }
-    wanted = {name: [(1, length) for length in lengths] for name in names}
+    wanted = {name: ["INT32", *((1, length) for length in lengths)] for name in names}
     if shapes != wanted or [each.name for each in described.output] != list(outputs):
         raise ExportError(
             f"coremltools wrote a package that reads {shapes} and gives {[each.name for each in described.output]}; "
             f"expected {wanted} and {list(outputs)}: it is of a version that this was not written for"
         )
+
+
+def _list_shapes(kind: Any) -> Any:
+    return kind.enumeratedShapes.shapes or [kind]
 
 
 def _run(found: Program, tokenwise: Sequence[bool], lengths: Sequence[int]) -> Run:

@@ -133,8 +133,9 @@ def _cumsum(x: Array, axis: int, exclusive: bool, reverse: bool) -> Array:
 
 
 def _pad(x: Array, pad: Sequence[int], mode: str = "constant", constant_val: float = 0.0) -> Array:
+    if mode != "constant":
+        raise ExportError(f"padding in the mode {mode} cannot be computed outside of Core ML by this version")
     last = np.reshape(pad, (-1, 2)).tolist()
-    assert mode == "constant", "no other is written"
     return np.pad(x, [(0, 0)] * (x.ndim - len(last)) + last, constant_values=constant_val)
 
 
