@@ -51,6 +51,7 @@ from compress.slicing.cut import slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
+from compress.training.step import WrappedStep
 
 LIMIT = math.log(100)
 """log alpha stays within +-LIMIT (authors' code), so that no gate is beyond return."""
@@ -165,7 +166,7 @@ class Matched(nn.Module):
         return self
 
 
-class Gated(nn.Module):
+class Gated(WrappedStep):
     """step(**batch) -> `Matched` under masks that are learned, + the Lagrangian that holds them to their aim.
 
     sizes is the target, counts or shares below 1: {hidden: 0.75, heads: 6, ...}. `wait` of the steps are without masks,
@@ -176,7 +177,7 @@ class Gated(nn.Module):
     ObjectiveError where options contradict each other.
     """
 
-    accepts_loss_kwargs = False
+    wraps = "minimise"
 
     def __init__(
         self,
@@ -218,10 +219,6 @@ class Gated(nn.Module):
             each.requires_grad_(False)
 
     @property
-    def student(self) -> PreTrainedModel:
-        return self.minimise.student
-
-    @property
     def gates(self) -> Gates:
         return self._gates[0]
 
@@ -243,9 +240,6 @@ class Gated(nn.Module):
         held = self.multipliers(excess_C) * (0.0 if self.gates.waiting else 1.0)
         seen = {"lagrangian": held.detach(), "excess": excess_C.detach().abs().max()}
         return {**parts, "loss": parts["loss"] + held, **seen}
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.minimise.items(batch)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         gates = list(self.gates.parameters())

@@ -41,7 +41,7 @@ from compress.papers.bert import masked_lm
 from compress.papers.hinton import mean_over
 from compress.training.objective import MASKED, Objective, count_items
 from compress.training.reads import reads
-from compress.training.step import Distillation
+from compress.training.step import Distillation, WrappedStep
 
 NORM_EPS = 1e-7
 
@@ -154,7 +154,7 @@ def squared(student_BV: Tensor, target_BV: Tensor, mask_BL: Tensor | None) -> Te
     return mse_loss(student_BV.float(), target_BV.float())
 
 
-class ScaleInvariantFineTuning(nn.Module):
+class ScaleInvariantFineTuning(WrappedStep):
     """step(**batch) -> `objective` + weight * distance(answers on perturbed embeddings, answers on clean ones).
 
     The perturbation is added to the embeddings' LayerNorm-ed input. It starts normal with standard deviation `start`,
@@ -163,7 +163,7 @@ class ScaleInvariantFineTuning(nn.Module):
     The distance is symmetric_kl, and squared for a regression. Raises StudentError where there is no such LayerNorm.
     """
 
-    accepts_loss_kwargs = False
+    wraps = "minimise"
 
     def __init__(
         self,
@@ -189,10 +189,6 @@ class ScaleInvariantFineTuning(nn.Module):
             )
         self._norm = norms  # in a list: already a part of the student
 
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.minimise.student
-
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         embedded: list[Tensor] = []
         shown: list[Any] = []
@@ -207,9 +203,6 @@ class ScaleInvariantFineTuning(nn.Module):
         distance = self._distance(self._perturb(normal_BLE + noise_BLE, batch), clean)
         adversarial = self.weight * distance
         return parts | {"loss": parts["loss"] + adversarial, "deberta.sift": adversarial.detach()}
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.minimise.items(batch)
 
     def _towards(self, normal_BLE: Tensor, clean: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Return the perturbation after its one step."""

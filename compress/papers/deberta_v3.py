@@ -25,7 +25,6 @@ Deviations
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -43,6 +42,7 @@ from compress.papers import electra
 from compress.papers.deberta import MaskDecoder
 from compress.training.objective import Objective
 from compress.training.reads import Temperature
+from compress.training.step import WrappedStep
 
 TABLES = ("word_embeddings", "position_embeddings")
 
@@ -113,7 +113,7 @@ class Disentangled(nn.Module):
         table.weight.copy_(generator.weight + self.delta)
 
 
-class ReplacedTokenDetection(nn.Module):
+class ReplacedTokenDetection(WrappedStep):
     """step(**batch) -> L_MLM + weight * L_RTD (+ the terms of `objective`), of a batch that electra.mask has corrupted.
 
     The student is the encoder of the discriminator; its head is the step's. The generator has the student's width and
@@ -121,7 +121,7 @@ class ReplacedTokenDetection(nn.Module):
     `finish` writes the student's tables. Raises StudentError when the student is no DeBERTa-v2.
     """
 
-    accepts_loss_kwargs = False
+    wraps = "discriminate"
 
     def __init__(
         self,
@@ -161,9 +161,6 @@ class ReplacedTokenDetection(nn.Module):
         else:
             logits_RV = read(self.generator, batch, frozenset({"logits"}), at_BL=chosen_BL).logits
         return electra.losses(self.discriminate, batch, logits_RV, self.temperature)
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.discriminate.items(batch)
 
     def clip_groups(self) -> list[list[nn.Parameter]]:
         """Return what each of the authors' two optimisers clips: the generator's parameters, and all others."""

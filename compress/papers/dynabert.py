@@ -50,7 +50,7 @@ from compress.slicing.select import Importance
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, inner_weights, resize_config
 from compress.training.objective import Objective, pairs_of_subnet
-from compress.training.step import Distillation
+from compress.training.step import Distillation, WrappedStep
 from compress.training.teacher_cache import TeacherCache
 
 AXES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
@@ -61,7 +61,7 @@ def first(student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan) -> 
     return {group: torch.arange(count, 0, -1).float() for group, count in plan.groups.items() if group.axis != "layers"}
 
 
-class Sandwich(nn.Module):
+class Sandwich(WrappedStep):
     """step(**batch) -> the sum of `objective` over the largest, the smallest and `random` other subnets of the student.
 
     widths      shares of hidden (of MobileBERT the bottleneck), heads and neurons together; or each alone:
@@ -79,7 +79,6 @@ class Sandwich(nn.Module):
     teacher, and without a teacher's objective.
     """
 
-    accepts_loss_kwargs = False
     only_rows = True
 
     def __init__(
@@ -125,10 +124,6 @@ class Sandwich(nn.Module):
         _check_all_fit(objective, student, teacher, [*self.always.values(), *self.drawn])
 
     @property
-    def student(self) -> PreTrainedModel:
-        return self.distillation.student
-
-    @property
     def objective(self) -> Objective:
         return self.distillation.objective
 
@@ -157,9 +152,6 @@ class Sandwich(nn.Module):
                 mean = part.detach() / alike
                 logged[f"{name}.{term}"] = logged.get(f"{name}.{term}", 0.0) + mean
         return {"loss": torch.stack(losses).sum(), **logged}
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.distillation.items(batch)
 
     def _parts(
         self, sizes: Sizes, batch: Mapping[str, Tensor], shown: Signals | None, items: Any, lookup: Lookup

@@ -43,7 +43,7 @@ from compress.papers.hinton import mean_over
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.reads import Temperature, reads
-from compress.training.step import Distillation
+from compress.training.step import Distillation, WrappedStep
 
 
 def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, masked: float = 0.85) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ def losses(
     return parts | {"loss": parts["loss"] + generator, "generator": generator.detach()}
 
 
-class ReplacedTokens(nn.Module):
+class ReplacedTokens(WrappedStep):
     """step(**batch) -> L_MLM + weight * L_Disc (+ the terms of `objective`), of a batch that `mask` has corrupted.
 
     The student is the discriminator. The generator is an ELECTRA of `width` times its hidden size and `layers` times
@@ -146,7 +146,7 @@ class ReplacedTokens(nn.Module):
     Raises StudentError when the student is no ELECTRA discriminator.
     """
 
-    accepts_loss_kwargs = False
+    wraps = "discriminate"
 
     def __init__(
         self,
@@ -172,17 +172,10 @@ class ReplacedTokens(nn.Module):
         self.discriminate = detection(student, teacher, objective, weight)
         self.temperature = temperature
 
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.discriminate.student
-
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         shown = read(self.generator, batch, frozenset({"logits"}), at_BL=labelled(batch))
         assert shown.logits is not None
         return losses(self.discriminate, batch, shown.logits, self.temperature)
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.discriminate.items(batch)
 
 
 def _generator(student: Any, width: float, layers: float) -> ElectraForMaskedLM:
@@ -198,13 +191,13 @@ def _generator(student: Any, width: float, layers: float) -> ElectraForMaskedLM:
     return generator
 
 
-class FineTuning(nn.Module):
+class FineTuning(WrappedStep):
     """step(**batch) -> `objective`, each layer learning at `decay` times the rate of the one above it.
 
     decay: 0.8 for small and base, 0.9 for large (Appendix B).
     """
 
-    accepts_loss_kwargs = False
+    wraps = "minimise"
 
     def __init__(
         self,
@@ -218,17 +211,6 @@ class FineTuning(nn.Module):
         super().__init__()
         self.minimise = Distillation(student, teacher, objective)
         self.top, self.decay = Shape.from_config(student.config).layers + 2, decay
-
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.minimise.student
-
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
-        parts: dict[str, Tensor] = self.minimise(**batch)
-        return parts
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.minimise.items(batch)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Group the parameters by depth, 0 for the embeddings."""

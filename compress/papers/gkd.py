@@ -29,7 +29,7 @@ from compress.papers.hinton import kl_divergence, mean_over
 from compress.training.generation import continued
 from compress.training.objective import Objective
 from compress.training.reads import Temperature, reads
-from compress.training.step import Distillation
+from compress.training.step import Distillation, WrappedStep
 
 
 @reads("logits", per="label", mask="labels")
@@ -52,7 +52,7 @@ def divergence(
     return mean_over(beta * from_teacher_BL + (1 - beta) * from_student_BL, mask_BL)
 
 
-class OnPolicy(nn.Module):
+class OnPolicy(WrappedStep):
     """Alg. 1: with probability `share` the objective is minimised over the student's own continuations of the prompts.
 
     share        lambda, the probability that a batch is sampled from the student
@@ -64,7 +64,8 @@ class OnPolicy(nn.Module):
     as teacher, or without an objective.
     """
 
-    accepts_loss_kwargs = False
+    dropout = False
+    items = None  # type: ignore[assignment]  # what is sampled has others than the batch
 
     def __init__(
         self,
@@ -88,10 +89,6 @@ class OnPolicy(nn.Module):
         self.share, self.pad = share, words.pad
         self.temperature, self.prompt, self.new_tokens = temperature, prompt, new_tokens
 
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.distillation.student
-
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         if torch.rand(()).item() < self.share:
             batch = continued(
@@ -103,8 +100,3 @@ class OnPolicy(nn.Module):
                 temperature=self.temperature,
             )
         return self.distillation(**batch)
-
-    def train(self, mode: bool = True) -> "OnPolicy":
-        super().train(mode)
-        self.student.eval()
-        return self

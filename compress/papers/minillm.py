@@ -34,7 +34,7 @@ from compress.papers.hinton import kl_divergence, mean_over
 from compress.training.generation import continued
 from compress.training.objective import Objective
 from compress.training.reads import reads
-from compress.training.step import Distillation
+from compress.training.step import Distillation, WrappedStep
 
 
 @reads("logits", per="label", mask="labels")
@@ -115,7 +115,7 @@ class TeacherMixed(LogitsProcessor):
         return (self.mix * p_BV + (1 - self.mix) * q_BV).log()
 
 
-class PolicyGradient(nn.Module):
+class PolicyGradient(WrappedStep):
     """Alg. 1 for causal models: reverse KL of the student's own continuations, and the objective on the batch.
 
     mix          alpha, the teacher's share in the sampling distribution (Sec. 2.2: 0.2)
@@ -127,7 +127,9 @@ class PolicyGradient(nn.Module):
     it, without a model as teacher, or for an encoder-decoder.
     """
 
-    accepts_loss_kwargs = False
+    wraps = "corpus"
+    dropout = False
+    items = None  # type: ignore[assignment]  # what is sampled has others than the batch
 
     def __init__(
         self,
@@ -151,10 +153,6 @@ class PolicyGradient(nn.Module):
             raise ObjectiveError("minillm.PolicyGradient continues texts: it needs causal models; see gkd.OnPolicy")
         self.corpus = Distillation(student, teacher, objective)
         self.pad, self.mix, self.clip, self.prompt, self.new_tokens = words.pad, mix, clip, prompt, new_tokens
-
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.corpus.student
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         teacher = self.corpus.teacher
@@ -182,8 +180,3 @@ class PolicyGradient(nn.Module):
         parts = self.corpus(**batch)
         loss = single + long + parts.pop("loss")
         return {"loss": loss, "minillm.single": single.detach(), "minillm.long": long.detach()} | parts
-
-    def train(self, mode: bool = True) -> "PolicyGradient":
-        super().train(mode)
-        self.student.eval()
-        return self

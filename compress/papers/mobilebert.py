@@ -24,7 +24,7 @@ Deviations from the authors' code (mobilebert/run_pretraining.py, distill_util.p
   all layers are set back to 0 too: here the layers below keep theirs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import sqrt
 from typing import Any
@@ -42,7 +42,7 @@ from compress.models.to_mobilebert import (
 from compress.papers.hinton import mean_over, seen_pairs
 from compress.training.objective import Objective
 from compress.training.reads import reads
-from compress.training.step import Distillation
+from compress.training.step import Distillation, WrappedStep
 
 EPSILON = 1e-12
 """The epsilon of the parameter-free normalisation, that of the authors' layer norm."""
@@ -104,7 +104,7 @@ def base_factor(step: int, total: int, layers: int) -> float:
     return min(0.9 + 0.1 * sqrt(1 - done), 10 * done)
 
 
-class Progressive(nn.Module):
+class Progressive(WrappedStep):
     """Progressive knowledge transfer: in each of N equal parts of the stage, one layer learns the teacher's.
 
     Of the objective's terms, all of them on layers, only those of the active layer count, divided by N; student and
@@ -112,6 +112,8 @@ class Progressive(nn.Module):
     by `lower` bg(t) in all below it; those above wait; embeddings, pooler and heads stay as they are. The student has
     no dropout. Raises ObjectiveError when a term does not compare every layer of the student.
     """
+
+    dropout = False
 
     def __init__(
         self,
@@ -143,10 +145,6 @@ class Progressive(nn.Module):
         self.begin(0, N)
 
     @property
-    def student(self) -> PreTrainedModel:
-        return self.distillation.student
-
-    @property
     def layers(self) -> nn.ModuleList:
         return _layers(self.student)
 
@@ -167,9 +165,6 @@ class Progressive(nn.Module):
             parts = self.distillation(**batch)
         return {name: value / len(self.layers) for name, value in parts.items()}
 
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.distillation.items(batch)
-
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """Group the parameters: each layer, and the objective's projections where it has any."""
         named = {f"layer.{n}": list(layer.parameters()) for n, layer in enumerate(self.layers)}
@@ -188,41 +183,20 @@ class Progressive(nn.Module):
         for parameter, trained in zip(self.student.parameters(), self.trained_before, strict=True):
             parameter.requires_grad_(trained)
 
-    def train(self, mode: bool = True) -> "Progressive":
-        super().train(mode)
-        self.student.eval()
-        return self
 
-
-class WithoutDropout(nn.Module):
+class WithoutDropout(WrappedStep):
     """Minimise the stage's objective with the student in eval mode: the authors' has no dropout beside a teacher.
 
     They build its graph with `is_training=False` (run_pretraining.py); dropout is back when it is fine-tuned.
     """
 
-    accepts_loss_kwargs = False
+    dropout = False
 
     def __init__(
         self, student: PreTrainedModel, teacher: nn.Module | None, objective: Objective, *, words: object = None
     ) -> None:
         super().__init__()
         self.distillation = Distillation(student, teacher, objective)
-
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.distillation.student
-
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
-        parts: dict[str, Tensor] = self.distillation(**batch)
-        return parts
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.distillation.items(batch)
-
-    def train(self, mode: bool = True) -> "WithoutDropout":
-        super().train(mode)
-        self.student.eval()
-        return self
 
 
 def _layers(model: Any) -> nn.ModuleList:

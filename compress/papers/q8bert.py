@@ -23,7 +23,7 @@ Deviations:
 - ours: one range for a layer that is called several times (ALBERT); the file then uses it at each place.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError
 from compress.training.objective import Objective
-from compress.training.step import Distillation
+from compress.training.step import Distillation, WrappedStep
 
 M = 127
 LEVELS = 255
@@ -54,7 +54,7 @@ def activations(x_BLD: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.fake_quantize_per_tensor_affine(x_BLD.float(), scale, (-low / scale).round().int(), 0, LEVELS)
 
 
-class QuantizationAware(nn.Module):
+class QuantizationAware(WrappedStep):
     """step(**batch) -> `objective`, the student computing as int8 will.
 
     Every linear layer that reads tokens rounds its weights and what it reads, every embedding its table. `decay` is of
@@ -63,7 +63,7 @@ class QuantizationAware(nn.Module):
     high], with which its bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
     """
 
-    accepts_loss_kwargs = False
+    wraps = "minimise"
 
     def __init__(
         self,
@@ -89,18 +89,10 @@ class QuantizationAware(nn.Module):
         for name, layer in self._plain.items():
             student.set_submodule(name, kinds[type(layer)](layer))
 
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.minimise.student
-
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         for layer in self._layers().values():
             layer.real_BL = batch["attention_mask"].bool()
-        parts: dict[str, Tensor] = self.minimise(**batch)
-        return parts
-
-    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.minimise.items(batch)
+        return super().forward(**batch)
 
     def finish(self) -> None:
         ranges = {name: layer.range_2.tolist() for name, layer in self._layers().items() if layer.seen}

@@ -1,7 +1,7 @@
 """A step turns a batch into named losses. It is the only thing a training loop needs to know."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +128,41 @@ class Distillation(nn.Module):
         super()._apply(fn, recurse)
         if isinstance(self.teacher, nn.Module):
             self.teacher._apply(fn)
+        return self
+
+
+class WrappedStep(nn.Module):
+    """Provide what steps share that put a mechanism around another step, such as a `Distillation`.
+
+    wraps     name of the attribute that holds the other step; checkpoints contain it
+    dropout   whether the student's dropout is on during training
+    """
+
+    accepts_loss_kwargs = False
+    wraps: ClassVar[str] = "distillation"
+    dropout: ClassVar[bool] = True
+
+    @property
+    def wrapped(self) -> Any:
+        return getattr(self, self.wraps)
+
+    @property
+    def student(self) -> PreTrainedModel:
+        student: PreTrainedModel = self.wrapped.student
+        return student
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        parts: dict[str, Tensor] = self.wrapped(**batch)
+        return parts
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        counts: dict[str, Tensor] = self.wrapped.items(batch)
+        return counts
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if not self.dropout:
+            self.student.eval()
         return self
 
 

@@ -272,8 +272,9 @@ class StepTrainer(Trainer):
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.corrupt is not None:
             samples = [self._corrupt(sample, part) for part, sample in enumerate(samples)]
-        if samples and hasattr(self.step, "items") and (len(samples) > 1 or self.args.world_size > 1):
-            counts = [self.step.items(each) for each in samples]
+        count_items = getattr(self.step, "items", None)
+        if samples and count_items and (len(samples) > 1 or self.args.world_size > 1):
+            counts = [count_items(each) for each in samples]
             mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
             mean = self.accelerator.reduce(mean, "mean")
             for sample in samples:
