@@ -57,7 +57,7 @@ from compress.data.masking import Words, counts
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import logits_at
-from compress.io import filled
+from compress.io import atomic_folder
 from compress.models.signals import evaluating
 from compress.papers import q8bert
 from compress.prompting.labels import prompt_teacher
@@ -539,7 +539,7 @@ def kept(name: str, corpus: str | None) -> str:
         sys.exit(f"{name}: give --corpus")
     folder = home() / "recipes-for-real" / f"{name}-{load_corpus(corpus).fingerprint[:12]}"
     if not folder.is_dir():
-        with filled(folder) as made:
+        with atomic_folder(folder) as made:
             MADE[name](corpus, made)
     return str(folder)
 
@@ -551,7 +551,7 @@ def tuned(folder: str, splits: Mapping[str, Any]) -> str:
         recipe = adapt(Recipe.load("t5"), PROOFS["t5"])
         recipe = control(recipe, PROOFS["t5"], {"steps": 1000})
         student = recipe.student.model_copy(update={"layers": None})
-        with filled(answers) as made:
+        with atomic_folder(answers) as made:
             pretrained(made, None, recipe.model_copy(update={"student": student}), teacher=folder, data=dict(splits))
     return str(answers)
 

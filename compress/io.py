@@ -1,6 +1,6 @@
-"""Write files and folders that are whole or absent, also after a power cut: write beside, flush, then rename.
+"""Write files and folders atomically: into a temporary path, flushed, then renamed, so that a power cut does no harm.
 
-A sealed folder also holds `checksums.json`, the SHA-256 of each of its files, so that damage is found before use.
+A sealed folder also holds `checksums.json`, the SHA-256 of each of its files, so that damage is detected before use.
 """
 
 import errno
@@ -19,16 +19,16 @@ from typing import IO, Any
 from compress.errors import DamagedError
 
 FULL = 2**16
-"""A disk with fewer bytes free is full: writers leave what is less than their next block."""
+"""A disk with fewer free bytes counts as full: writers leave less than their next block unused."""
 CHECKSUMS = "checksums.json"
 WINDOWS = sys.platform == "win32"
 BEYOND = 2**30
-"""The byte of a file that Windows locks for all of it, beyond its end: nobody else can read a byte that is locked."""
+"""The offset of the byte that is locked on Windows: beyond the end, because nobody else can read a locked byte."""
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Re-raise errors of a full or failing disk as an OSError that names `path`, also those of libraries."""
+def name_disk_errors(path: Path) -> Iterator[None]:
+    """Re-raise errors of a full or failing disk, from libraries too, as an OSError that names `path`."""
     from safetensors import SafetensorError
 
     try:
@@ -39,37 +39,37 @@ def naming(path: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        told = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
-        if not told and shutil.disk_usage(path.parent).free >= FULL:
+        code = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
+        if not code and shutil.disk_usage(path.parent).free >= FULL:
             raise
-        number = int(told[1]) if told else errno.ENOSPC
+        number = int(code[1]) if code else errno.ENOSPC
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
 @contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; give it the name `path` at the end, or remove it if anything fails."""
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; rename it to `path` at the end, or remove it if anything fails."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with naming(path):
+        with name_disk_errors(path):
             yield partial
-            put(partial, path)
+            move_into_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 @contextmanager
-def filled(path: Path, *, sealed: bool = False) -> Iterator[Path]:
-    """Yield a new folder beside `path` to fill; let it take the place of `path` at the end, with `sealed` sealed."""
+def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder to fill; it replaces `path` at the end. `sealed`: with checksums."""
     partial, retired = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "retired"))
     if retired.exists() and not path.exists():  # a process was killed between the two renames below
         retired.rename(path)
     try:
-        for left_over in (partial, retired):
-            shutil.rmtree(left_over, ignore_errors=True)
-        make(path.parent)
+        for leftover in (partial, retired):
+            shutil.rmtree(leftover, ignore_errors=True)
+        make_folder(path.parent)
         partial.mkdir()
-        with naming(path):
+        with name_disk_errors(path):
             yield partial
             if sealed:
                 seal(partial)
@@ -78,26 +78,26 @@ def filled(path: Path, *, sealed: bool = False) -> Iterator[Path]:
                 path.rename(retired)
             _rename(partial, path)
     finally:
-        for left_over in (partial, retired):
-            shutil.rmtree(left_over, ignore_errors=True)
+        for leftover in (partial, retired):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
-def make(folder: Path) -> None:
-    """Create a folder and those above it that are missing, and flush their names to the disk."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, and flush their names to the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        _flush(each.parent)
+    for path in missing:
+        _flush(path.parent)
 
 
-def put(partial: Path, path: Path) -> None:
-    """Flush a finished file or folder to the disk, rename it to `path` over a file of that name, flush the rename."""
+def move_into_place(partial: Path, path: Path) -> None:
+    """Flush a finished file or folder, rename it to `path`, and flush the rename. A file at `path` is replaced."""
     flush(partial)
     _rename(partial, path)
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder with all files below it, to the disk, and let others read it as the umask says.
+    """Flush a file, or a folder with all files below it, to the disk, and apply the umask.
 
     Some libraries create files that only their owner may read.
     """
@@ -117,7 +117,7 @@ def _rename(partial: Path, path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    if WINDOWS and path.is_dir():  # which cannot be opened there; NTFS keeps a journal of its names
+    if WINDOWS and path.is_dir():  # folders cannot be opened there; NTFS journals names
         return
     handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
@@ -127,9 +127,9 @@ def _flush(path: Path) -> None:
 
 
 def lock(file: IO[str], *, wait: bool = False, shared: bool = False) -> None:
-    """Lock an open file until it is closed, or its process gone. Raises BlockingIOError where another holds it.
+    """Lock an open file until it is closed or its process ends. Raises BlockingIOError if another process holds it.
 
-    shared   others may hold it so too; on Windows they may not
+    shared  let others hold a shared lock too; ignored on Windows
     """
     if not WINDOWS:
         import fcntl
@@ -154,14 +154,14 @@ def lock(file: IO[str], *, wait: bool = False, shared: bool = False) -> None:
 
 
 def seal(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write the checksums of all files below `folder` into it; given `names`, add those of these files alone."""
-    added = _names(folder) if names is None else names
-    known = checksums(folder) if names is not None and (folder / CHECKSUMS).exists() else {}
-    _list(folder, known | {name: sha256(folder / name) for name in added})
+    """Write checksums of all files below `folder`; with `names`, only add or update those of the named files."""
+    old = read_checksums(folder) if names is not None and (folder / CHECKSUMS).exists() else {}
+    added = _list_files(folder) if names is None else names
+    _write_checksums(folder, old | {name: sha256(folder / name) for name in added})
 
 
-def checksums(folder: Path) -> dict[str, str]:
-    """Read the checksums in a sealed folder, by the names of its files. Raises DamagedError where there are none."""
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Read the checksums of a sealed folder, keyed by file name. Raises DamagedError if there are none."""
     try:
         digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         return {str(name): str(digest) for name, digest in digests.items()}
@@ -173,26 +173,25 @@ def checksums(folder: Path) -> dict[str, str]:
 
 def verify(folder: Path) -> None:
     """Compare a sealed folder with its checksums. Raises DamagedError, which lists every file that differs."""
-    expected = checksums(folder)
-    if problems := _differing(folder, expected):
+    if problems := _find_differences(folder, read_checksums(folder)):
         raise DamagedError(folder, [f"{name} {problem}" for name, problem in problems.items()])
 
 
 def drop_damaged(folder: Path) -> None:
-    """Remove every file that differs from the checksums of its folder: what is left is as it was written."""
+    """Remove every file of a sealed folder that differs from its checksum."""
     try:
-        expected = checksums(folder)
+        expected = read_checksums(folder)
     except DamagedError:
         expected = {}
-    problems = _differing(folder, expected)
+    problems = _find_differences(folder, expected)
     for name in problems:
         (folder / name).unlink(missing_ok=True)
-    _list(folder, {name: digest for name, digest in expected.items() if name not in problems})
+    _write_checksums(folder, {name: digest for name, digest in expected.items() if name not in problems})
 
 
-def _differing(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of files that differ from the checksums `expected`, each with the problem."""
-    present = _names(folder)
+def _find_differences(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
+    """Return what is wrong with each file that differs from its expected checksum."""
+    present = _list_files(folder)
     problems = dict.fromkeys(sorted(expected.keys() - present), "is missing")
     problems |= dict.fromkeys(sorted(present - expected.keys()), "is not one of its files")
     for name in sorted(expected.keys() & present):
@@ -206,64 +205,63 @@ def _differing(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
     return problems
 
 
-def _list(folder: Path, digests: Mapping[str, str]) -> None:
-    with written(folder / CHECKSUMS) as partial:
-        partial.write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
+def _write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
+    write_json(folder / CHECKSUMS, digests)
 
 
-def usable(folder: Path, warn: Callable[[str], None]) -> bool:
-    """Tell whether a sealed folder is there and as it was written. One that is damaged is removed, with a warning."""
+def keep_if_intact(folder: Path, warn: Callable[[str], None]) -> bool:
+    """Return True if a sealed folder exists and is undamaged. A damaged one is removed, with a warning."""
     if not folder.is_dir():
         return False
     try:
         verify(folder)
     except DamagedError as error:
-        warn(f"{error} It is made again.")
+        warn(f"{error} It will be made again.")
         shutil.rmtree(folder)
         return False
     return True
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON to a file, whole or not at all."""
-    with written(path) as partial:
+    """Write indented JSON to a file, atomically."""
+    with atomic_file(path) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def load_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Load a JSON object from a file of ours. Raises DamagedError, with `remedy`, where the file holds none."""
+    """Load a JSON object from a file of ours. Raises DamagedError, with `remedy`, if the file holds none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DamagedError(path, ["it is missing"], remedy) from None
     except (ValueError, RecursionError):
         raise DamagedError(path, ["it cannot be read as JSON"], remedy) from None
-    if not isinstance(found, dict):
-        raise DamagedError(path, [f"it holds a {type(found).__name__}, where an object was expected"], remedy)
-    return found
+    if not isinstance(content, dict):
+        raise DamagedError(path, [f"it holds a {type(content).__name__}, expected an object"], remedy)
+    return content
 
 
 def sha256(path: Path) -> str:
-    """Compute the hex digest of a file's bytes."""
+    """Compute the SHA-256 of a file as a hex string."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _names(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix() for path in files} - {CHECKSUMS}
 
 
-def of_files(paths: Iterable[Path]) -> str:
-    """Hex digest over the names and contents of files, in the order of their names."""
+def hash_files(paths: Iterable[Path]) -> str:
+    """Compute the SHA-256 over the names and contents of files, sorted by name, as a hex string."""
     total = hashlib.sha256()
-    for path in sorted(paths, key=lambda each: each.name):
+    for path in sorted(paths, key=lambda path: path.name):
         total.update(path.name.encode())
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
 
 
-def of_value(value: Any) -> str:
-    """Hex digest of plain data: dictionaries, lists, strings, numbers."""
+def hash_value(value: Any) -> str:
+    """Compute the SHA-256 of plain data (dictionaries, lists, strings, numbers) as a hex string."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -35,7 +35,7 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.manifest import Manifest, stamp_files
 from compress.exporters.predictor import encode, open_tokenizer
 from compress.exporters.session import read_model, save_changed, token_tables
-from compress.io import filled
+from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.heads import task_class
 from compress.progress import show_progress
@@ -410,7 +410,7 @@ def trimming(
     """Yield the bundle of `trim_bundle` in a folder beside `out` for the caller to finish; then it gets its name."""
     check_new(out)
     model = task_class(bundle.task.kind).from_pretrained(bundle.path)
-    with filled(out) as folder:
+    with atomic_folder(out) as folder:
         found, trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
         save_checkpoint(folder, model, tokenizer, bundle.manifest.max_length)
         for name in ("recipe.yaml", "prompt.yaml"):
@@ -446,7 +446,7 @@ def trim_checkpoint(
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     rows = [tokenizer(each, truncation=True, max_length=PROBED)["input_ids"] for each in islice(texts, PROBED)]
     expected = [first_output(model, row) for row in rows]
-    with filled(out) as folder:
+    with atomic_folder(out) as folder:
         found, trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
         check_outputs(model, found, rows, expected)
         save_checkpoint(folder, model, tokenizer, tokenizer.model_max_length)

@@ -8,17 +8,17 @@ import pytest
 
 from compress import io
 from compress.errors import DamagedError
-from compress.io import CHECKSUMS, filled, put, verify, written
+from compress.io import CHECKSUMS, atomic_file, atomic_folder, move_into_place, verify
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for content in ("old", "new"):
-        with written(path) as partial:
+        with atomic_file(path) as partial:
             partial.write_text(content, encoding="utf-8")
             assert not path.exists() or path.read_text(encoding="utf-8") == "old"
         assert path.read_text(encoding="utf-8") == content
-    with pytest.raises(KeyboardInterrupt), written(path) as partial:
+    with pytest.raises(KeyboardInterrupt), atomic_file(path) as partial:
         partial.write_text("hal", encoding="utf-8")
         raise KeyboardInterrupt
     assert path.read_text(encoding="utf-8") == "new"
@@ -28,11 +28,11 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
 def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     for content in ("old", "new"):
-        with filled(path) as partial:
+        with atomic_folder(path) as partial:
             (partial / content).touch()
             assert not path.exists() or (path / "old").is_file()
         assert [each.name for each in path.iterdir()] == [content], "nothing of the old one stays"
-    with pytest.raises(KeyboardInterrupt), filled(path) as partial:
+    with pytest.raises(KeyboardInterrupt), atomic_folder(path) as partial:
         (partial / "half").touch()
         raise KeyboardInterrupt
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
@@ -43,7 +43,7 @@ def test_what_a_kill_left_beside_is_cleared(tmp_path: Path) -> None:
     for left in (".folder.partial", ".folder.retired"):
         (tmp_path / left).mkdir()
         (tmp_path / left / "half").touch()
-    with filled(tmp_path / "folder") as partial:
+    with atomic_folder(tmp_path / "folder") as partial:
         (partial / "whole").touch()
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
     assert [each.name for each in (tmp_path / "folder").iterdir()] == ["whole"]
@@ -53,7 +53,7 @@ def test_a_folder_that_was_retired_and_not_replaced_comes_back(tmp_path: Path) -
     retired = tmp_path / ".folder.retired"
     retired.mkdir()
     (retired / "old").touch()
-    with pytest.raises(KeyboardInterrupt), filled(tmp_path / "folder"):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "folder"):
         raise KeyboardInterrupt
     assert [each.name for each in (tmp_path / "folder").iterdir()] == ["old"]
 
@@ -72,14 +72,14 @@ def test_everything_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(Path, "replace", renamed)
-    with filled(tmp_path / "folder") as partial:
+    with atomic_folder(tmp_path / "folder") as partial:
         (partial / "below").mkdir()
         (partial / "below" / "file").write_text("x")
     expected = {("fsync", ".folder.partial"), ("fsync", "below"), ("fsync", "file")}
     assert set(events[:-2]) == expected
     assert events[-2:] == [("rename", "folder"), ("fsync", tmp_path.name)]
     events.clear()
-    with written(tmp_path / "file") as partial:
+    with atomic_file(tmp_path / "file") as partial:
         partial.write_text("x")
     assert events == [("fsync", ".file.partial"), ("rename", "file"), ("fsync", tmp_path.name)]
 
@@ -88,11 +88,11 @@ def test_everything_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypat
 def test_the_umask_decides_who_may_read(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        with filled(tmp_path / "folder") as partial:
+        with atomic_folder(tmp_path / "folder") as partial:
             os.close(os.open(partial / "private", os.O_CREAT | os.O_WRONLY, 0o600))
         private = tmp_path / "private"
         os.close(os.open(private, os.O_CREAT | os.O_WRONLY, 0o600))
-        put(private, tmp_path / "public")
+        move_into_place(private, tmp_path / "public")
     finally:
         os.umask(before)
     for path in (tmp_path / "folder" / "private", tmp_path / "public"):
@@ -100,7 +100,7 @@ def test_the_umask_decides_who_may_read(tmp_path: Path, umask: int, mode: int) -
 
 
 def sealed(path: Path) -> Path:
-    with filled(path, sealed=True) as partial:
+    with atomic_folder(path, sealed=True) as partial:
         (partial / "below").mkdir()
         (partial / "below" / "a").write_bytes(b"a" * 100)
         (partial / "b").write_bytes(b"b")

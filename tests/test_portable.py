@@ -72,7 +72,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("windows")
 def test_files_and_folders_are_written_whole(tmp_path: Path) -> None:
-    with io.filled(tmp_path / "new" / "folder", sealed=True) as folder:
+    with io.atomic_folder(tmp_path / "new" / "folder", sealed=True) as folder:
         (folder / "weights").write_text("1", encoding="utf-8")
     io.verify(tmp_path / "new" / "folder")
     io.write_json(tmp_path / "facts.json", {"a": 1})

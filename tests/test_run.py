@@ -15,7 +15,7 @@ from rich.console import Console
 
 from compress.config.recipe import Recipe
 from compress.errors import DamagedError, RunError
-from compress.io import filled
+from compress.io import atomic_folder
 from compress.training.run import Run, clean
 from tests import tiny
 
@@ -153,7 +153,7 @@ def test_only_the_first_process_of_several_writes(tmp_path: Path, recipe: Recipe
 
 
 def result(run: Run, stage: str) -> None:
-    with filled(run.result(stage), sealed=True) as folder:
+    with atomic_folder(run.result(stage), sealed=True) as folder:
         (folder / "weights").write_text("0.5", encoding="utf-8")
 
 

@@ -106,7 +106,7 @@ def gate(
     with told(hint="Nothing was written: the same command begins again."):
         from compress.benchmark import options
         from compress.commands.gate import gate as run
-        from compress.io import written
+        from compress.io import atomic_file
         from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
         options.place(markdown, "markdown", "gate.md")
@@ -120,7 +120,7 @@ def gate(
         )  # fmt: skip
         for path, content in ((markdown, gate_markdown(result)), (junit, gate_junit(result))):
             if path is not None:
-                with written(path) as partly:
+                with atomic_file(path) as partly:
                     partly.write_text(content, encoding="utf-8")
         if as_json:
             print_json("gate", {"outcome": result.outcome, **json.loads(result.to_json())})
@@ -161,10 +161,10 @@ def report(
         if show and html is None:
             html = Path(tempfile.mkdtemp(prefix="compress-report-")) / "choice.html"
         if html is not None:
-            from compress.io import written
+            from compress.io import atomic_file
             from compress.reporting.html import render_choice
 
-            with written(html) as partial:
+            with atomic_file(html) as partial:
                 partial.write_text(render_choice(comparison, limits, chosen), encoding="utf-8")
         if as_json:
             print_json("report", terminal.choice_values(comparison, limits, chosen))

@@ -15,7 +15,7 @@ from compress.exporters import manifest
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.session import read_model, session_entries
 from compress.exporters.tokenizer import text_file
-from compress.io import filled, of_files, write_json
+from compress.io import atomic_folder, hash_files, write_json
 from compress.reporting.html import FOLDER, render
 
 NAME = "demo.json"
@@ -81,7 +81,7 @@ def demo(
     _check(loaded, out)
     engine = runtime(assets)
     say(f"{loaded.path}: putting the tokenizer into the model, and comparing the two on hard texts")
-    with filled(out) as folder:
+    with atomic_folder(out) as folder:
         proof = text_file(loaded, folder / MODEL, precision=precision)
         for path in engine:
             shutil.copyfile(path, folder / path.name)
@@ -115,7 +115,7 @@ def demo(
         about = {"kind": task.kind, "labels": task.labels, "prompts": task.prompts}
         write_json(folder / NAME, {"format": 1, **about, "entries": session_entries(read_model(folder / MODEL))})
         kept = sorted(folder.iterdir())
-        constants = {"VERSION": of_files(kept), "FILES": [".", *(path.name for path in kept)]}
+        constants = {"VERSION": hash_files(kept), "FILES": [".", *(path.name for path in kept)]}
         script = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in constants.items())
         worker = (FOLDER / "demo" / SERVICE_WORKER).read_text(encoding="utf-8")
         (folder / SERVICE_WORKER).write_text(f"{script}\n{worker}", encoding="utf-8")

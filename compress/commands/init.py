@@ -11,7 +11,7 @@ from compress.config import choices, loader
 from compress.config.options import LengthOptions
 from compress.data import sources
 from compress.errors import CompressError, did_you_mean
-from compress.io import written
+from compress.io import atomic_file
 from compress.models import checkpoints
 from compress.provenance import command_line
 
@@ -132,6 +132,6 @@ def _write(file: Path, goal: str) -> str:
     name = RECIPES[goal]
     source = loader.folder() / "spaces" / f"{name}.yaml" if goal == "latency" else choices.table_path(name)
     head = f"# A copy of {name}, to be changed. Written by: {command_line()}\n"
-    with written(file) as partial:
+    with atomic_file(file) as partial:
         partial.write_text(head + source.read_text(encoding="utf-8"), encoding="utf-8")
     return str(file)

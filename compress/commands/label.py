@@ -21,7 +21,7 @@ from compress.data.task import Task, TaskData
 from compress.data.text_files import lines
 from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
-from compress.io import written
+from compress.io import atomic_file
 from compress.models import precision as precisions
 from compress.prompting.answers import answers_file, ask, list_unanswered
 from compress.prompting.http_model import RemoteModel
@@ -99,7 +99,7 @@ def label(
     for note in notes:
         print_note(console, note)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written(file) as partial, partial.open("w", encoding="utf-8") as rows:
+    with atomic_file(file) as partial, partial.open("w", encoding="utf-8") as rows:
         for row, log_p_C in zip(texts.rows, soft.log_p_NC, strict=True):
             rows.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
     console.print(f"{len(soft.log_p_NC):,} texts: {file}", highlight=False)

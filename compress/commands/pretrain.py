@@ -21,7 +21,7 @@ from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
 from compress.data.objects import data_path, teacher_path
-from compress.io import filled, usable
+from compress.io import atomic_folder, keep_if_intact
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.provenance import command_line
@@ -64,8 +64,8 @@ def pretrain(
         run, stages = models.run, models.recipe.stages
         models.run_stages(stages)
         result = run.path / "student"
-        if run.main and not usable(result, partial(warn, console)):
-            with filled(result, sealed=True) as folder:
+        if run.main and not keep_if_intact(result, partial(warn, console)):
+            with atomic_folder(result, sealed=True) as folder:
                 shutil.copytree(run.result(stages[-1].name), folder, dirs_exist_ok=True)
         if run.main:
             run.finish()

@@ -72,7 +72,7 @@ def trained_for_int8(
     """
     data = data_path(data)
     asked = [asdict(stamp) for stamp in bundle.manifest.files.values()]
-    key = io.of_value([asked, data, recipe, list(overrides), text, label, seed])
+    key = io.hash_value([asked, data, recipe, list(overrides), text, label, seed])
     run = home() / "qat" / key[:24]
     given = _int8_training(bundle, data, text=text, label=label, seed=seed, overrides=overrides, recipe=recipe)
     options = replace(given.pop("options"), resume=(run / "run.json").is_file(), gate="warn")

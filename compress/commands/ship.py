@@ -27,7 +27,7 @@ from compress.exporters.artifact import Bundle, building
 from compress.exporters.card import proof_line
 from compress.exporters.onnx import makes_segments, parity, to_onnx
 from compress.exporters.predictor import open_predictor
-from compress.io import naming, sha256, written
+from compress.io import atomic_file, name_disk_errors, sha256
 from compress.models import teacher as teachers
 from compress.models.checkpoints import describe_origin
 from compress.models.flops import count_parameters, flops_per_token
@@ -304,7 +304,7 @@ def _four(value: float | None) -> str:
 def _export(teacher: PreTrainedModel, task_teacher: Teacher, path: Path) -> str | None:
     """Write the teacher's ONNX file with its config beside it, or say why that cannot be done."""
     path.parent.mkdir(exist_ok=True)
-    with naming(path.parent):
+    with name_disk_errors(path.parent):
         teacher.config.save_pretrained(path.parent)
     try:
         to_onnx(teacher, path, segments=makes_segments(task_teacher.tokenizer))
@@ -405,7 +405,7 @@ def ship(
             base = context.base_teacher or task_teacher
             origin = describe_origin(base.name, base.folder)
         bundle.attach("README.md", bundle.card(card(report, recipe, origin)))
-    with written(run.path / "report.html") as page:
+    with atomic_file(run.path / "report.html") as page:
         page.write_text(render_html(report), encoding="utf-8")
     print_table(console, run_table(report), more="on the page")
     for warning in run_warnings(report):

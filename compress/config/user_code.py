@@ -61,7 +61,7 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
 def digests(settings: BaseModel) -> dict[str, str] | None:
     """Return the digest of the file that each own function of a recipe is written in; None where there is none."""
     lines = {_address(line): line.code for _, line in _lines(settings, "") if line.code is not None}
-    return {name: io.of_files(calling.source(code)) for name, code in sorted(lines.items())} or None
+    return {name: io.hash_files(calling.source(code)) for name, code in sorted(lines.items())} or None
 
 
 def _import(address: str, root: Path) -> Callable[..., Any]:

@@ -68,7 +68,7 @@ def is_whole(entry: Path) -> bool:
 @contextmanager
 def part(folder: Path, name: str) -> Iterator[Path]:
     """Yield a path to write a file of an unfinished entry to; once finished, it is there again for the next attempt."""
-    with io.written(folder / name) as partial:
+    with io.atomic_file(folder / name) as partial:
         yield partial
     io.seal(folder, [name])
 
@@ -181,7 +181,7 @@ def _fill(entry: Path, make: Callable[[Path], object]) -> None:
         partial.mkdir(exist_ok=True)
         make(partial)
         io.seal(partial)
-        io.put(partial, entry)
+        io.move_into_place(partial, entry)
     finally:
         if partial.exists() and not _has_parts(partial):
             shutil.rmtree(partial)
@@ -199,7 +199,7 @@ def _remove_leftovers(entry: Path) -> None:
 
 def _has_parts(partial: Path) -> bool:
     try:
-        return bool(io.checksums(partial))
+        return bool(io.read_checksums(partial))
     except DamagedError:
         return False
 

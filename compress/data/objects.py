@@ -77,7 +77,7 @@ def _keep(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
             except (ValueError, TypeError, NotImplementedError) as error:  # pandas' and Arrow's own are of these
                 raise DataError(f"{kind}: {name} cannot be written: {error}. Give each column one type") from error
         written = sorted(path for path in folder.iterdir() if path.is_file())
-        entry = home() / kind / f"{prefix}{io.of_files(written)[:24]}"
+        entry = home() / kind / f"{prefix}{io.hash_files(written)[:24]}"
         return str(cached(entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)))
 
 

@@ -28,7 +28,7 @@ from compress.errors import BundleError
 from compress.exporters import manifest as manifests
 from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
-from compress.io import filled, written
+from compress.io import atomic_file, atomic_folder
 from compress.models.heads import PROBLEMS, count_outputs, output_names
 from compress.models.pooling import pooling_of, set_pooling
 from compress.provenance import option_of
@@ -350,7 +350,7 @@ class Bundle:
         stamps = {}
         with ExitStack() as beside:
             for name, write in writers.items():
-                file = beside.enter_context(written(self.path / name))
+                file = beside.enter_context(atomic_file(self.path / name))
                 write(file)
                 stamps[name] = Stamp.of(file)
             replace(self.manifest, files=others).write(self.path)
@@ -437,7 +437,7 @@ def building(path: Path) -> Iterator[Path]:
     end, and is removed if anything fails."""
     check_place(path)
     try:
-        with filled(path) as folder:
+        with atomic_folder(path) as folder:
             yield folder
     except OSError as error:
         raise BundleError(

@@ -28,7 +28,7 @@ from onnx import helper, numpy_helper
 from compress.errors import ExportError, did_you_mean
 from compress.exporters.rewrite.graph import Graph, Product, products
 from compress.exporters.session import MICROSOFT, declare_microsoft, inherit_metadata, read_model, save_changed
-from compress.io import naming, written
+from compress.io import atomic_file, name_disk_errors
 
 PRECISION_KEY = "compress.precision"
 
@@ -50,12 +50,12 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
     # onnxruntime writes beside its input, and leaves that behind when it fails: hence a folder that goes away
     with (
         tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch,
-        written(target) as partial,
+        atomic_file(target) as partial,
     ):
         raw = Path(scratch) / "raw.onnx"
         onnx.save_model(file, raw)
         try:
-            with naming(target), _silent_root_logger():
+            with name_disk_errors(target), _silent_root_logger():
                 onnxruntime.quantization.quantize_dynamic(
                     raw,
                     partial,

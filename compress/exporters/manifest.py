@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from compress.data.task import Kind, Task
 from compress.errors import BundleError
-from compress.io import written
+from compress.io import atomic_file
 from compress.provenance import versions
 
 NAME = "manifest.json"
@@ -118,7 +118,7 @@ class Manifest:
         content = asdict(self)
         if self.kind == "task":  # which the bundles of all versions have had without saying so
             del content["kind"]
-        with written(folder / NAME) as partial:
+        with atomic_file(folder / NAME) as partial:
             partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def check(self, folder: Path) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from compress.errors import ExportError
 from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
-from compress.io import written
+from compress.io import atomic_file
 from compress.provenance import versions
 from compress.slicing.rules import GROUPED
 
@@ -75,7 +75,7 @@ def to_onnx(
     plain = as_float32(model)
     probes = [probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as partial:
+    with atomic_file(path) as partial:
         _trace(plain, probes[0], partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)

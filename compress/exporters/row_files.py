@@ -25,7 +25,7 @@ from compress.data.task import Task
 from compress.data.text_files import LONGEST
 from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import Answer, Answering, Marked, Nearest, Outcome, Text, Vector, iterate_batches
-from compress.io import written
+from compress.io import atomic_file
 
 READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl", ".npy")
 DELIMITERS = ",;\t|"
@@ -57,7 +57,7 @@ def predict_file(
         _check_vectors(predictor, target, on_error)
     task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
     done = skipped = 0
-    with source.open("rb") as raw, written(target) as partial, _opened(partial, suffix) as writer:
+    with source.open("rb") as raw, atomic_file(target) as partial, _opened(partial, suffix) as writer:
         size, write, chosen = max(1, source.stat().st_size), None, None  # type: int, Any, Any
         for batch in iterate_batches(_read(raw, source, on_error)):
             if chosen is None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from compress.errors import ExportError
-from compress.io import written
+from compress.io import atomic_file
 from compress.records.certificate import Certificate
 
 HARMLESS_PREFIXES = ("optimization.", "mlas.")
@@ -321,7 +321,7 @@ def declare_microsoft(model: onnx.ModelProto) -> None:
 def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -> None:
     onnx.helper.set_model_props(model, dict(properties))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with written(target) as partial:
+    with atomic_file(target) as partial:
         onnx.save_model(model, partial)
 
 

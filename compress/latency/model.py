@@ -295,7 +295,7 @@ class ShapeTimer:
         whole = max(configs.values(), key=lambda config: tuple(Sizes.from_config(config).plain().values()))
         key: list[Any] = [identity(self.device.name, self.device.facts()), str(self.setting), self.precision, self.kind]
         key += [self.segments, whole.model_type, Sizes.from_config(whole).plain(), len(configs)]
-        entry = home() / "latency" / io.of_value(key)[:24]
+        entry = home() / "latency" / io.hash_value(key)[:24]
         if is_whole(entry):
             return LatencyModel.from_json(entry / MEASURED)
         names = choose_spread(configs, SAMPLES, self.setting, self.kind)

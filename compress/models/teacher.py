@@ -64,7 +64,7 @@ def identify(folder: Path) -> str:
     """Compute the digest of a model folder's weights, config, tokenizer and modules."""
     tokens = ("tokenizer*.json", "vocab.*", "*.model", "merges.txt", "added_tokens.json", "special_tokens_map.json")
     patterns = (*WEIGHTS, *PICKLED, "config.json", *tokens, "modules.json", "*_Pooling/*.json", "*_Dense/*")
-    return digest.of_files({path for pattern in patterns for path in folder.glob(pattern)})
+    return digest.hash_files({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def has_head(folder: Path, task: Task) -> bool:

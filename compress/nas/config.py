@@ -385,7 +385,7 @@ class SearchConfig(Frozen):
         allowed = {name: f"{value:g}" for name, value in tree["budget"].items() if value is not None}
         return {
             **words, **allowed, "space": self.space.name, "setting": str(self.setting),
-            "search": io.of_value(tree)[:16],
+            "search": io.hash_value(tree)[:16],
         }  # fmt: skip
 
     def with_code(self, allow_code: str | Path | None) -> "SearchConfig":

@@ -22,7 +22,7 @@ from compress.errors import DamagedError, SearchError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import EvaluationBatches, Evaluator
 from compress.exporters.artifact import Bundle
-from compress.io import filled, load_json, usable, write_json
+from compress.io import atomic_folder, keep_if_intact, load_json, write_json
 from compress.models.checkpoints import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
@@ -343,8 +343,8 @@ class SearchContext:
             assert found is not None, "its last leg is done"
             return found
         folder = self.student_run(number).path / "subnet"
-        if not usable(folder, partial(warn, self.training.console)):
-            with filled(folder, sealed=True) as new:
+        if not keep_if_intact(folder, partial(warn, self.training.console)):
+            with atomic_folder(folder, sealed=True) as new:
                 self.student_evaluator.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
                 save_tokenizer(new, self.training.tokenizer)
         return folder

@@ -14,7 +14,7 @@ from rich.console import Console
 from compress.benchmark.local import machine
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
-from compress.io import written
+from compress.io import atomic_file
 from compress.nas.context import SearchContext, load_student_state
 from compress.nas.storage import quiet
 from compress.nas.supernet import BACKWARD, load_ladder
@@ -115,7 +115,7 @@ def _read_trial(trial: FrozenTrial, stage: ScoreStage, begin: datetime.datetime 
 def write_report(record: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
     for name, content in ((RECORD, record.to_json()), (PAGE, render_search(record))):
-        with written(folder / name) as partial:
+        with atomic_file(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
 
 

@@ -144,7 +144,7 @@ def _make_evaluator(
     stage = search.space.short
     if inputs.steps is not None:
         stage = stage.model_copy(update={"steps": inputs.steps})
-    scratch = home() / "search" / f"{study}-{digest.of_value(inputs.search)[:12]}"
+    scratch = home() / "search" / f"{study}-{digest.hash_value(inputs.search)[:12]}"
     return ScratchEvaluator(
         costs, stage_runner(task_teacher, task_teacher, training), training, evaluator, scratch, stage
     )

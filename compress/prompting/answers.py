@@ -19,7 +19,7 @@ from rich.console import Console
 from compress import io as digest
 from compress.data.cache import explained, home, locked, note
 from compress.errors import TeacherError
-from compress.io import naming, written
+from compress.io import atomic_file, name_disk_errors
 from compress.progress import Progress
 
 FLUSH_SECONDS: Final = 1.0
@@ -103,7 +103,10 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
                 known = _mend(path, len(answers))
                 new = {mark: prompt for mark, prompt in by_mark.items() if mark not in known}
                 began = time.monotonic()
-                with Progress(f"asking {speaker.name}", len(new), "rows", console=console) as bar, naming(path):
+                with (
+                    Progress(f"asking {speaker.name}", len(new), "rows", console=console) as bar,
+                    name_disk_errors(path),
+                ):
                     try:
                         for mark, likelihood in _ask(speaker, new, answers, path):
                             known[mark] = likelihood
@@ -126,7 +129,7 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
 
 def answers_file(speaker: Speaker, answers: Sequence[str]) -> Path:
     """Return the file that keeps what a speaker has told of these answers."""
-    return home() / "soft-labels" / f"{digest.of_value([speaker.digest, list(answers)])[:24]}.jsonl"
+    return home() / "soft-labels" / f"{digest.hash_value([speaker.digest, list(answers)])[:24]}.jsonl"
 
 
 def list_unanswered(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
@@ -171,7 +174,7 @@ class _Line(BaseModel):
     check: str | None = None
 
     def digest(self) -> str:
-        return digest.of_value([self.prompt, self.log_p, self.tokens, self.absent])[:16]
+        return digest.hash_value([self.prompt, self.log_p, self.tokens, self.absent])[:16]
 
 
 def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
@@ -200,6 +203,6 @@ def _mend(path: Path, answers: int) -> dict[str, Likelihood]:
     known, damaged = _read(path, answers)
     if damaged:
         note(f"{path}: line {', '.join(map(str, damaged))} of the kept answers is damaged; asking that again")
-        with path.open("rb") as file, written(path) as partial, partial.open("wb") as mended:
+        with path.open("rb") as file, atomic_file(path) as partial, partial.open("wb") as mended:
             mended.writelines(line for number, line in enumerate(file, start=1) if number not in damaged)
     return known

@@ -289,7 +289,7 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
 
     @property
     def digest(self) -> str:
-        return digest.of_value([self.endpoint.url, self.endpoint.model, self.endpoint.mode, self.endpoint.top])
+        return digest.hash_value([self.endpoint.url, self.endpoint.model, self.endpoint.mode, self.endpoint.top])
 
     def count(self, text: str) -> int:
         return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
@@ -328,7 +328,7 @@ class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
 
     @property
     def digest(self) -> str:
-        return digest.of_value([self.endpoint.url, self.endpoint.model])
+        return digest.hash_value([self.endpoint.url, self.endpoint.model])
 
     def vectors(self, texts: Sequence[str]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield (number of a batch's first text, its vectors (B, E)) in any order. Raises TeacherError."""

@@ -261,7 +261,7 @@ class PromptedTeacher:
         """Return the digest of all that decides the labels: the model, the prompt, the examples."""
         settings = self.questions.prompt.model_dump(exclude={"name", "about", "examples"})
         shown = [each.model_dump() for each in self.questions.examples]
-        return digest.of_value([self.speaker.digest, settings, shown, self.questions.labels])
+        return digest.hash_value([self.speaker.digest, settings, shown, self.questions.labels])
 
     def label(self, texts: Sequence[Sequence[str]]) -> SoftLabels:
         """Probabilities of the labels for each text or pair. What was asked before comes from $COMPRESS_HOME.

@@ -25,7 +25,7 @@ from compress import io as digest
 from compress.data import text_files
 from compress.data.cache import explained, home, locked, note
 from compress.errors import TeacherError
-from compress.io import naming, written
+from compress.io import atomic_file, name_disk_errors
 from compress.progress import Progress
 from compress.terminal import one_line
 
@@ -68,7 +68,7 @@ class VectorFile:
 
     @cached_property
     def digest(self) -> str:
-        return digest.of_files({self.path, *([self._texts_path] if self._is_array else [])})
+        return digest.hash_files({self.path, *([self._texts_path] if self._is_array else [])})
 
     @property
     def _is_array(self) -> bool:
@@ -228,7 +228,7 @@ class KeptVectors:
     @contextmanager
     def _appending(self, width: int) -> Iterator[Any]:
         path = self._folder / f"{width}.bin"
-        with naming(path), path.open("ab") as file:
+        with name_disk_errors(path), path.open("ab") as file:
             yield file
 
     def _read(self) -> dict[bytes, Vectors]:
@@ -241,7 +241,7 @@ class KeptVectors:
             whole = records["check"] == [_check(each) for each in records]
             if damaged := int((~whole).sum()) + bool(torn):
                 note(f"{path}: {damaged:,} of the kept vectors are damaged; asking for them again")
-                with naming(path), written(path) as mended:
+                with name_disk_errors(path), atomic_file(path) as mended:
                     records[whole].tofile(mended)
             known |= {bytes(each["mark"]): each["vector"] for each in records[whole]}
         return known

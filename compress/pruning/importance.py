@@ -281,13 +281,13 @@ def _mean(found: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str
 
 
 def _key(call: Call, model: nn.Module, rows: Dataset, batches: Batches, teacher: Teacher | None) -> str:
-    code = io.of_files([Path(str(inspect.getsourcefile(call.function)))])
+    code = io.hash_files([Path(str(inspect.getsourcefile(call.function)))])
     weights = hashlib.sha256(type(model).__name__.encode())
     for name, tensor in model.state_dict().items():
         weights.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     key: list[Any] = [VERSION, code, call.plain(), weights.hexdigest(), rows._fingerprint, len(rows), batches.size]
-    return io.of_value([*key, batches.bf16, teacher and teacher.digest])[:24]
+    return io.hash_value([*key, batches.bf16, teacher and teacher.digest])[:24]
 
 
 Value = TypeVar("Value")

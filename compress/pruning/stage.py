@@ -23,7 +23,7 @@ from compress import io
 from compress.config.recipe import Prune, Recipe
 from compress.console import print_note
 from compress.errors import PruneError
-from compress.io import filled
+from compress.io import atomic_folder
 from compress.models.checkpoints import save_tokenizer
 from compress.models.embedding import SentenceEncoder, project
 from compress.models.pooling import width_of
@@ -129,7 +129,7 @@ def prune_stage(
     before: what the prune stage before this one has kept, if there was one. Every process keeps the same units.
     """
     started = time.perf_counter()
-    seed = run.seed + int(io.of_value(stage.name)[:6], 16)
+    seed = run.seed + int(io.hash_value(stage.name)[:6], 16)
     set_seed(seed)
     if isinstance(model, SentenceEncoder) and sizes.hidden < width_of(model.config):
         project(model)
@@ -146,7 +146,7 @@ def prune_stage(
     importance.check_agreement(kept)
     note = make_record(stage, plan, kept, before)
     if run.main:
-        with filled(run.result(stage.name), sealed=True) as folder:
+        with atomic_folder(run.result(stage.name), sealed=True) as folder:
             small.save_pretrained(folder)
             save_tokenizer(folder, context.tokenizer)
             (folder / KEPT).write_text(json.dumps(note) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from compress.io import written
+from compress.io import atomic_file
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import DeviceError, Latency, Sustained
 
@@ -64,5 +64,5 @@ class Result:
 
 def save(result: Result, path: Path) -> None:
     """Write the result, whole or not at all."""
-    with written(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_text(result.to_json(), encoding="utf-8")

@@ -86,7 +86,7 @@ def kept_folder(teacher: Teacher, trained_on: Sequence[str], stage: Stage, conte
     name, fingerprint = trained_on
     numbers = stage.model_dump(exclude_defaults=True)
     limited = [context.time_limit.minutes] if context.time_limit else []
-    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *limited])
+    key = io.hash_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *limited])
     name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{name}"[-60:]).strip("-")
     return home() / "teachers" / f"{name}-{key[:12]}"
 

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from compress.io import flush, naming, written
+from compress.io import atomic_file, flush, name_disk_errors
 from compress.progress import Progress
 
 
@@ -29,7 +29,7 @@ def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
         shown = ", ".join(damaged[:10]) + (" and more" if damaged[10:] else "")
         warn(f"{log}: is damaged: line {shown} cannot be read. The curves of the report lack what was logged there.")
     if damaged or torn:
-        with written(log) as partial:
+        with atomic_file(log) as partial:
             partial.write_text(
                 "".join(f"{line}\n" for at, line in enumerate(lines, 1) if entries[at]), encoding="utf-8"
             )
@@ -43,7 +43,7 @@ def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) 
     if step and not any(entry["stage"] == stage for entry in kept):
         warn(f"{log}: holds nothing of the first {step} steps of stage {stage}: its curves begin after them.")
     if len(kept) < len(entries):
-        with written(log) as partial:
+        with atomic_file(log) as partial:
             partial.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept), encoding="utf-8")
 
 
@@ -105,7 +105,7 @@ class Journal(TrainerCallback):
             self.facts["loss"] = f"loss {values['loss']:.4g}"
         if "eval_score" in values:
             self.facts["score"] = f"score {values['eval_score']:.4f}"
-        with naming(self.log), self.log.open("a", encoding="utf-8") as file:
+        with name_disk_errors(self.log), self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": self.stage, "step": state.global_step} | values) + "\n")
         if control.should_save:  # what is logged until a checkpoint is not logged again
             flush(self.log)
@@ -130,5 +130,5 @@ class _Scalars:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=points)))
 
     def _write(self, event: Any) -> None:
-        with naming(self.path), self.path.open("ab", buffering=0) as file:
+        with name_disk_errors(self.path), self.path.open("ab", buffering=0) as file:
             RecordWriter(file).write(event.SerializeToString())

@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 from compress.config.recipe import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
-from compress.io import load_json, lock, make, naming, usable, write_json, written
+from compress.io import atomic_file, keep_if_intact, load_json, lock, make_folder, name_disk_errors, write_json
 from compress.provenance import resume_command
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Run:
             return Run(path, identity["seed"], main=False)
         there = Run.check(path, resume=resume)
         try:
-            make(path)
+            make_folder(path)
         except OSError as error:
             raise RunError(f"{path}: cannot be made ({error.strerror}); choose an --out that can be written") from error
         lock, before = _locked(path), 0.0
@@ -115,7 +115,7 @@ class Run:
                 (path / _SPENT).unlink(missing_ok=True)
                 papers = {name: recipe.to_yaml(), _FACTS: json.dumps(dict(identity), indent=1) + "\n"}
                 for paper, content in papers.items():
-                    with written(path / paper) as partial:
+                    with atomic_file(path / paper) as partial:
                         partial.write_text(content, encoding="utf-8")
         except BaseException:
             lock.close()
@@ -164,7 +164,7 @@ class Run:
         All processes are told the same.
         """
 
-        return from_first(lambda: usable(self.result(name), partial(warn, console)))
+        return from_first(lambda: keep_if_intact(self.result(name), partial(warn, console)))
 
     def remaining(self, stages: Sequence[AnyStage], console: "Console") -> tuple[Path | None, list[AnyStage]]:
         """Find the result of the last stage done (None: none is), and the stages still to run."""
@@ -280,7 +280,7 @@ def _locked(path: Path) -> IO[str]:
     try:
         _lock(path, file)
         file.truncate(0)
-        with naming(path / _LOCK):
+        with name_disk_errors(path / _LOCK):
             file.write(str(os.getpid()))
             file.flush()
     except (OSError, RunError):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from compress.io import make, write_json
+from compress.io import make_folder, write_json
 from compress.training.run import from_first
 
 Effort = Literal["quick", "normal", "best"]
@@ -191,7 +191,7 @@ class AutoLength(TrainerCallback):
         self.start = state.global_step
         state.max_steps = self.length.end(self.start)
         if state.is_world_process_zero:
-            make(self.record.parent)
+            make_folder(self.record.parent)
             write_json(self.record, {"start": self.start})
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -29,7 +29,7 @@ from compress.data.cache import home
 from compress.data.collate import Batching, LengthGrouped, Order, QueryGrouped, Seq2SeqCollate, TokenBudget
 from compress.data.masking import Words, counts
 from compress.errors import DamagedError, RecipeError
-from compress.io import filled, verify
+from compress.io import atomic_folder, verify
 from compress.models.checkpoints import save_tokenizer
 from compress.models.precision import cast_linear_layers
 from compress.models.signals import ATTENTION, train_faster
@@ -291,7 +291,7 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
 
 def stage_seed(stage: Stage, run: Run) -> int:
     """Return the seed of a stage, which depends on the run's and on the stage's name."""
-    return (run.seed + int(io.of_value(stage.name)[:6], 16)) % 2**32
+    return (run.seed + int(io.hash_value(stage.name)[:6], 16)) % 2**32
 
 
 def run_stage(
@@ -418,7 +418,7 @@ def _keep(stage: Stage, student: PreTrainedModel, context: TrainingContext, run:
     """Write the stage's result, with which it is done."""
     if not run.main:
         return
-    with filled(run.result(stage.name), sealed=True) as folder:
+    with atomic_folder(run.result(stage.name), sealed=True) as folder:
         student.save_pretrained(folder)
         save_tokenizer(folder, context.tokenizer)
         trained.write(folder)
@@ -450,7 +450,7 @@ def _open_cache(
     computed = [ENCODING, str(teacher.model.dtype), teacher.model.device.type, context.bf16]
     computed += [torch.__version__, transformers.__version__]
     vectors = stage.head == "task" and context.kind == "embedding"
-    key = io.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
+    key = io.hash_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
     folder = home() / "teacher-outputs" / key[:24]
     context.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
     return teacher_cache(

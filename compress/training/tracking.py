@@ -19,7 +19,7 @@ from transformers.integrations.integration_utils import MLflowCallback, TrackioC
 
 from compress.data.sources import reaches
 from compress.errors import CompressError
-from compress.io import make, written
+from compress.io import atomic_file, make_folder
 from compress.training.run import Run
 
 Begun = tuple[str, Callable[[bool], object], str]
@@ -56,8 +56,8 @@ def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) 
                 f"--track out, or mend that; without {file} it is a new run there"
             ) from error
     random.setstate(drawn)
-    make(file.parent)
-    with written(file) as partial:
+    make_folder(file.parent)
+    with atomic_file(file) as partial:
         partial.write_text(identity, encoding="utf-8")
     trainer.add_callback(reporter)
     console.print(f"{stage}: tracked by {run.track}: {shown}", markup=False, highlight=False, soft_wrap=True)

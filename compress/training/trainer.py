@@ -33,7 +33,7 @@ from compress import io
 from compress.config.recipe import Stage
 from compress.data.collate import Batching, LengthGrouped, Order
 from compress.errors import CompressError, DamagedError
-from compress.io import load_json, make, naming, put, seal, verify, written
+from compress.io import atomic_file, load_json, make_folder, move_into_place, name_disk_errors, seal, verify
 from compress.training.optimizer import group_parameters, optimizer_of, per_group
 from compress.training.schedule import AutoLength
 from compress.training.step import Step
@@ -125,8 +125,8 @@ def checkpoints(stage: Path) -> list[Path]:
 def keep(partial: Path, stage: Path) -> None:
     """Seal a finished checkpoint, flush it, give it its place in the stage's folder, and drop all but the newest."""
     seal(partial)
-    make(stage / "checkpoints")
-    put(partial, stage / "checkpoints" / partial.name)
+    make_folder(stage / "checkpoints")
+    move_into_place(partial, stage / "checkpoints" / partial.name)
     for older in checkpoints(stage)[KEPT:]:
         shutil.rmtree(older)
 
@@ -287,7 +287,7 @@ class StepTrainer(Trainer):
         place = [self.args.seed, self.stage.name, self.state.global_step, part, self.args.process_index]
         devices = [sample["input_ids"].device] if sample["input_ids"].is_cuda else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(int(io.of_value(place)[:15], 16))
+            torch.manual_seed(int(io.hash_value(place)[:15], 16))
             return self.corrupt(sample)
 
     def compute_loss(
@@ -329,7 +329,7 @@ class StepTrainer(Trainer):
         best = self.state.best_metric
         if self.args.should_save and metrics["eval_score"] > (-math.inf if best is None else best):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with written(self.folder / BEST) as partial:
+            with atomic_file(self.folder / BEST) as partial:
                 save_model(self.student, str(partial))
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -341,7 +341,7 @@ class StepTrainer(Trainer):
         It has its own copy of the best weights: of one that is shared, damage would reach every checkpoint. No public
         hook is around the library's own writing, whose errors on a full disk name no file.
         """
-        with naming(Path(str(self.args.output_dir))):
+        with name_disk_errors(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if not self.args.should_save:
@@ -349,7 +349,7 @@ class StepTrainer(Trainer):
         partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         # the library would look for the best weights in the folder it wrote them to, which is about to be renamed
         self.state.best_model_checkpoint = None
-        with naming(partial):
+        with name_disk_errors(partial):
             self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
             self.spent.save(partial)
             best = self.folder / BEST
@@ -373,7 +373,7 @@ class StepTrainer(Trainer):
             load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
         best = folder / BEST
         if best.is_file() and self.args.should_save:
-            with written(self.folder / BEST) as partial:
+            with atomic_file(self.folder / BEST) as partial:
                 shutil.copyfile(best, partial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -28,7 +28,7 @@ from compress.exporters.checkpoint import Checkpoint, Source
 from compress.exporters.manifest import Stamp
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
 from compress.exporters.session import Difference, Feeds, Run, difference, metadata, onnx_run, read_model, rows_for
-from compress.io import filled
+from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin
 from compress.provenance import install_command, versions
 
@@ -140,7 +140,7 @@ def export(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-export.")))
         context = ExportContext.open(source, scratch, name=name, opset=opset, load_data=load_data, calibrate=calibrate)
-        folder = context.bundle.path if out is None else stack.enter_context(filled(out))
+        folder = context.bundle.path if out is None else stack.enter_context(atomic_folder(out))
         result: ExportResult = (writer or write)(context, folder, chosen)
         if to not in ("onnx", "text"):  # which copies all there is, and has it inside
             copy_tokenizer(context.bundle.path, folder)

@@ -46,7 +46,7 @@ from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import GIVEN, RowTemplate, joined, reader
 from compress.exporters.tokenizer.wordpiece import WordPiece
-from compress.io import written
+from compress.io import atomic_file
 
 TEXT_KEY: Final = "compress.text"
 """The metadata property that holds the file's `TextProof`, as a JSON object."""
@@ -219,7 +219,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
                 f"{bundle.path}: the graph reads {len(found)} of {len(hard) + len(texts)} texts otherwise than "
                 f"tokenizer.json; nothing was kept. Expected the same tokens:\n{listed}{more}"
             )
-    with written(target) as file:
+    with atomic_file(target) as file:
         onnx.save_model(whole, file)
         _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED])
     return verdict
