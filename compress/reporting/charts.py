@@ -13,12 +13,14 @@ from statistics import fmean
 from markupsafe import Markup
 
 from compress.records.run_report import Point, Report, series
-from compress.records.search_report import SearchReport
+from compress.records.search_report import SearchReport, Timing
 from compress.reporting import format as units
 from compress.reporting.compare import MeasuredDevice
 
 MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
 """Widths of the page's columns in pixels: the wider and the narrower of two, both together, and a phone's only one."""
+LEFT, RIGHT, TOP, FOOT = 52, 14, 34, 44
+"""Pixels around a plot."""
 ADVANCE = 0.58
 """Average width of a sans-serif letter in ems: no label outgrows the box reserved for it."""
 COLOURS = 8
@@ -27,11 +29,11 @@ SMOOTHED_FROM = 60
 MANY = 1000
 FAR = 3
 """A score this many times as far from the best as the median score is off the scale, which is for those in question."""
-ASIDE = frozenset({"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
+NOT_LOSSES = frozenset({"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
 """The entries that a trainer logs beside the loss and its parts."""
 
 Pixel = tuple[float, float]
-Line = list[Pixel]
+Line = list[tuple[float, float]]
 Lines = Mapping[str, Line]
 
 
@@ -47,14 +49,9 @@ class Figure:
 
 
 def draw_figure(
-    heading: str,
-    draw: Callable[[str, float], Markup],
-    key: str,
-    width: float,
-    *,
-    caption: str = "",
+    heading: str, draw: Callable[[str, float], Markup], key: str, width: float, *, caption: str = "",
     legend: tuple[tuple[str, str, str], ...] = (),
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Draw the same picture for a wide window and for a phone; the style sheet shows one of them."""
     return Figure(heading, draw(f"{key}-wide", width), draw(f"{key}-phone", PHONE), caption, legend)
 
@@ -80,64 +77,69 @@ class Box:
         return area - self.overlap(inside) + sum(self.overlap(other) for other in taken)
 
 
-def canvas(key: str, size: Pixel, words: tuple[str, str], marks: Iterable[Markup]) -> Markup:
-    """Make one picture; `key` is unique on the page, `words` are its title and its description for the blind."""
-    return Markup(
-        '<svg class="picture" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
-        'role="img" aria-labelledby="{key}-title {key}-desc">'
-        '<title id="{key}-title">{title}</title><desc id="{key}-desc">{desc}</desc>{marks}</svg>'
-    ).format(width=size[0], height=size[1], key=key, title=words[0], desc=words[1], marks=Markup("").join(marks))
+def element(tag: str, *content: str, **attributes: str | float) -> Markup:
+    """Write an SVG element with its text escaped; numbers get one decimal, and `_` in a name stands for `-`."""
+    words = [
+        Markup(' {}="{}"').format(
+            name.strip("_").replace("_", "-"), value if isinstance(value, str) else f"{value:.1f}"
+        )
+        for name, value in attributes.items()
+    ]
+    form = "<{0}{1}>{2}</{0}>" if content else "<{0}{1}/>"
+    return Markup(form).format(tag, Markup("").join(words), Markup("").join(content))
+
+
+def draw_picture(key: str, size: Pixel, title: str, description: str, marks: Iterable[Markup]) -> Markup:
+    """Make one picture; `key` is unique on the page, title and description are what the blind hear."""
+    width, height = (f"{side:.0f}" for side in size)
+    return element(
+        "svg", element("title", title, id=f"{key}-title"), element("desc", description, id=f"{key}-desc"), *marks,
+        class_="picture", viewBox=f"0 0 {width} {height}", width=width, height=height, role="img",
+        aria_labelledby=f"{key}-title {key}-desc",
+    )  # fmt: skip
 
 
 def draw_text(x: float, y: float, content: str, style: str = "", anchor: str = "start") -> Markup:
     """Write `content` with its baseline at y."""
-    return Markup('<text x="{:.1f}" y="{:.1f}" class="{}" text-anchor="{}">{}</text>').format(
-        x, y, style, anchor, content
-    )
+    return element("text", content, x=x, y=y, class_=style, text_anchor=anchor)
 
 
 def draw_line(start: Pixel, end: Pixel, style: str) -> Markup:
     """Draw a straight line."""
-    return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="{}"/>').format(*start, *end, style)
+    return element("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], class_=style)
 
 
 def draw_box(box: Box, style: str) -> Markup:
     """Fill a box with rounded corners."""
-    return Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2" class="{}"/>').format(
-        box.left, box.top, box.right - box.left, box.bottom - box.top, style
+    return element(
+        "rect", x=box.left, y=box.top, width=box.right - box.left, height=box.bottom - box.top, rx="2", class_=style
     )
 
 
 def draw_path(points: Sequence[Pixel], style: str) -> Markup:
     """Draw a line through the points; a single one is drawn as a dot by the round cap."""
     drawn = points if len(points) > 1 else [*points, *points]
-    return Markup('<path d="M{}" class="{}"/>').format(" ".join(f"{x:.1f},{y:.1f}" for x, y in drawn), style)
+    return element("path", d="M" + " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn), class_=style)
 
 
 def draw_dot(x: float, y: float, *, style: str, hint: str, square: bool = False) -> Markup:
     """Draw a point with a hint that shows on hovering; `square` ones stand on a corner."""
+    title = element("title", hint)
     if square:
-        shape = Markup('<path d="M{:.1f},{:.1f} l7,7 -7,7 -7,-7 z" class="{}">').format(x, y - 7, style)
-        return shape + Markup("<title>{}</title></path>").format(hint)
-    circle = Markup('<circle cx="{:.1f}" cy="{:.1f}" r="6" class="{}"><title>{}</title></circle>')
-    return circle.format(x, y, style, hint)
+        return element("path", title, d=f"M{x:.1f},{y - 7:.1f} l7,7 -7,7 -7,-7 z", class_=style)
+    return element("circle", title, cx=x, cy=y, r="6", class_=style)
 
 
-def draw_dots(places: Iterable[Pixel], style: str) -> Markup:
+def draw_dots(places: Sequence[Pixel], style: str) -> Markup:
     """Draw dots as one path; those at the same place are one. Many are placed to the pixel."""
-    known = list(places)
-    digits = 0 if len(known) > MANY else 1
-    different = dict.fromkeys((round(x, digits), round(y, digits)) for x, y in known)
-    drawn = "".join(f"M{x:g},{y:g}h0" for x, y in different)
-    return Markup('<path d="{}" class="{}"/>').format(drawn, style) if drawn else Markup("")
+    digits = 0 if len(places) > MANY else 1
+    different = dict.fromkeys((round(x, digits), round(y, digits)) for x, y in places)
+    return element("path", d="".join(f"M{x:g},{y:g}h0" for x, y in different), class_=style) if places else Markup("")
 
 
-def tag(data: Mapping[str, str], marks: Markup) -> Markup:
-    """Group the marks under these data-attributes, if any."""
-    if not data:
-        return marks
-    attributes = Markup(" ").join(Markup('data-{}="{}"').format(name, value) for name, value in data.items())
-    return Markup("<g {}>{}</g>").format(attributes, marks)
+def group(marks: Markup, **data: str) -> Markup:
+    """Group the marks under these data attributes, if there are any."""
+    return element("g", marks, **{f"data-{name}": value for name, value in data.items()}) if data else marks
 
 
 def text_width(content: str, size: float) -> float:
@@ -161,10 +163,10 @@ class Axis:
     log: bool = False
 
     @staticmethod
-    def padded(low: float, high: float, plot: Box) -> "Axis":
-        """Make the vertical axis of `plot`, with air above and below the values."""
+    def padded(low: float, high: float, bottom: float, top: float) -> "Axis":
+        """Make a vertical axis with air above and below the values."""
         margin = max(0.14 * (high - low), 0.004)
-        return Axis(low - margin, high + margin, plot.bottom, plot.top)
+        return Axis(low - margin, high + margin, bottom, top)
 
     def at(self, value: float) -> float:
         """Place a value."""
@@ -189,6 +191,12 @@ class Axis:
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [round(index * step, 12) for index in range(first, last + 1)]
 
+    def labels(self, wanted: int) -> list[tuple[float, str]]:
+        """Choose the ticks, and write each as it stands beside the axis."""
+        ticks = self.ticks(wanted)
+        step = 0.0 if self.log else min((after - before for before, after in pairwise(ticks)), default=1.0)
+        return [(tick, label(tick, step)) for tick in ticks]
+
 
 def label(value: float, step: float) -> str:
     """Write a tick with the decimals that neighbours `step` apart need; 0 for no step: as short as it goes."""
@@ -203,27 +211,43 @@ def label(value: float, step: float) -> str:
     return f"{value:,.{decimals}f}".replace("-", "−")
 
 
-def draw_grid(x: Axis, y: Axis, plot: Box, names: tuple[str, str]) -> list[Markup]:
-    """Draw hairlines at the vertical ticks, small marks at the horizontal ones, and the names of both axes.
+class Plot:
+    """A chart in the making: two axes, and marks placed by their values. What is below the scale stands at its foot.
 
-    The vertical one's name lies flat above the axis, where it can be read.
+    names  of the axes; the vertical one's lies flat above the axis, where it can be read; '' for none
     """
-    marks = []
-    for tick, written in _write_ticks(y, 5):
-        marks.append(draw_line((plot.left, y.at(tick)), (plot.right, y.at(tick)), "grid"))
-        marks.append(draw_text(plot.left - 8, y.at(tick) + 4, written, "tick", "end"))
-    for tick, written in _write_ticks(x, 6 if plot.right > 450 else 4):
-        marks.append(draw_line((x.at(tick), plot.bottom), (x.at(tick), plot.bottom + 4), "axis"))
-        marks.append(draw_text(x.at(tick), plot.bottom + 18, written, "tick", "middle"))
-    marks.append(draw_line((plot.left, plot.bottom), (plot.right, plot.bottom), "axis"))
-    marks.append(draw_text(plot.right, plot.bottom + 38, names[0], "axis-title", "end"))
-    return [*marks, draw_text(0, 14, names[1], "axis-title")] if names[1] else marks
 
+    def __init__(self, x: Axis, y: Axis, names: tuple[str, str]) -> None:
+        self.x, self.y = x, y
+        self.box = Box(x.start, y.end, x.end, y.start)
+        left, right, bottom = x.start, x.end, y.start
+        self.marks: list[Markup] = []
+        for tick, written in y.labels(5):
+            self.marks += [draw_line((left, y.at(tick)), (right, y.at(tick)), "grid")]
+            self.marks += [draw_text(left - 8, y.at(tick) + 4, written, "tick", "end")]
+        for tick, written in x.labels(6 if right > 450 else 4):
+            self.marks += [draw_line((x.at(tick), bottom), (x.at(tick), bottom + 4), "axis")]
+            self.marks += [draw_text(x.at(tick), bottom + 18, written, "tick", "middle")]
+        self.marks += [draw_line((left, bottom), (right, bottom), "axis")]
+        self.marks += [draw_text(right, bottom + 38, names[0], "axis-title", "end")]
+        self.marks += [draw_text(0, 14, names[1], "axis-title")] if names[1] else []
 
-def _write_ticks(axis: Axis, wanted: int) -> list[tuple[float, str]]:
-    ticks = axis.ticks(wanted)
-    step = 0.0 if axis.log else min((after - before for before, after in pairwise(ticks)), default=1.0)
-    return [(tick, label(tick, step)) for tick in ticks]
+    def at(self, value: float, score: float) -> Pixel:
+        """Place a point."""
+        return self.x.at(value), min(self.y.at(score), self.box.bottom)
+
+    def path(self, points: Iterable[Pixel], style: str) -> None:
+        """Draw a line through points that are given by their values."""
+        self.marks.append(draw_path([self.at(*point) for point in points], style))
+
+    def dots(self, points: Iterable[Pixel], style: str) -> None:
+        """Draw dots that are given by their values."""
+        self.marks.append(draw_dots([self.at(*point) for point in points], style))
+
+    def picture(self, key: str, title: str, description: str) -> Markup:
+        """Finish the chart."""
+        size = self.box.right + RIGHT, self.box.bottom + FOOT
+        return draw_picture(key, size, title, description, self.marks)
 
 
 def least_on_scale(scores: Sequence[float]) -> float:
@@ -251,35 +275,27 @@ def draw_bars(items: Sequence[Bar], title: str, unit: str, key: str, width: floa
     for index, (item, number) in enumerate(zip(items, numbers, strict=True)):
         top = index * 38.0
         room = int((width - text_width(number, 13) - 16) / (13 * ADVANCE))
-        marks.append(draw_text(0, top + 13, shorten(item.name, room), "name"))
-        marks.append(draw_text(width, top + 13, number, "number", "end"))
-        marks.append(draw_box(Box(0, top + 20, width, top + 28), "track"))
-        marks.append(draw_box(Box(0, top + 20, max(1.5, width * item.value / longest), top + 28), f"bar {item.style}"))
-    told = "; ".join(f"{item.name} {number}" for item, number in zip(items, numbers, strict=True))
-    return canvas(key, (width, 38 * len(items) - 6), (title, told), marks)
+        marks += [draw_text(0, top + 13, shorten(item.name, room), "name")]
+        marks += [draw_text(width, top + 13, number, "number", "end")]
+        marks += [draw_box(Box(0, top + 20, width, top + 28), "track")]
+        marks += [draw_box(Box(0, top + 20, max(1.5, width * item.value / longest), top + 28), f"bar {item.style}")]
+    description = "; ".join(f"{item.name} {number}" for item, number in zip(items, numbers, strict=True))
+    return draw_picture(key, (width, 38 * len(items) - 6), title, description, marks)
 
 
 def bar_figure(
     items: Iterable[Bar], heading: str, unit: str, key: str, *, caption: str = "", width: float = SIDE
 ) -> Figure | None:
     """Draw the bars whose value is known; None without any."""
-    known = [item for item in items if units.known(item.value)]
-    return (
-        draw_figure(heading, partial(draw_bars, known, heading, unit), key, width, caption=caption) if known else None
-    )
+    if not (bars := [item for item in items if units.known(item.value)]):
+        return None
+    return draw_figure(heading, partial(draw_bars, bars, heading, unit), key, width, caption=caption)
 
 
 def draw_lines(
-    lines: Lines,
-    title: str,
-    names: tuple[str, str],
-    key: str,
-    width: float,
-    *,
-    tight: bool = False,
-    smooth: bool = False,
-    level: float | None = None,
-) -> Markup:
+    lines: Lines, title: str, names: tuple[str, str], key: str, width: float, *,
+    tight: bool = False, smooth: bool = False, level: float | None = None,
+) -> Markup:  # fmt: skip
     """Draw values over steps; on a log scale where they span more than a factor of 20.
 
     names  of the steps and of the values; tight: the scale shows only the range of the values; smooth: many values are
@@ -287,45 +303,46 @@ def draw_lines(
     """
     values = [value for line in lines.values() for _, value in line] + ([] if level is None else [level])
     steps = [step for line in lines.values() for step, _ in line]
-    top = 34 if names[1] else 14
-    plot = Box(52, top, width - 14, top + 232)
-    x = Axis(min(0.0, *steps), max(*steps, 1.0), plot.left, plot.right)
-    low, high = min(values), max(values)
-    y = Axis.padded(low, high, plot)
+    top = TOP if names[1] else 14
+    bottom, low, high = top + 232, min(values), max(values)
+    y = Axis.padded(low, high, bottom, top)
     if not tight and _spans_decades(values):
-        y = Axis(low / 1.15, high * 1.15, plot.bottom, plot.top, log=True)
+        y = Axis(low / 1.15, high * 1.15, bottom, top, log=True)
     elif not tight and low >= 0:
-        y = Axis(0, (high or 1.0) * 1.06, plot.bottom, plot.top)
-    faint, strong = [], []
-    for index, line in enumerate(lines.values()):
-        style, thin = _line_style(index, list(lines)), thin_out(line)
-        even = smooth_out(thin) if smooth else thin
-        at, raw = ([(x.at(step), y.at(value)) for step, value in points] for points in (even, thin))
-        faint += [draw_path(raw, f"raw {style}")] if even is not thin else []
-        strong.append(draw_path(at, f"curve {style}"))
-        strong += [draw_path([one], f"knot {style}") for one in at if len(at) <= 40 and not smooth]
-    marks = draw_grid(x, y, plot, names)
+        y = Axis(0, (high or 1.0) * 1.06, bottom, top)
+    plot = Plot(Axis(min(0.0, *steps), max(*steps, 1.0), LEFT, width - RIGHT), y, names)
     if level is not None:
-        marks.append(draw_line((plot.left, y.at(level)), (plot.right, y.at(level)), "reference"))
+        plot.marks.append(draw_line((LEFT, y.at(level)), (width - RIGHT, y.at(level)), "reference"))
+    thinned = [(line_style(index, list(lines)), thin_out(line)) for index, line in enumerate(lines.values())]
+    for style, line in thinned:
+        if smooth and len(line) >= SMOOTHED_FROM:
+            plot.path(line, f"raw {style}")
+    for style, line in thinned:
+        plot.path(smooth_out(line) if smooth else line, f"curve {style}")
+        if not smooth and len(line) <= 40:
+            for point in line:
+                plot.path([point], f"knot {style}")
     digits = units.three_digits
     ends = ", ".join(f"{name} from {digits(line[0][1])} to {digits(line[-1][1])}" for name, line in lines.items())
-    return canvas(key, (width, plot.bottom + 44), (title, ends), [*marks, *faint, *strong])
+    return plot.picture(key, title, ends)
 
 
 def loss_lines(points: Sequence[Point]) -> Lines:
     """Choose the parts of the loss among the names of a curve, the total first, unless it is its one part again."""
-    shown = {name for point in points for name in point if not name.startswith(("eval_", "train_"))} - ASIDE
-    found = {name: line for name, line in series(points) if name == "eval_loss" or name in shown}
+    found = {
+        name: line
+        for name, line in series(points)
+        if name == "eval_loss" or not (name.startswith(("eval_", "train_")) or name in NOT_LOSSES)
+    }
     parts = [line for name, line in found.items() if name not in ("loss", "eval_loss")]
-    if len(parts) == 1 and "loss" in found:
-        pairs = list(zip(found["loss"], parts[0], strict=False))
-        same = all(a == b and math.isclose(x, y, rel_tol=1e-4) for (a, x), (b, y) in pairs)  # but for rounding
-        if same and len(found["loss"]) == len(parts[0]):
+    if len(parts) == 1 and len(total := found.get("loss", [])) == len(parts[0]):
+        pairs = zip(total, parts[0], strict=True)
+        if all(a == b and math.isclose(x, y, rel_tol=1e-4) for (a, x), (b, y) in pairs):  # the same but for rounding
             del found["loss"]
     return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))
 
 
-def stage_figures(report: Report, name: str, key: str) -> tuple[Figure, ...]:
+def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
     """Draw the losses of a stage, and its scores on the validation split beside the teacher's."""
     points = report.curves.get(name, ())
     losses, known = loss_lines(points), dict(series(points))
@@ -333,16 +350,16 @@ def stage_figures(report: Report, name: str, key: str) -> tuple[Figure, ...]:
     scores = {shown: known[each] for each, shown in names.items() if each in known}
     figures = []
     if losses:
-        longest, said = max(len(line) for line in losses.values()), []
+        longest, notes = max(len(line) for line in losses.values()), []
         if longest >= SMOOTHED_FROM:
-            said.append("Strong lines are running means, faint ones the values as logged.")
+            notes.append("Strong lines are running means, faint ones the values as logged.")
         if longest > MOST_POINTS:
-            said.append(f"Of {longest:,} logged values, neighbours are averaged.")
+            notes.append(f"Of {longest:,} logged values, neighbours are averaged.")
         if _spans_decades([value for line in losses.values() for _, value in line]):
-            said.append("The vertical scale is logarithmic.")
+            notes.append("The vertical scale is logarithmic.")
         draw = partial(draw_lines, losses, f"Loss in stage {name}", ("step", ""), smooth=True)
         width = MAIN if scores else WHOLE
-        figures.append(draw_figure("Loss", draw, f"loss-{key}", width, caption=" ".join(said), legend=legend(losses)))
+        figures.append(draw_figure("Loss", draw, f"loss-{key}", width, caption=" ".join(notes), legend=legend(losses)))
     if scores:
         teacher = report.teacher_row
         level = report.score(teacher) if teacher and report.split == "validation" else None  # as the curves are
@@ -353,35 +370,35 @@ def stage_figures(report: Report, name: str, key: str) -> tuple[Figure, ...]:
         figures.append(
             draw_figure("Score on validation", draw, f"score-{key}", width, caption=caption, legend=legend(scores))
         )
-    return tuple(figures)
+    return figures
 
 
-def load_figures(device: MeasuredDevice, key: str) -> tuple[Figure, ...]:
+def load_figures(device: MeasuredDevice, key: str) -> list[Figure]:
     """Draw medians by the minute of a device without pause, and temperatures where it shows any."""
     runs = {name: run for name, run in device.sustained if run.minutes}
-    times: Lines = {name: [(at + 1.0, ms) for at, ms in enumerate(run.minutes)] for name, run in runs.items()}
+    times: Lines = {name: [(at, ms) for at, ms in enumerate(run.minutes, 1)] for name, run in runs.items()}
     degrees: Lines = {
-        name: [(at + 1.0, value) for at, value in enumerate(run.temperatures) if value is not None]
+        name: line
         for name, run in runs.items()
+        if (line := [(float(at), value) for at, value in enumerate(run.temperatures, 1) if value is not None])
     }
-    warm = {name: line for name, line in degrees.items() if line}
-    kinds = [("Median latency", "ms", times, MAIN if warm else WHOLE), ("Temperature", "°C", warm, SIDE)]
-    return tuple(
+    kinds = [("Median latency", "ms", times, MAIN if degrees else WHOLE), ("Temperature", "°C", degrees, SIDE)]
+    return [
         draw_figure(
             f"{name} by the minute", partial(draw_lines, lines, name, ("minute", unit), tight=unit != "ms"),
             f"{unit.strip('°')}-{key}", width, legend=legend(lines, f" {unit}"),
         )
         for name, unit, lines, width in kinds if lines
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def legend(lines: Lines, unit: str = "") -> tuple[tuple[str, str, str], ...]:
     """Return (class of the line, name, value at its end as drawn) of each line."""
     ends = [units.three_digits(smooth_out(thin_out(line))[-1][1]) for line in lines.values()]
-    return tuple((_line_style(at, list(lines)), name, f"{ends[at]}{unit}") for at, name in enumerate(lines))
+    return tuple((line_style(at, list(lines)), name, f"{ends[at]}{unit}") for at, name in enumerate(lines))
 
 
-def _line_style(index: int, names: Sequence[str]) -> str:
+def line_style(index: int, names: Sequence[str]) -> str:
     """Return the class of a line's colour: ink for the total, else one of eight; dashed from the ninth on."""
     if names[index] == "loss":
         return "total"
@@ -409,53 +426,52 @@ def _spans_decades(values: Sequence[float]) -> bool:
     return 0 < 20 * min(values) < max(values)
 
 
-def draw_predictions(report: SearchReport, key: str, width: float) -> Markup:
+def draw_predictions(timings: Sequence[Timing], key: str, width: float) -> Markup:
     """Draw predicted against measured latency of every shape that was measured, and what FLOPs alone would say."""
-    assert report.prediction is not None
-    shown = report.prediction.timings
     values = [
-        value for one in shown for value in (one.measured_ms, one.predicted_ms, one.flops_ms) if value is not None
+        value for one in timings for value in (one.measured_ms, one.predicted_ms, one.flops_ms) if value is not None
     ]
-    plot = Box(52, 34, width - 14, 372)
     margin = 0.06 * (max(values) - min(values)) or 0.1 * max(values)
     low, high = max(0.0, min(values) - margin), max(values) + margin
-    x, y = Axis(low, high, plot.left, plot.right), Axis(low, high, plot.bottom, plot.top)
-    marks = draw_grid(x, y, plot, ("measured, ms", "predicted, ms"))
-    marks.append(draw_line((x.at(low), y.at(low)), (x.at(high), y.at(high)), "reference"))
-    for one in shown:
+    x, y = Axis(low, high, LEFT, width - RIGHT), Axis(low, high, 372, TOP)
+    plot = Plot(x, y, ("measured, ms", "predicted, ms"))
+    plot.marks.append(draw_line(plot.at(low, low), plot.at(high, high), "reference"))
+    for one in timings:
         if one.error_ms:
-            ends = [y.at(min(max(one.predicted_ms + sign * one.error_ms, low), high)) for sign in (-1, 1)]
-            marks.append(draw_line((x.at(one.measured_ms), ends[0]), (x.at(one.measured_ms), ends[1]), "gain"))
-    flops = [(x.at(one.measured_ms), y.at(one.flops_ms)) for one in shown if one.flops_ms is not None]
-    marks += [draw_dot(*at, style="point flops", hint="from FLOPs alone") for at in flops]
-    for one in shown:
+            ends = [min(max(one.predicted_ms + sign * one.error_ms, low), high) for sign in (-1, 1)]
+            plot.marks.append(draw_line(plot.at(one.measured_ms, ends[0]), plot.at(one.measured_ms, ends[1]), "gain"))
+    for one in timings:
+        if one.flops_ms is not None:
+            at = plot.at(one.measured_ms, one.flops_ms)
+            plot.marks.append(draw_dot(*at, style="point flops", hint="from FLOPs alone"))
+    for one in timings:
         hint = f"{one.name}: predicted {units.measure(one.predicted_ms, 'ms')}, measured "
         hint += f"{units.measure(one.measured_ms, 'ms')}{', noisy' if one.noisy else ''}"
         style = "point student" if one.finalist else "point fitted"
-        marks.append(draw_dot(x.at(one.measured_ms), y.at(one.predicted_ms), style=style, hint=hint))
-    told = f"{len(shown)} shapes; the line is where both are equal"
-    return canvas(key, (width, 420), ("Predicted against measured latency", told), marks)
+        plot.marks.append(draw_dot(*plot.at(one.measured_ms, one.predicted_ms), style=style, hint=hint))
+    description = f"{len(timings)} shapes; the line is where both are equal"
+    return plot.picture(key, "Predicted against measured latency", description)
 
 
 def draw_progress(report: SearchReport, key: str, width: float) -> Markup:
-    """Draw every trial's first score when it was asked for, the best within the budgets so far, and what has none.
+    """Draw each trial's first score when the trial began, the best within the budgets so far, and what has no score.
 
     At least one trial has a score.
     """
     timed = all(one.started is not None for one in report.points)
     placed = [((one.started or 0.0) / 60 if timed else float(one.number), one) for one in report.points]
     scored = [(when, first, one) for when, one in placed if (first := one.first) is not None]
-    plot = Box(52, 34, width - 14, 290)
-    x = Axis(0, max(*(when for when, _ in placed), 1e-3), plot.left, plot.right)
-    y = Axis.padded(least_on_scale([score for _, score, _ in scored]), max(score for _, score, _ in scored), plot)
-    marks = draw_grid(x, y, plot, ("minute" if timed else "trial", units.metric(report.metric)))
-    marks.append(draw_dots([(x.at(when), min(y.at(score), plot.bottom)) for when, score, _ in scored], "crowd"))
-    marks.append(draw_dots([(x.at(when), plot.bottom - 5) for when, one in placed if one.first is None], "crowd out"))
+    scores = [score for _, score, _ in scored]
+    x = Axis(0, max(*(when for when, _ in placed), 1e-3), LEFT, width - RIGHT)
+    y = Axis.padded(least_on_scale(scores), max(scores), 290, TOP)
+    plot = Plot(x, y, ("minute" if timed else "trial", units.metric(report.metric)))
+    plot.dots([(when, score) for when, score, _ in scored], "crowd")
+    foot = [(x.at(when), plot.box.bottom - 5) for when, one in placed if one.first is None]
+    plot.marks.append(draw_dots(foot, "crowd out"))
     best: list[Pixel] = []
     for when, score, one in sorted(scored, key=lambda each: each[:2]):
-        at = x.at(when), y.at(score)
-        if report.feasible(one) and (not best or at[1] < best[-1][1]):
-            best += [(at[0], best[-1][1]), at] if best else [at]
-    marks += [draw_path([*best, (plot.right, best[-1][1])], "curve s0")] if best else []
-    told = f"{len(scored)} of {len(placed)} trials were scored"
-    return canvas(key, (width, 334), ("Trials over time", told), marks)
+        if report.feasible(one) and (not best or score > best[-1][1]):
+            best += [(when, best[-1][1]), (when, score)] if best else [(when, score)]
+    if best:
+        plot.path([*best, (x.high, best[-1][1])], "curve s0")
+    return plot.picture(key, "Trials over time", f"{len(scored)} of {len(placed)} trials were scored")

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from compress.exporters.artifact import FILES
 from compress.records.certificate import Sensitivity, Tried
 from compress.records.run_report import Report, finite
-from compress.records.search_report import ObjectiveName, SearchReport
+from compress.records.search_report import LatencyPrediction, ObjectiveName, SearchReport
 from compress.reporting import charts, remarks, tables
 from compress.reporting import format as units
 from compress.reporting.charts import MAIN, WHOLE, Bar, Figure, bar_figure, draw_figure
@@ -108,7 +108,7 @@ def heat_map(found: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, l
 def render_html(report: Report) -> str:
     """Render the report of a run as one page: styles and pictures inside, no script, no request, all text escaped."""
     scatter, table = run_scatter(report), tables.run_table(report)
-    crowded = scatter is not None and len(scatter.marks) > WITH_FACTS
+    crowded = scatter is not None and len(scatter.points) > WITH_FACTS
     names = {file: f"student {precision}" for precision, file in FILES.items()}
     times = [(row.name, time) for at in report.settings for row in report.rows if (time := report.latency(row, at))]
     figure, heading = None, f"{capitalise(units.metric(report.metric))} against latency"
@@ -201,8 +201,8 @@ def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
             for device, name in enumerate(devices)
             for setting, at in enumerate(settings)
         ] + [_picture(comparison, limits, chosen, None, (None, None))],
-        devices=devices,
-        settings=units.telling([str(at) for at in settings]),
+        devices=list(enumerate(devices)),
+        settings=list(enumerate(units.telling([str(at) for at in settings]))),
         device=devices.index(view.device) if view else 0,
         setting=settings.index(view.setting) if view else 0,
         candidates=table,
@@ -231,14 +231,16 @@ def _picture(
         timed = not view or view in comparison.views()
         why = f"{heading}: no candidate has both a score on the rows compared and this cost."
         return bare | {"figure": None, "missing": why if timed else f"Nothing was timed on {heading}."}
-    points = tuple(mark for mark in sorted(scatter.marks, key=lambda mark: (mark.cost, -mark.score)) if mark.number)
+    points = tuple(
+        point for point in sorted(scatter.points, key=lambda point: (point.cost, -point.score)) if point.number
+    )
     said = [f"One forward on {view.name}." if view else "The ONNX file alone."]
     said.append("Up and left is better; the stairs join those that nothing beats for less.")
     if view and not scatter.crowded(narrow=False):
         said.append("Thin lines reach to the 95th percentile.")
     if scatter.crowded(narrow=True):
         said.append("Numbers are those of the table below.")
-    if off := [f"{mark.what} {units.score(mark.score)}" for mark in scatter.marks if mark.score < scatter.lowest]:
+    if off := [f"{point.what} {units.score(point.score)}" for point in scatter.points if point.score < scatter.lowest]:
         said.append(f"Below this scale: {units.listed(off, 4)}.")
     figure = draw_figure(" against ".join(reversed(scatter.axes)), scatter.draw, key, MAIN, caption=" ".join(said))
     return bare | {"figure": figure, "points": points}
@@ -247,75 +249,8 @@ def _picture(
 def render_search(report: SearchReport) -> str:
     """Render one self-contained page of a search: no request leaves it, all text escaped."""
     answer = remarks.answer(report) or report.nearest()
-    front, table = set(report.front), tables.front_table(report)
-    return render(
-        "search.html.j2",
-        "search.js",
-        title=report.title,
-        context=f"{len(report.points):,} trials; {report.teacher} on {report.data}; {report.device}, {report.setting}; "
-        + report.date[:10],
-        headline=remarks.search_headline(report),
-        remarks=remarks.search_remarks(report),
-        key_figures=key_figures(table),
-        found=report,
-        metric=units.metric(report.metric),
-        views=[
-            (cost, _trials(report, cost, scatter)) for cost in AXES if (scatter := trial_scatter(report, cost))
-        ],
-        chosen=tables.trial_row(report, answer, front) if answer else None,
-        command=remarks.show_command(report, answer.number) if answer else ("", ""),
-        headings=tables.TRIAL_HEADINGS,
-        front=table,
-        growth=growth(report),
-        facts=tables.search_facts(report),
-        rejected=tables.tabulate_rejected(report),
-        trials=[tables.trial_row(report, one, front) for one in report.points],
-        objectives=[report.metric if one == "score" else remarks.COSTS[one][0] for one in report.objectives],
-        budgets=remarks.budgets_text(report),
-        **_search_figures(report),
-    )  # fmt: skip
-
-
-def _trials(report: SearchReport, cost: ObjectiveName, scatter: Scatter) -> Figure:
-    """Draw the trials against a cost, and say how the picture is read, and what is not on it."""
-    stairs = "; the stairs join what nothing within the budget beats for less" if scatter.front else ""
-    said = [f"Up and left is better{stairs}."]
-    if cost == "latency":
-        said.append(f"Of {report.setting}, measured where it was, else predicted.")
-    if any(one.stage not in (None, "subnet") for one in report.points):
-        said.append("Filled points were trained after the search; the line under each begins where it stood before.")
-    placed = [score for _, score in scatter.crowd] + [mark.score for mark in scatter.marks if not mark.square]
-    if below := sum(score < scatter.lowest for score in placed):
-        said.append(f"Below this scale: {below:,} {'trial' if below == 1 else 'trials'}.")
-    if unplaced := sum(one.score is not None for one in report.points) - len(placed):
-        said.append(f"Scored, but not known by this cost: {unplaced:,}.")
-    return draw_figure(remarks.COSTS[cost][0], scatter.draw, f"front-{cost}", MAIN, caption=" ".join(said))
-
-
-def _search_figures(report: SearchReport) -> dict[str, Any]:
-    """Draw how well latency was predicted, what decides, how the trials went, and where the time went."""
-    prediction, timings, progress = report.prediction, None, None
-    errors = (
-        [("this predictor", prediction.error, "student"), ("FLOPs alone", prediction.flops_error, "other")]
-        if prediction
-        else []
-    )
-    accuracy = [
-        Bar(name, 100 * error, style, units.share(error)) for name, error, style in errors if units.known(error)
-    ]
-    if prediction and (shown := prediction.timings):
-        said = ["On the line both are equal."]
-        said += ["Filled: shapes that were measured only after the search."] * any(one.finalist for one in shown)
-        said += ["Orange: what FLOPs alone would have said."] * any(one.flops_ms is not None for one in shown)
-        if noisy := sum(one.noisy for one in shown):
-            said.append(f"Disturbed while measured: {noisy} of {len(shown)}.")
-        draw = partial(charts.draw_predictions, report)
-        timings = draw_figure("Predicted against measured", draw, "timings", MAIN, caption=" ".join(said))
-    if any(one.first is not None for one in report.points):
-        caption = "Line: the best within the budgets so far, before training. Dots at the foot: trials without a score."
-        progress = draw_figure(
-            "Trials over time", partial(charts.draw_progress, report), "progress", MAIN, caption=caption
-        )
+    front, table, prediction = set(report.front), tables.front_table(report), report.prediction
+    views = [(cost, _draw_trials(report, cost, scatter)) for cost in AXES if (scatter := trial_scatter(report, cost))]
     importances = [
         bar_figure(
             [
@@ -328,10 +263,73 @@ def _search_figures(report: SearchReport) -> dict[str, Any]:
         for index, one in enumerate(report.importances)
     ]  # fmt: skip
     spent = [Bar(name, time, "student", units.duration(time)) for name, time in report.costs.items() if time >= 0]
-    return {
-        "accuracy": bar_figure(accuracy, "Mean error on a shape it has not seen", "%", "prediction-error"),
-        "timings": timings,
-        "importances": [figure for figure in importances if figure],
-        "progress": progress,
-        "costs": bar_figure(spent, "Where the time went", "%", "costs"),
-    }
+    costs = [_draw_progress(report), bar_figure(spent, "Where the time went", "%", "costs")]
+    return render(
+        "search.html.j2",
+        "search.js",
+        title=report.title,
+        context=f"{len(report.points):,} trials; {report.teacher} on {report.data}; {report.device}, {report.setting}; "
+        + report.date[:10],
+        headline=remarks.search_headline(report),
+        remarks=remarks.search_remarks(report),
+        key_figures=key_figures(table),
+        found=report,
+        metric=units.metric(report.metric),
+        views=views,
+        axes=[(cost, figure.heading) for cost, figure in views],
+        chosen=tables.trial_row(report, answer, front) if answer else None,
+        command=remarks.show_command(report, answer.number) if answer else ("", ""),
+        headings=tables.TRIAL_HEADINGS,
+        front=table,
+        growth=growth(report),
+        facts=tables.search_facts(report),
+        rejected=tables.tabulate_rejected(report),
+        trials=[tables.trial_row(report, one, front) for one in report.points],
+        objectives=[report.metric if one == "score" else remarks.COSTS[one][0] for one in report.objectives],
+        budgets=remarks.budgets_text(report),
+        predictions=_draw_predictions(prediction) if prediction else [],
+        importances=list(filter(None, importances)),
+        costs=list(filter(None, costs)),
+    )
+
+
+def _draw_trials(report: SearchReport, cost: ObjectiveName, scatter: Scatter) -> Figure:
+    """Draw the trials against a cost, and say how the picture is read, and what is not on it."""
+    stairs = "; the stairs join what nothing within the budget beats for less" if scatter.front else ""
+    notes = [f"Up and left is better{stairs}."]
+    if cost == "latency":
+        notes.append(f"Of {report.setting}, measured where it was, else predicted.")
+    if any(one.stage not in (None, "subnet") for one in report.points):
+        notes.append("Filled points were trained after the search; the line under each begins where it stood before.")
+    placed = [score for _, score in scatter.crowd] + [point.score for point in scatter.points if not point.square]
+    if below := sum(score < scatter.lowest for score in placed):
+        notes.append(f"Below this scale: {below:,} {'trial' if below == 1 else 'trials'}.")
+    if unplaced := sum(one.score is not None for one in report.points) - len(placed):
+        notes.append(f"Scored, but not known by this cost: {unplaced:,}.")
+    return draw_figure(remarks.COSTS[cost][0], scatter.draw, f"front-{cost}", MAIN, caption=" ".join(notes))
+
+
+def _draw_predictions(prediction: LatencyPrediction) -> list[Figure]:
+    """Draw predicted against measured latency, and the mean error of the predictor and of FLOPs alone."""
+    figures, timings = [], prediction.timings
+    if timings:
+        notes = ["On the line both are equal."]
+        notes += ["Filled: shapes that were measured only after the search."] * any(one.finalist for one in timings)
+        notes += ["Orange: what FLOPs alone would have said."] * any(one.flops_ms is not None for one in timings)
+        if noisy := sum(one.noisy for one in timings):
+            notes.append(f"Disturbed while measured: {noisy} of {len(timings)}.")
+        draw = partial(charts.draw_predictions, timings)
+        figures.append(draw_figure("", draw, "timings", MAIN, caption=" ".join(notes)))  # its section has the heading
+    errors = [("this predictor", prediction.error, "student"), ("FLOPs alone", prediction.flops_error, "other")]
+    bars = [Bar(name, 100 * error, style, units.share(error)) for name, error, style in errors if units.known(error)]
+    accuracy = bar_figure(bars, "Mean error on a shape it has not seen", "%", "prediction-error")
+    return [*figures, accuracy] if accuracy else figures
+
+
+def _draw_progress(report: SearchReport) -> Figure | None:
+    """Draw how the trials went; None where none has a score."""
+    if all(one.first is None for one in report.points):
+        return None
+    caption = "Line: the best within the budgets so far, before training. Dots at the foot: trials without a score."
+    draw = partial(charts.draw_progress, report)
+    return draw_figure("Trials over time", draw, "progress", MAIN, caption=caption)

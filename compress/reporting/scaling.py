@@ -24,15 +24,16 @@ from compress.errors import SearchError
 from compress.records.search_report import Rung, SearchReport
 from compress.reporting import format as units
 from compress.reporting.charts import (
+    LEFT,
+    RIGHT,
     SIDE,
+    TOP,
     Axis,
-    Box,
     Figure,
     Pixel,
-    canvas,
+    Plot,
     draw_dots,
     draw_figure,
-    draw_grid,
     draw_path,
 )
 from compress.reporting.format import MISSING, capitalise
@@ -454,30 +455,28 @@ def _draw(curve: tuple[str, Law, str, Mapping[str, float], Points], key: str, wi
     for at, score in points:
         near = all(1 / NEAR <= at[name] / value <= NEAR for name, value in held.items() if name != cause)
         own[near].append((at[cause], score))
-    plot = Box(52, 34, width - 14, 300)
     low, high = law.measured[cause]
-    x = Axis(low / (2 * FAR), high * 2 * FAR, plot.left, plot.right, log=True)
+    x = Axis(low / (2 * FAR), high * 2 * FAR, LEFT, width - RIGHT, log=True)
     places = np.geomspace(x.low, x.high, STEPS)
     bands = [law.error({**held, cause: float(place)}) for place in places]
     solid = [index for index, place in enumerate(places) if low / FAR <= place <= high * FAR]
     first, last = solid[0], solid[-1] + 1
     shown = [1 - band.value for band in bands[first:last]] + [score for _, score in own[True]]
-    y = Axis.padded(min(shown), max(shown), plot)
+    y = Axis.padded(min(shown), max(shown), 300, TOP)
+    plot = Plot(x, y, (CAUSES[cause], heading.partition(" against ")[0]))
 
     def edge(which: str) -> list[Pixel]:
-        ups = (y.at(1 - getattr(band, which)) for band in bands)
-        return [(x.at(place), min(max(up, plot.top - 8), plot.bottom)) for place, up in zip(places, ups, strict=True)]
+        pixels = [plot.at(float(place), 1 - getattr(band, which)) for place, band in zip(places, bands, strict=True)]
+        return [(across, max(down, TOP - 8)) for across, down in pixels]
 
     upper, lower, line = edge("low"), edge("high"), edge("value")
-    marks = draw_grid(x, y, plot, (CAUSES[cause], heading.partition(" against ")[0]))
-    marks.append(draw_path([*upper[first:last], *reversed(lower[first:last])], "band"))
+    plot.marks.append(draw_path([*upper[first:last], *reversed(lower[first:last])], "band"))
     for part in (slice(0, first + 1), slice(last - 1, None)):
-        marks.append(draw_path([*upper[part], *reversed(lower[part])], "band far"))
-        if far := [one for one in line[part] if one[1] < plot.bottom]:
-            marks.append(draw_path(far, "curve s0 far"))
+        plot.marks.append(draw_path([*upper[part], *reversed(lower[part])], "band far"))
+        if far := [one for one in line[part] if one[1] < y.start]:
+            plot.marks.append(draw_path(far, "curve s0 far"))
     for style, scores in zip(("crowd", "crowd own"), own, strict=True):
-        places_of = [(x.at(value), y.at(score)) for value, score in scores]
-        marks.append(draw_dots([one for one in places_of if plot.top - 8 <= one[1] <= plot.bottom], style))
-    marks.append(draw_path([one for one in line[first:last] if one[1] < plot.bottom], "curve s0"))
-    told = f"from {_score(bands[first])} to {_score(bands[last - 1])}"
-    return canvas(key, (width, 348), (heading, told), marks)
+        pixels = [(x.at(value), y.at(score)) for value, score in scores]
+        plot.marks.append(draw_dots([one for one in pixels if TOP - 8 <= one[1] <= y.start], style))
+    plot.marks.append(draw_path([one for one in line[first:last] if one[1] < y.start], "curve s0"))
+    return plot.picture(key, heading, f"from {_score(bands[first])} to {_score(bands[last - 1])}")

@@ -11,20 +11,21 @@ from compress.records.run_report import Report, finite
 from compress.records.search_report import ObjectiveName, SearchReport
 from compress.reporting import format as units
 from compress.reporting.charts import (
+    LEFT,
+    RIGHT,
+    TOP,
     Axis,
     Box,
     Pixel,
-    canvas,
+    Plot,
     draw_box,
     draw_dot,
-    draw_dots,
-    draw_grid,
     draw_line,
     draw_path,
     draw_text,
+    group,
     least_on_scale,
     shorten,
-    tag,
     text_width,
 )
 from compress.reporting.compare import ComparedModel, Comparison, View
@@ -37,6 +38,7 @@ LOG_FROM = 4
 """Many costs that span more than this factor are on a logarithmic axis; few, from LOG_FEW on."""
 LOG_FEW = 20
 NARROW = 500
+BOTTOM = 392
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ class ScatterPoint:
         """Say score and cost."""
         return f"{units.score(self.score)} · {self.cost_text}"
 
-    def tagged(self, marks: Markup, x: float) -> Markup:
+    def group(self, marks: Markup, x: float) -> Markup:
         """Group what is drawn of the point for a script."""
-        return tag({"n": self.number, "x": f"{x:.1f}"} if self.number else {}, marks)
+        return group(marks, n=self.number, x=f"{x:.1f}") if self.number else marks
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Scatter:
     field     the cost by which a script finds the points; '' for none
     """
 
-    marks: tuple[ScatterPoint, ...]
+    points: tuple[ScatterPoint, ...]
     axes: tuple[str, str]
     levels: Sequence[tuple[str, float]] = ()
     front: Sequence[Pixel] = ()
@@ -102,100 +104,102 @@ class Scatter:
     field: str = ""
 
     @cached_property
+    def scores(self) -> list[float]:
+        """List the scores of all points."""
+        return [score for _, score in self.crowd] + [point.score for point in self.points]
+
+    @cached_property
     def lowest(self) -> float:
         """The least score that is on the scale."""
-        return least_on_scale([score for _, score in self.crowd] + [mark.score for mark in self.marks])
+        return least_on_scale(self.scores)
 
     def crowded(self, *, narrow: bool) -> bool:
         """Say whether there are too many points to name them all, or to draw how far each reaches."""
-        return sum(bool(mark.name) for mark in self.marks) > self.most[narrow]
+        return sum(bool(point.name) for point in self.points) > self.most[narrow]
 
     def draw(self, key: str, width: float) -> Markup:
         """Draw the picture at a width; there is at least one point."""
-        plot = Box(52, 34, width - 14, 392)
-        x, y = self._axes(plot)
-        crowded = self.crowded(narrow=width < NARROW)
-        at = [(x.at(mark.cost), min(y.at(mark.score), y.start - 9)) for mark in self.marks]
+        plot = Plot(*self._axes(width), self.axes)
+        x, box, crowded = plot.x, plot.box, self.crowded(narrow=width < NARROW)
+        pixels = [(x.at(point.cost), min(plot.y.at(point.score), box.bottom - 9)) for point in self.points]
         reaches = [
-            x.at(min(mark.reach, x.high)) if mark.reach > mark.cost and not crowded else here[0]
-            for mark, here in zip(self.marks, at, strict=True)
+            x.at(min(point.reach, x.high)) if point.reach > point.cost and not crowded else at[0]
+            for point, at in zip(self.points, pixels, strict=True)
         ]
-        steps: list[Pixel] = []  # stairs: from the cheapest level to the next, up to it, and level to the end
-        for across, down in sorted((x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.front):
-            steps += [(across, steps[-1][1]), (across, down)] if steps else [(across, down)]
-        steps += [(plot.right, steps[-1][1])] if steps else []
-        marks = []
         if self.field:  # its scales tell the script where points are
-            scales = {name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}" for name, a in (("x", x), ("y", y))}
-            marks.append(tag({"cost": self.field, **scales}, draw_box(plot, "field")))
-        marks += draw_grid(x, y, plot, self.axes)
-        marks.append(draw_dots([(x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.crowd], "crowd"))
-        for mark, here in zip(self.marks, at, strict=True):
-            if mark.before is not None:
-                start, end = (min(y.at(score), plot.bottom) for score in (mark.before, mark.score))
-                marks.append(draw_line((here[0], start), (here[0], end), "gain"))
-        taken = [Box(across - 9, down - 9, across + 9, down + 9) for across, down in at]
-        taken += [Box(here[0], here[1] - 3, reach + 3, here[1] + 3) for here, reach in zip(at, reaches, strict=True)]
+            scales = {name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}" for name, a in (("x", x), ("y", plot.y))}
+            plot.marks.insert(0, group(draw_box(box, "field"), cost=self.field, **scales))
+        plot.dots(self.crowd, "crowd")
+        for point, at in zip(self.points, pixels, strict=True):
+            if point.before is not None:
+                start, end = (plot.at(point.cost, score)[1] for score in (point.before, point.score))
+                plot.marks.append(draw_line((at[0], start), (at[0], end), "gain"))
+        steps: list[Pixel] = []  # stairs: from the cheapest level to the next, up to it, and level to the end
+        for across, down in sorted(plot.at(*one) for one in self.front):
+            steps += [(across, steps[-1][1]), (across, down)] if steps else [(across, down)]
+        steps += [(box.right, steps[-1][1])] if steps else []
+        taken = [Box(across - 9, down - 9, across + 9, down + 9) for across, down in pixels]
+        taken += [Box(at[0], at[1] - 3, reach + 3, at[1] + 3) for at, reach in zip(pixels, reaches, strict=True)]
         for one, other in pairwise(steps):  # level or upright
             (left, right), (top, bottom) = (sorted(pair) for pair in zip(one, other, strict=True))
             taken.append(Box(left, top - 2, right + 2, bottom + 2))
         for name, score in self.levels:
-            boxes, drawn = _level(name, score, y, plot, taken)
-            taken, marks = [*taken, *boxes], [*marks, *drawn]
-        marks += [draw_path(steps, "edge")] if steps else []
+            _draw_level(name, score, plot, taken)
+        plot.marks += [draw_path(steps, "edge")] if steps else []
         if self.budget:
-            marks.append(draw_line((plot.right, plot.top), (plot.right, plot.bottom), "budget"))
+            plot.marks.append(draw_line((box.right, box.top), (box.right, box.bottom), "budget"))
         if self.limit and x.low < self.limit[0] <= x.high:
             edge, words = x.at(self.limit[0]), f"budget {self.limit[1]}"
             wide = text_width(words, 12)
-            left = edge + 6 if edge + 6 + wide <= plot.right else edge - 6 - wide
-            taken.append(Box(left, plot.bottom - 22, left + wide, plot.bottom - 4))
-            marks.append(draw_line((edge, plot.top), (edge, plot.bottom), "limit"))
-            marks.append(draw_text(left, plot.bottom - 8, words, "facts"))
-        marks += self._names(at, taken, plot, crowded=crowded)
-        for mark, here, reach in zip(self.marks, at, reaches, strict=True):
-            line = draw_line(here, (reach, here[1]), f"reach {mark.style}") if reach > here[0] else Markup("")
-            dot = draw_dot(*here, style=f"point {mark.style}", hint=f"{mark.what}: {mark.facts}", square=mark.square)
-            marks.append(mark.tagged(line + dot, here[0]))
-        told = f"{'; '.join(f'{mark.what}: {mark.facts}' for mark in self.marks)}. Up is better, left costs less."
-        return canvas(key, (width, plot.bottom + 48), (f"{self.axes[1]} against {self.axes[0]}", told), marks)
+            left = edge + 6 if edge + 6 + wide <= box.right else edge - 6 - wide
+            taken.append(Box(left, box.bottom - 22, left + wide, box.bottom - 4))
+            plot.marks.append(draw_line((edge, box.top), (edge, box.bottom), "limit"))
+            plot.marks.append(draw_text(left, box.bottom - 8, words, "facts"))
+        plot.marks += self._draw_names(pixels, taken, box, crowded=crowded)
+        for point, at, reach in zip(self.points, pixels, reaches, strict=True):
+            line = draw_line(at, (reach, at[1]), f"reach {point.style}") if reach > at[0] else Markup("")
+            hint = f"{point.what}: {point.facts}"
+            dot = draw_dot(*at, style=f"point {point.style}", hint=hint, square=point.square)
+            plot.marks.append(point.group(line + dot, at[0]))
+        description = "; ".join(f"{point.what}: {point.facts}" for point in self.points)
+        title = f"{self.axes[1]} against {self.axes[0]}"
+        return plot.picture(key, title, f"{description}. Up is better, left costs less.")
 
-    def _axes(self, plot: Box) -> tuple[Axis, Axis]:
+    def _axes(self, width: float) -> tuple[Axis, Axis]:
         """Make room for the costs (no reach beyond twice its cost), the scores on the scale, and levels near them."""
-        costs = [cost for cost, _ in self.crowd] + [mark.cost for mark in self.marks]
-        farthest = max([*costs, *(min(mark.reach, 2 * mark.cost) for mark in self.marks)])
+        costs = [cost for cost, _ in self.crowd] + [point.cost for point in self.points]
+        farthest = max([*costs, *(min(point.reach, 2 * point.cost) for point in self.points)])
         if self.limit:
             farthest = max(farthest, min(self.limit[0], 2 * max(costs)))
-        x = Axis(0, farthest * 1.08, plot.left, plot.right)
+        x = Axis(0, farthest * 1.08, LEFT, width - RIGHT)
         if max(costs) > (LOG_FROM if len(costs) > WITH_FACTS else LOG_FEW) * min(costs):
-            x = Axis(min(costs) / 1.6, farthest * 1.3, plot.left, plot.right, log=True)
-        scores = [score for _, score in self.crowd] + [mark.score for mark in self.marks]
-        low, high = self.lowest, max(scores)
+            x = Axis(min(costs) / 1.6, farthest * 1.3, LEFT, width - RIGHT, log=True)
+        low, high = self.lowest, max(self.scores)
         span = max(high - low, 0.01)
         for _, level in sorted(self.levels, key=lambda one: -one[1]):
             if (self.stretch or level >= low) and max(high, level) - min(low, level) <= 10 * span:
                 low, high = min(low, level), max(high, level)
-        return x, Axis.padded(low, high, plot)
+        return x, Axis.padded(low, high, BOTTOM, TOP)
 
-    def _names(self, at: Sequence[Pixel], taken: Sequence[Box], plot: Box, *, crowded: bool) -> list[Markup]:
+    def _draw_names(self, pixels: Sequence[Pixel], taken: Sequence[Box], plot: Box, *, crowded: bool) -> list[Markup]:
         """Write each point's name and figures, with leaders, which lie under all names, where it is not next to it."""
         leaders, labels, full = [], [], list(taken)
-        facts = len(self.marks) <= WITH_FACTS
-        for mark, (x, y) in sorted(zip(self.marks, at, strict=True), key=lambda one: "front" not in one[0].style):
-            name = mark.name if mark.keep or not crowded else mark.short
+        order = sorted(zip(self.points, pixels, strict=True), key=lambda one: "front" not in one[0].style)
+        for point, (x, y) in order:
+            name = point.name if point.keep or not crowded else point.short
             if not name:
                 continue
-            name = shorten(f"{'↓' if mark.score < self.lowest else ''}{name}", NAME_LETTERS)
-            figures = mark.facts if facts else ""
+            name = shorten(f"{'↓' if point.score < self.lowest else ''}{name}", NAME_LETTERS)
+            figures = point.facts if len(self.points) <= WITH_FACTS else ""
             size = max(text_width(name, 13), text_width(figures, 12)), 31.0 if figures else 16.0
             box = _place((x, y), size, full, plot)
             full.append(Box(box.left - 8, box.top - 3, box.right + 8, box.bottom + 3))
             anchor, start = ("start", box.left) if box.left > x else ("end", box.right)
             if box.left <= x <= box.right:
                 anchor, start = "middle", (box.left + box.right) / 2
-            words = [draw_text(start, box.top + 12, name, "label", anchor)]
-            words += [draw_text(start, box.top + 27, figures, "facts", anchor)] if figures else []
-            labels.append(mark.tagged(Markup("").join(words), x))
+            words = draw_text(start, box.top + 12, name, "label", anchor)
+            words += draw_text(start, box.top + 27, figures, "facts", anchor) if figures else Markup("")
+            labels.append(point.group(words, x))
             near = min(max(x, box.left), box.right), min(max(y, box.top), box.bottom)
             if abs(near[0] - x) + abs(near[1] - y) > 24:
                 leaders.append(draw_line((x, y), near, "leader"))
@@ -217,28 +221,29 @@ def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
     return min(options, key=lambda option: option[0] + option[1].lost(taken, inside))[1]
 
 
-def _level(name: str, score: float, y: Axis, plot: Box, taken: Sequence[Box]) -> tuple[list[Box], list[Markup]]:
-    """Draw a level: a line with its name, or an arrow where it is off the scale; and the room it takes."""
+def _draw_level(name: str, score: float, plot: Plot, taken: list[Box]) -> None:
+    """Draw a level: a line with its name, or an arrow where it is off the scale; `taken` gets the room it takes."""
     words = f"{shorten(name, NAME_LETTERS)} {units.score(score)}"
+    y, box = plot.y, plot.box
     inside, at = y.low <= score <= y.high, y.at(score)
     if not inside:
         words = f"{'↓' if score < y.low else '↑'} {words}, off this scale"
     wide = text_width(words, 12)
-    feet = [at - 4, at + 18] if inside else [plot.bottom - 4 - 17 * row for row in range(4)]
-    lefts = [plot.left + 6, plot.right - wide - 6]
+    feet = [at - 4, at + 18] if inside else [box.bottom - 4 - 17 * row for row in range(4)]
+    lefts = [box.left + 6, box.right - wide - 6]
     options = [Box(left, foot - 15, left + wide, foot) for left in lefts for foot in feet]
-    box = min(options, key=lambda option: option.lost(taken, plot))
-    anchor, start = ("start", box.left) if box.left == lefts[0] else ("end", box.right)
-    marks = [draw_text(start, box.bottom - 4, words, "facts", anchor)]
-    if not inside:
-        return [box], marks
-    line = draw_line((plot.left, at), (plot.right, at), "reference")
-    return [box, Box(plot.left, at - 2, plot.right, at + 2)], [line, *marks]
+    room = min(options, key=lambda option: option.lost(taken, box))
+    taken.append(room)
+    if inside:
+        taken.append(Box(box.left, at - 2, box.right, at + 2))
+        plot.marks.append(draw_line((box.left, at), (box.right, at), "reference"))
+    anchor, start = ("start", room.left) if room.left == lefts[0] else ("end", room.right)
+    plot.marks.append(draw_text(start, room.bottom - 4, words, "facts", anchor))
 
 
 def run_scatter(report: Report) -> Scatter | None:
     """Prepare score against median latency: a point per row that has both, a level per baseline without a time."""
-    marks, levels = [], []
+    points, levels = [], []
     for row in report.rows:
         time, score = report.latency(row), report.score(row)
         if score is None:
@@ -246,14 +251,14 @@ def run_scatter(report: Report) -> Scatter | None:
         if time is None:
             levels += [(row.name, score)] if row.role == "baseline" else []
             continue
-        marks.append(
+        points.append(
             ScatterPoint(
                 row.name, time.p50_ms, score, row.role, row.name, units.measure(time.p50_ms, "ms"),
                 keep=True, reach=time.p95_ms,
             )
         )  # fmt: skip
     axes = "median latency, ms", units.metric(report.metric)
-    return Scatter(tuple(marks), axes, levels, most=(99, 99), stretch=True) if marks else None
+    return Scatter(tuple(points), axes, levels, most=(99, 99), stretch=True) if points else None
 
 
 def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedModel | None) -> Scatter | None:
@@ -262,7 +267,7 @@ def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedMo
     def cost(one: ComparedModel) -> float | None:
         return one.median_ms(view) if view else one.size_mb
 
-    front, marks = comparison.front(cost), []
+    front, points = comparison.front(cost), []
     for one in (*comparison.teachers, *comparison.candidates):  # candidates lie over teachers
         value, score, time = cost(one), comparison.score(one), one.latency(view)
         if value is None or value <= 0 or score is None:
@@ -271,17 +276,17 @@ def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedMo
         style = "teacher" if teacher else "student front" if first else "student behind"
         number = "" if teacher else str(comparison.number(one))
         noisy = "~" if time and time.noisy else ""
-        marks.append(
+        points.append(
             ScatterPoint(
                 one.name, value, score, f"{style} picked" if one is picked else style, one.name,
                 noisy + units.measure(value, "ms" if view else "MB"), short=number, keep=first or teacher,
                 reach=time.p95_ms if time else 0.0, number=number,
             )
         )  # fmt: skip
-    if all(mark.square for mark in marks):
+    if all(point.square for point in points):
         return None
     return Scatter(
-        tuple(marks), ("median latency, ms" if view else "file size, MB", units.metric(comparison.task.metric)),
+        tuple(points), ("median latency, ms" if view else "file size, MB", units.metric(comparison.task.metric)),
         comparison.baselines,
         [(cost(one) or 0.0, comparison.score(one) or 0.0) for one in front], budget=True,
     )  # fmt: skip
@@ -293,7 +298,7 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
     All other scored trials are the crowd. None where no trial has both.
     """
     best, first = answer(report), report.compute_front(("score", cost))
-    marks, crowd, levels = [], [], list[tuple[str, float]]()
+    points, crowd, levels = [], [], list[tuple[str, float]]()
     for one in report.points:
         value = report.value(one, cost)
         if value is None or value <= 0 or one.score is None:
@@ -304,27 +309,27 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
         if subnet and not ahead and not picked:
             continue
         style = f"{'front' if ahead else 'behind'} {'subnet' if subnet else 'student'}{' picked' if picked else ''}"
-        marks.append(
+        points.append(
             ScatterPoint(
                 short_shape(one.choice) if ahead or picked else "", value, one.score, style,
                 f"trial {one.number}, {shape(one.choice)}", cost_text(cost, value),
                 keep=picked, before=None if subnet or one.first == one.score else one.first,
             )
         )  # fmt: skip
-    if not marks and not crowd:
+    if not points and not crowd:
         return None
-    marks.sort(key=lambda mark: not mark.keep)
+    points.sort(key=lambda point: not point.keep)
     for index, known in enumerate(list_anchors(report)):
         value = finite({"latency": known.ms, "parameters": known.parameters, "file_mb": known.file_mb}.get(cost))
         name, style = (known.name, "anchor") if index else ("teacher", "teacher")
         if (score := finite(known.score)) is not None and value:
-            marks.append(ScatterPoint(name, value, score, style, name, cost_text(cost, value), keep=True))
+            points.append(ScatterPoint(name, value, score, style, name, cost_text(cost, value), keep=True))
         elif score is not None:
             levels.append((name, score))
     limit = report.budgets.get(cost)
     name, unit = COSTS[cost]
     placed = [(report.value(each, cost) or 0.0, each.score or 0.0) for each in map(report.point, first)]
     return Scatter(
-        tuple(marks), (f"{name}, {unit}" if unit else name, units.metric(report.metric)), levels, placed, crowd,
+        tuple(points), (f"{name}, {unit}" if unit else name, units.metric(report.metric)), levels, placed, crowd,
         most=(12, 5), limit=(limit, cost_text(cost, limit)) if limit else None, field=cost,
     )  # fmt: skip

@@ -170,7 +170,8 @@ def test_a_score_far_below_is_off_the_scale_and_said(tmp_path: Path) -> None:
     paths = [bundle(tmp_path / f"s{n}", student(0.88 + 0.005 * n, 3.0 + n)) for n in range(4)]
     choice = compare.compare([*paths, bundle(tmp_path / "hopeless", student(0.55, 4.0))])
     against = choice_scatter(choice, choice.view, None)
-    assert {mark.what for mark in against.marks if mark.score < against.lowest} == {"hopeless int8", "hopeless fp32"}
+    below = {point.what for point in against.points if point.score < against.lowest}
+    assert below == {"hopeless int8", "hopeless fp32"}
     assert "Below this scale: hopeless fp32 0.560 and hopeless int8 0.550." in text(page(choice))
 
 
