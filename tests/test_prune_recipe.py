@@ -69,7 +69,8 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         "tiny.yaml: stages[0].wya: no such setting. Did you mean 'way'?",
         "tiny.yaml: stages[1].importance: is missing",
         "tiny.yaml: stages[1].way: Input should be less than or equal to 1, found 1.5",
-        "tiny.yaml: stages[2]: is `prune` and `distill`; a stage is one of them",
+        "tiny.yaml: stages[2]: expected exactly one of `distill: NAME`, `finetune: NAME`, `pretrain: NAME`, "
+        "`prune: NAME`",
         "tiny.yaml: target.hiden: no such setting. Did you mean 'hidden'?",
         "tiny.yaml: target.layers: Input should be greater than 0, found -1",
     ):
@@ -82,7 +83,7 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"student": {"layers": 2}}, "student: what is pruned is the teacher itself"),
+        ({"student": {"layers": 2}}, "student: a recipe that prunes begins with the teacher itself"),
         ({"target": {"ffn": 0.5, "speedup": 2}}, "target: asks for ffn and speedup: give sizes, or a budget"),
         ({"target": {"max_latency_ms": 1, "speedup": 2}}, "target: asks for max_latency_ms and speedup"),
         ({"target": {"speedup": 1}}, "target.speedup: Input should be greater than 1"),
@@ -100,7 +101,7 @@ def test_every_prune_stage_goes_further_and_the_last_all_of_the_way(tmp_path: Pa
 
 def test_a_stage_with_a_student_of_its_own_cannot_follow(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, "stages.recover.student={layers: 1}")
-    assert "stage recover: student: what is pruned is the teacher itself" in found
+    assert "stage recover: student: a recipe that prunes begins with the teacher itself" in found
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def recipes(
         if as_json:
             print_json("recipes", {"recipes": [catalog.plain(each) for each in listed]})
         else:
-            print_result("\n".join(catalog.lines(listed)))
+            print_result("\n".join(catalog.format_table(listed)))
 
 
 def students(

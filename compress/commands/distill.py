@@ -280,7 +280,7 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
                 problems += [f"{recipe.name}: stages[{at}]: {problem}" for problem in error.problems]
     calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
     for where, call, passed in calls:
-        if not call.absent:
+        if not call.unresolved:
             problems += reference.check(call, f"{recipe.name}: {where}", given=passed)
     for where, stage in list_stages(recipe):
         if isinstance(stage, Stage):

@@ -1,26 +1,26 @@
-"""Choose the recipe of `--recipe auto`: the first line of a table that fits. Imports neither torch nor transformers."""
+"""Choose a recipe for `--recipe auto`: the first fitting line of a table. Imports neither torch nor transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError
 
 from compress.config.loader import explain, folder, load_yaml, locate
-from compress.config.recipe import Frozen, Recipe
+from compress.config.recipe import Effort, Frozen, Recipe
 from compress.errors import RecipeError
 
 AUTO = "auto"
 
 
 class Choice(Frozen):
-    """Take this recipe where all that is said holds.
+    """A recipe, and the conditions under which to choose it.
 
-    kinds, families   of the task, and of the teacher's transformers config; left out: any
-    prompted          whether a prompted language model is the teacher
-    set               changes of its numbers, but for those of a `target` where one is given
-    because           the reason, told to the user
+    kinds, families   kinds of task, and model types of the teacher; left out: any
+    prompted          whether the teacher is a prompted language model
+    set               overrides of its numbers; those of `target` give way to a target of the user's
+    because           the reason, shown to the user
     """
 
     recipe: str
@@ -31,23 +31,24 @@ class Choice(Frozen):
     set: tuple[str, ...] = ()
 
     def fits(self, kind: str, family: str, prompted: bool) -> bool:
-        known = (self.kinds is None or kind in self.kinds) and (self.families is None or family in self.families)
-        return known and self.prompted == prompted
+        """Return True if all conditions hold."""
+        fits = (self.kinds is None or kind in self.kinds) and (self.families is None or family in self.families)
+        return fits and self.prompted == prompted
 
 
 class Choices(Frozen):
-    """The table, read from a file whose one key is `choices`."""
+    """The table of a file whose only key is `choices`."""
 
     choices: tuple[Choice, ...] = Field(min_length=1)
 
     @staticmethod
     def load(name: str | Path) -> "Choices":
-        """Read `auto`, or a .yaml file of choices. Raises RecipeError."""
+        """Load `auto`, or a .yaml file of choices. Raises RecipeError."""
         path = table_path(name)
         try:
             return Choices.model_validate(load_yaml(path))
         except ValidationError as error:
-            raise RecipeError([explain(path.name, each, Choice.model_fields) for each in error.errors()]) from error
+            raise RecipeError(explain(path.name, error, lambda _: Choice.model_fields)) from error
 
     def plain(self) -> dict[str, Any]:
         """Return the mapping of YAML, defaults included."""
@@ -55,50 +56,50 @@ class Choices(Frozen):
 
 
 def table_path(name: str | Path) -> Path:
-    """Find the file of `auto`, or a .yaml file of choices. Raises RecipeError where there is none."""
+    """Return the path of `auto`, or of a .yaml file of choices. Raises RecipeError if it does not exist."""
     return folder() / "choices" / "auto.yaml" if name == AUTO else locate(str(name))
 
 
 @dataclass(frozen=True)
 class CandidateRecipes:
-    """Hold the recipes that may be taken, each with the reason, until teacher and task are known."""
+    """The recipes to choose from, until teacher and task are known."""
 
     options: tuple[tuple[Choice, Recipe], ...]
 
     @staticmethod
     def load(name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False) -> "CandidateRecipes":
-        """Read `auto`, or a file of choices; lines whose recipe does not have what `overrides` change are left out.
+        """Load `auto`, or a file of choices. Recipes to which `overrides` do not apply are left out.
 
-        Raises RecipeError, where no line is left that of the first.
+        Raises the RecipeError of the first recipe if none is left.
         """
-        options, refused = list[tuple[Choice, Recipe]](), list[RecipeError]()
-        aimed = any(line.startswith("target.") for line in overrides)
+        options, errors = list[tuple[Choice, Recipe]](), list[RecipeError]()
+        has_target = any(line.startswith("target.") for line in overrides)
         for choice in Choices.load(name).choices:
-            own = [line for line in choice.set if not (aimed and line.startswith("target."))]
+            own = [line for line in choice.set if not (has_target and line.startswith("target."))]
             try:
                 options.append((choice, Recipe.load(choice.recipe, [*own, *overrides], paper=paper)))
             except RecipeError as error:
-                refused.append(error)
+                errors.append(error)
         if not options:
-            raise refused[0]
+            raise errors[0]
         return CandidateRecipes(tuple(options))
 
-    def with_effort(self, effort: Literal["quick", "normal", "best"]) -> "CandidateRecipes":
-        """Return the same with open-ended stages at this effort."""
+    def with_effort(self, effort: Effort) -> "CandidateRecipes":
+        """Return the candidates with their open-ended stages at this effort."""
         return replace(self, options=tuple((choice, recipe.with_effort(effort)) for choice, recipe in self.options))
 
     def decide(self, *, kind: str, family: str, prompted: bool) -> tuple[Recipe, str]:
-        """Return the first recipe that fits, and why it was taken. Raises RecipeError where none does."""
+        """Return the first recipe that fits, and the reason. Raises RecipeError if none does."""
         for choice, recipe in self.options:
             if choice.fits(kind, family, prompted):
                 return recipe, choice.because
         tried = ", ".join(recipe.name for _, recipe in self.options)
-        asked = "prompted teacher" if prompted else f"{family} teacher and a task of {kind}"
-        raise RecipeError([f"--recipe auto: none of {tried} fits a {asked}: name a recipe (`compress recipes`)"])
+        case = "prompted teacher" if prompted else f"{family} teacher and a task of {kind}"
+        raise RecipeError([f"--recipe auto: none of {tried} fits a {case}: name a recipe (`compress recipes`)"])
 
 
 def is_table(name: Any) -> bool:
-    """Return True for `auto`, and for a file of choices instead of a recipe."""
+    """Return True for `auto`, and for a file that holds choices instead of a recipe."""
     if name == AUTO:
         return True
     path = Path(str(name))

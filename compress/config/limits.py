@@ -1,4 +1,4 @@
-"""Ranges that numbers of commands and functions must lie in."""
+"""Check numbers that commands and functions share."""
 
 from typing import Final
 
@@ -6,39 +6,39 @@ from compress.errors import CompressError, did_you_mean
 from compress.provenance import install_command, lacks
 
 MOST_SEED: Final = 2**32 - 1
-"""The largest seed that numpy's generators take."""
-
-
+"""The largest seed that numpy's generators accept."""
 TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")
-"""The trackers of a run; all but the first are brought by extras of their names."""
+"""The trackers of a run; each but the first is installed by the extra of its name."""
 
 
 def check_number(name: str, value: float, least: float, most: float) -> None:
-    """Raise CompressError for what is no number from `least` to `most`; `name` says of what."""
+    """Raise CompressError unless `value` is a number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise CompressError(f"{name} {value}: expected a number from {least:g} to {most:g}")
 
 
 def check_seed(seed: int) -> None:
-    """Raise CompressError for a number that numpy's and torch's generators do not both take."""
+    """Raise CompressError for a seed that numpy's or torch's generators do not accept."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
         raise CompressError(f"--seed {seed}: expected a whole number from 0 to {MOST_SEED}")
 
 
 def check_minutes(minutes: float | None) -> None:
-    """Raise CompressError for a time limit that is none: from six seconds to a year; None is no limit."""
+    """Raise CompressError unless a time limit lies between six seconds and a year; None is no limit."""
     if minutes is not None:
         check_number("minutes", minutes, 0.1, 366 * 24 * 60)
 
 
 def check_tracker(name: str | None) -> None:
-    """Raise CompressError for a tracker that is none, that is not installed, or too old; None is none."""
-    if name not in (None, *TRACKERS):
-        raise CompressError(f"--track {name}: is no tracker.{did_you_mean(str(name), TRACKERS)}")
-    if name not in (None, "tensorboard") and (absent := lacks(str(name))):
-        raise CompressError(f"--track {name}: {absent}; expected it for this tracker: {install_command(str(name))}")
+    """Raise CompressError for a tracker that is unknown, not installed, or too old; None means no tracker."""
+    if name is None:
+        return
+    if name not in TRACKERS:
+        raise CompressError(f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}")
+    if name != "tensorboard" and (absent := lacks(name)):
+        raise CompressError(f"--track {name}: {absent}; this tracker needs it: {install_command(name)}")
 
 
 def check_max_drop(max_drop: float) -> None:
-    """Raise CompressError for a loss of score that none can be, in the score's own unit."""
+    """Raise CompressError unless a loss of score, in the score's own unit, lies between 0 and 1."""
     check_number("max_drop", max_drop, 0, 1)

@@ -1,23 +1,24 @@
-"""Find recipes, read their YAML, and change it by `--set`. Imports neither torch nor transformers."""
+"""Find recipes, read their YAML, apply `--set`, and explain errors. Imports neither torch nor transformers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pydantic import ValidationError
 
 from compress.errors import RecipeError, did_you_mean
 
 MOST_BYTES: Final = 64 * 1024
-"""The largest settings file that is read; ours have 3 kB."""
+"""The largest settings file that is accepted; ours have 3 kB."""
 MOST_DEPTH: Final = 100
 MOST_VALUES: Final = 20_000
-"""The most values of a settings file, those that aliases repeat included."""
+"""The most values that a settings file may hold, counting those that aliases repeat."""
 
 
 def folder() -> Path:
-    """Find the recipes: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the recipes: inside the installed package, or beside it in a checkout."""
     here = Path(__file__).resolve().parents[1]
     return here / "recipes" if (here / "recipes").is_dir() else here.parent / "recipes"
 
@@ -39,12 +40,12 @@ def locate(name: str) -> Path:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """safe_load, but a key given twice is an error, not silently the last, and 5e-5 is a number, not text."""
+    """Load safely, but refuse duplicate keys instead of taking the last, and read 5e-5 as a number, not as text."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse what is nested deeper than any settings are, before the rest of it is read."""
+        """Refuse deeper nesting than any settings need, before reading the rest."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             mark = self.peek_event().start_mark
@@ -54,33 +55,33 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> yaml.Node | None:
-        """Refuse a document whose aliases would make much of little: each alias counts as all that it repeats."""
+        """Refuse a document that its aliases expand to a huge one: each alias counts as everything it repeats."""
         node = super().get_single_node()
-        if node is not None and _values(node, {}) > MOST_VALUES:
+        if node is not None and _count_values(node, {}) > MOST_VALUES:
             raise yaml.constructor.ConstructorError(
                 None, None, f"holds more than {MOST_VALUES:,} values with its aliases", node.start_mark
             )
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        known = set[str]()
+        seen = set[str]()
         for key, _ in node.value:
             name = repr(self.construct_object(key, deep=True))
-            if name in known:
+            if name in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{name} is given twice", key.start_mark)
-            known.add(name)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 
-def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count the values of a document, those behind an alias each time that it is used."""
-    if id(node) in known:
-        return known[id(node)]
-    known[id(node)] = MOST_VALUES + 1  # until it is counted: one that holds itself has no end
-    inner = [each for pair in node.value for each in pair] if isinstance(node, yaml.MappingNode) else node.value
-    count = 1 + (sum(_values(each, known) for each in inner) if isinstance(node, yaml.CollectionNode) else 0)
-    known[id(node)] = min(count, MOST_VALUES + 1)
-    return known[id(node)]
+def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Count the values of a document, those behind an alias once for every use."""
+    if id(node) in counts:
+        return counts[id(node)]
+    counts[id(node)] = MOST_VALUES + 1  # until it is counted: a node that contains itself has no end
+    inner = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+    count = 1 + (sum(_count_values(child, counts) for child in inner) if isinstance(node, yaml.CollectionNode) else 0)
+    counts[id(node)] = min(count, MOST_VALUES + 1)
+    return counts[id(node)]
 
 
 _StrictLoader.add_implicit_resolver(
@@ -89,7 +90,7 @@ _StrictLoader.add_implicit_resolver(
 
 
 def load_yaml(path: Path) -> Any:
-    """Read a settings file. Raises RecipeError, with the line, for what is no YAML, too large or too deep."""
+    """Read a settings file. Raises RecipeError, with the line, if it is not valid YAML, too large or too deep."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -98,17 +99,17 @@ def load_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str | bytes, where: str) -> Any:
-    """Read YAML of plain data. Raises RecipeError for what is none; `where` says in which file or option."""
+    """Parse YAML of plain data from the file or option `where`. Raises RecipeError if it is not valid."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        said = " ".join(f"{error.context or ''} {error.problem or ''} {error.note or ''}".split())
+        reason = " ".join(f"{error.context or ''} {error.problem or ''} {error.note or ''}".split())
         raise RecipeError(
-            [f"{where}: not readable as YAML: {at}{said}. Expected plain settings, as in our recipes"]
+            [f"{where}: not readable as YAML: {at}{reason}. Expected plain settings, as in our recipes"]
         ) from error
-    except Exception as error:  # what PyYAML's converters raise: ValueError for a date or number, KeyError, ...
+    except Exception as error:  # from PyYAML's converters: ValueError for a date or number, KeyError, ...
         raise RecipeError([f"{where}: not readable as YAML: {' '.join(str(error).split())}"]) from error
 
 
@@ -141,9 +142,9 @@ def resolve_extends(path: Path) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], line: str, kinds: Sequence[str]) -> None:
-    """`stages.0.lr=3e-5` -> tree["stages"][0]["lr"] = "3e-5". Stages may be named: `stages.prediction.lr=...`.
+    """Set one value in place: `stages.0.lr=3e-5`, or by the name of a stage, `stages.prediction.lr=3e-5`.
 
-    `epochs` take the place of the `steps` that there are.
+    Setting `epochs` removes `steps`. `kinds` are the keys that hold a stage's name. Raises RecipeError.
     """
     path, sign, text = line.partition("=")
     if not sign or not path:
@@ -170,16 +171,37 @@ def override(tree: dict[str, Any], line: str, kinds: Sequence[str]) -> None:
             at = at.setdefault(place, {}) if isinstance(at, dict) else at[place]
 
 
-def explain(file: str, error: Any, known: Mapping[str, Any], *, show: bool = True) -> str:
-    """Describe an error of pydantic in one sentence: where, what, and the nearest of the `known` settings.
+def explain(
+    file: str, error: ValidationError, settings_at: Callable[[Sequence[Any]], Iterable[str]], *,
+    tags: Sequence[str] = (), show: bool = True,
+) -> list[str]:  # fmt: skip
+    """Describe the problems that pydantic found, one sentence each: where, what, and the nearest setting.
 
-    Without `show` it does not repeat what was given.
+    settings_at   returns the names of the settings that are allowed at a location
+    tags          parts of locations that name a branch of a union, not a setting
+    show          repeat the wrong value; False where it may be a secret
     """
-    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in error["loc"]).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        return f"{file}: {where}: no such setting.{did_you_mean(str(error['loc'][-1]), known)}"
-    if error["type"] == "missing":
-        return f"{file}: {where}: is missing"
-    given = error.get("input")
-    shown = f", found {given!r}" if show and isinstance(given, str | int | float) else ""
-    return f"{file}: {where + ': ' if where else ''}{error['msg'].removeprefix('Value error, ')}{shown}"
+    problems = []
+    for each in error.errors():
+        if each["type"] == "too_short" and len(each["input"]) >= each["ctx"]["min_length"]:  # its items are invalid
+            continue
+        path = [at for at in each["loc"] if at not in tags]
+        where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in path).lstrip(".")
+        place = f"{file}: {where}: " if where else f"{file}: "
+        if each["type"] == "extra_forbidden":
+            problems.append(f"{place}no such setting.{did_you_mean(str(path[-1]), settings_at(each['loc']))}")
+            continue
+        given = each["input"]
+        found = f", found {given!r}" if show and isinstance(given, str | int | float) else ""
+        if each["type"] == "value_error":  # raised by our validators, which say themselves what they found
+            found = ""
+        message = "is missing" if each["type"] == "missing" else each["msg"].removeprefix("Value error, ") + found
+        problems += [f"{place}{line}" for line in message.split("\n")]
+    return problems
+
+
+def plain_tree(value: Any) -> Any:
+    """Convert tuples to lists, at any depth."""
+    if isinstance(value, dict):
+        return {key: plain_tree(item) for key, item in value.items()}
+    return [plain_tree(item) for item in value] if isinstance(value, list | tuple) else value

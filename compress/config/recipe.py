@@ -1,11 +1,11 @@
-"""A recipe: the paper's numbers, as strict YAML read into frozen models.
+"""Define recipes: the numbers of a paper, as strict YAML loaded into frozen models.
 
 The name is the address: `tinybert` is `recipes/tinybert.yaml`; a path ends in .yaml. A loss `tinybert.attention` is
 the function `attention` of `compress/papers/tinybert.py`. All problems of a recipe are reported at once.
 This module imports neither torch nor transformers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,44 +24,47 @@ from pydantic import (
 )
 
 from compress.config import user_code
-from compress.config.loader import explain, locate, override, resolve_extends
+from compress.config.loader import explain, locate, override, plain_tree, resolve_extends
 from compress.config.reference import Call
 from compress.config.reference import parse as parse_call
-from compress.config.term import Term, parse
+from compress.config.term import Term
+from compress.config.term import parse as parse_term
 from compress.errors import RecipeError, did_you_mean
 
 KINDS = ("distill", "finetune", "pretrain")
 INITS = ("scratch", "teacher", "auto")
-"""The values of a student's `init` that are no checkpoint."""
+"""The values of a student's `init` that do not name a checkpoint."""
 ALL_KINDS = (*KINDS, "prune")
 
 Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
 Line = Annotated[Call, BeforeValidator(parse_call)]
 """A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
-LineOrAuto = Annotated[
-    Call | Literal["auto"], BeforeValidator(lambda line: "auto" if line == "auto" else parse_call(line))
-]
+Effort = Literal["quick", "normal", "best"]
+StageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 ADAM = (0.9, 0.999), 1e-8
-"""Adam's betas and eps, where nothing else is said: Kingma & Ba 2015, arXiv:1412.6980, Sec. 2."""
+"""Adam's default betas and eps: Kingma & Ba 2015, arXiv:1412.6980, Sec. 2."""
 NUMBER, AUTO = "a number", "or auto"
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
 NumberOrAuto = Discriminator(lambda given: AUTO if given == "auto" else NUMBER)
 
 
 class Frozen(BaseModel):
+    """A model that cannot be changed and accepts no unknown settings."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 class StudentSpec(Frozen):
     """The student to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
 
-    init: scratch (random weights), teacher (copy chosen layers, and of a wider teacher the units of most importance),
-    auto (teacher where its weights can be cut to the student's sizes, else scratch), the folder of a checkpoint, or a
-    function (student, teacher) that fills the weights. copy_layers: even (first, last and evenly between: DistilBERT's
-    0 2 4 7 9 11), uniform (every N/M-th), first, last, or a list of 0-based teacher layers. config: further settings of
-    the family's transformers config. share: how many different attention blocks, and FFNs, the layers use
-    (`models.sharing`).
+    init          scratch: random weights. teacher: the weights of chosen teacher layers, and of a wider teacher the
+                  most important units. auto: teacher if its weights can be cut to the student's sizes, else scratch.
+                  Otherwise the folder of a checkpoint, or a function (student, teacher) that fills the weights
+    copy_layers   even: first, last and evenly between (DistilBERT's 0 2 4 7 9 11); uniform: every N/M-th; first; last;
+                  or a list of 0-based teacher layers
+    config        further settings of the family's transformers config
+    share         how many different attention blocks and FFNs the layers use (`models.sharing`)
     """
 
     family: str = "teacher"
@@ -70,17 +73,12 @@ class StudentSpec(Frozen):
     ffn: float | None = Field(None, gt=0, le=1_000_000)
     heads: float | None = Field(None, gt=0, le=10_000)
     embedding: float | None = Field(None, gt=0, le=100_000)
-    init: str | Line = "scratch"
+    init: Annotated[str | Call, BeforeValidator(lambda init: parse_call(init) if isinstance(init, dict) else init)] = (
+        "scratch"
+    )
     copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
     config: dict[str, Any] = Field(default_factory=dict)
     share: dict[Literal["attention", "ffn"], int] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_mapping_is_a_call(cls, line: Any) -> Any:
-        if isinstance(line, dict) and isinstance(line.get("init"), dict):
-            return line | {"init": parse_call(line["init"])}
-        return line
 
     def plain(self) -> dict[str, Any]:
         """Return the mapping of YAML, defaults included."""
@@ -89,41 +87,42 @@ class StudentSpec(Frozen):
 
 
 class Stage(Frozen):
-    """model -> model by minimising an objective, or the losses of a paper's own step.
+    """Train a model: minimise an objective, or the losses of a paper's own step.
 
-    batch is the number of examples per optimiser step over all processes, micro_batch the most that one process holds
-    at once (gradients accumulate); results do not depend on the number of processes. tokens, padding included, stand
-    in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction, or auto: until
-    the validation split shows no more improvement, and then the rate falls in a straight line instead of as `schedule`
-    says (`training.schedule`). lr auto is 5e-5 for BERT-base's width and goes with 1 / width. steps stand in the place
-    of epochs, but are no more than what max_epochs come to.
-    lr_end: the rate that a linear schedule ends at, for a stage that another one continues.
-    optimizer: adamw, lamb or adafactor (`training.optimizer`). lr is another quantity for each: the size of a step for
-    Adam, its share of a tensor's length for LAMB, of a tensor's root mean square for Adafactor; auto is Adam's.
-    Adafactor has no betas and eps. schedule inverse_sqrt: lr sqrt(w / n) at step n, after w steps of warm-up.
-    evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
-    so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
-    200 steps apart at least).
-    cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch. auto: where the stage
-    goes through its rows more than once, its objective reads no language model's logits and of attention no more than
-    the scores, and they take less than 2 GB.
-
-    data     task (labelled examples) or text (the corpus given, else the task's own sentences)
-    head     what the model ends in; task and encoder (none) by default, as `data` is task or text
-    teacher  task: fine-tuned for it; general: as it was pre-trained, with `head`; previous: the model there was before
-             the latest `student`. By default task or general, as `data` is task or text
-    student  this stage begins with a new one
-    train    all, or the head only
-    rows, corrupt, step, augment    functions of papers: how a corpus becomes rows, what is done to each batch, a
-             mechanism in place of the plain objective, more rows than the task has. `augment: auto`: a second stage
-             goes on with variants of the rows, where there are few, and the corpus (`training.augment.add_stages`)
-    corpus   texts of the corpus given are rows of the task too, for which the teacher answers
-    improve  the weights it begins with are kept where the validation split does not find those it ends with better
-    limit_tokens    how much of a corpus is read
+    data         task (labelled examples) or text (the given corpus, else the task's own sentences)
+    head         the head of the model; by default task or encoder (none), as `data` is task or text
+    teacher      task: fine-tuned for the task; general: as pre-trained, with `head`; previous: the model before the
+                 latest `student`. By default task or general, as `data` is task or text
+    student      a new student, with which this stage begins
+    train        all weights, or only the head's
+    rows, corrupt, step, augment    functions of papers: turn a corpus into rows, change every batch, replace the plain
+                 objective by a mechanism, add rows to the task's. `augment: auto` adds a second stage that trains on
+                 variants of the rows, if there are few, and on the corpus (`training.augment.add_stages`)
+    corpus       add the texts of the given corpus to the task's rows, with the teacher's answers
+    improve      keep the weights the stage began with unless its last ones score better on the validation split
+    limit_tokens     how many tokens of a corpus to read
+    epochs       may be a fraction; auto: train until the validation split shows no more improvement, then let the rate
+                 fall linearly whatever `schedule` is (`training.schedule`); effort: how long that may take
+    steps        replaces epochs, but never exceeds max_epochs
+    batch        examples per optimiser step over all processes
+    tokens       replaces batch by as many rows as fill this many tokens, padding included
+    micro_batch  the most examples that one process holds at once; gradients accumulate, and results do not depend on
+                 the number of processes
+    lr           its meaning depends on the optimizer (`training.optimizer`): the size of a step for AdamW, a share of
+                 a tensor's norm for LAMB, of its root mean square for Adafactor. auto: 5e-5 at BERT-base's width,
+                 proportional to 1 / width, for AdamW only
+    schedule     inverse_sqrt: lr sqrt(w / n) at step n, after w warm-up steps
+    lr_end       the rate at which a linear schedule ends, for a stage that another one continues
+    betas, eps   of AdamW and LAMB
+    evaluate     how often to score the student per epoch; the best weights are kept. 0, or nothing to score: the last
+    checkpoint   optimiser steps between checkpoints; by default ten per stage, but at least 200 steps apart
+    cache_teacher    keep the teacher's outputs on disk instead of computing them in every epoch. auto: if the stage
+                 goes through its rows more than once, its objective reads no language model's logits and nothing of
+                 attention but scores, and they take less than 2 GB
     """
 
     kind: Literal["distill", "finetune", "pretrain"]
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    name: StageName
     data: Literal["task", "text"]
     head: Head
     teacher: Literal["task", "general", "previous"]
@@ -132,12 +131,15 @@ class Stage(Frozen):
     rows: Line | None = None
     corrupt: Line | None = None
     step: Line | None = None
-    augment: LineOrAuto | None = None
+    augment: (
+        Annotated[Call | Literal["auto"], BeforeValidator(lambda line: line if line == "auto" else parse_call(line))]
+        | None
+    ) = None
     corpus: bool = False
     improve: bool = False
     limit_tokens: int | None = Field(None, gt=0)
     epochs: Annotated[Annotated[float, Field(gt=0, le=100_000), Tag(NUMBER)] | Auto, NumberOrAuto] = 1.0
-    effort: Literal["quick", "normal", "best"] = "normal"
+    effort: Effort = "normal"
     steps: int | None = Field(None, gt=0, le=100_000_000)
     max_epochs: float | None = Field(None, gt=0, le=100_000)
     batch: int = Field(32, gt=0, le=1_000_000)
@@ -156,56 +158,48 @@ class Stage(Frozen):
     evaluate: int = Field(2, ge=0, le=10_000)
     checkpoint: int | None = Field(None, gt=0)
     cache_teacher: bool | Literal["auto"] = False
-    objective: tuple[Term, ...]
+    objective: tuple[Annotated[Term, BeforeValidator(parse_term)], ...]
 
     @field_validator("objective")
     @classmethod
-    def _has_something_to_minimise(cls, terms: tuple[Term, ...], seen: ValidationInfo) -> tuple[Term, ...]:
+    def _check_not_empty(cls, terms: tuple[Term, ...], seen: ValidationInfo) -> tuple[Term, ...]:
         if not terms and seen.data.get("step") is None:
             raise ValueError("is empty; a stage needs terms, or a `step` that brings its own losses")
         return terms
 
     @model_validator(mode="before")
     @classmethod
-    def _kind_is_the_first_key(cls, line: Any) -> Any:
-        """`distill: intermediate` names kind and stage in one; what `data` is decides what else is usual."""
+    def _set_defaults(cls, line: Any) -> Any:
+        """Split `distill: intermediate` into kind and name; set the defaults that depend on `kind` and `data`."""
         if not isinstance(line, dict):
             return line
-        if "kind" not in line:
-            kinds = [kind for kind in KINDS if kind in line]
-            if len(kinds) != 1:
-                raise ValueError(f"expected exactly one of {', '.join(f'`{kind}: NAME`' for kind in ALL_KINDS)}")
-            line = {"kind": kinds[0], "name": line[kinds[0]]} | {k: v for k, v in line.items() if k != kinds[0]}
-        usual: dict[str, Any] = {"data": "text" if line["kind"] == "pretrain" else "task"}
-        on_task = line.get("data", usual["data"]) == "task"
-        usual |= {"head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"}
+        line = _split_kind(line)
+        data = line.get("data", "text" if line["kind"] == "pretrain" else "task")
+        on_task = data == "task"
+        defaults = {"data": data, "head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"}
         if line["kind"] == "finetune":
-            usual["objective"] = (Term("bert.labels"),)
+            defaults["objective"] = (Term("bert.labels"),)
         elif "step" in line:
-            usual["objective"] = ()
-        return usual | line
+            defaults["objective"] = ()
+        return defaults | line
 
     @model_validator(mode="after")
-    def _a_rate_to_end_at_needs_a_straight_line_to_it(self) -> "Stage":
+    def _check_settings_together(self) -> "Stage":
         if self.lr_end and (self.lr == "auto" or self.open_ended or self.schedule != "linear" or self.lr_end > self.lr):
             raise ValueError("has an `lr_end`, which needs `schedule: linear`, a length, and an `lr` not below it")
-        return self
-
-    @model_validator(mode="after")
-    def _settings_fit_each_other(self) -> "Stage":
         if self.optimizer != "adamw" and self.lr == "auto":
-            raise ValueError(f"has `lr: auto`, which is Adam's rate: expected a number for {self.optimizer}")
+            raise ValueError(f"has `lr: auto`, which is AdamW's rate: expected a number for {self.optimizer}")
         if self.optimizer == "adafactor" and (self.betas, self.eps) != ADAM:
             raise ValueError("has `betas` or `eps`, which `optimizer: adafactor` does not read: leave them out")
         if self.corpus and not self.may_read_texts:
             raise ValueError(
-                "has `corpus: true`: only a plain distillation of the task has a teacher to answer for texts"
+                "has `corpus: true`: only a plain distillation of the task has a teacher that can answer for texts"
             )
         return self
 
     @property
     def may_read_texts(self) -> bool:
-        """Return True if the stage has a teacher that can answer for texts without labels."""
+        """Return True if the stage's teacher can answer for texts without labels."""
         plain = self.rows is None and self.step is None
         return plain and (self.kind, self.data, self.head) == ("distill", "task", "task")
 
@@ -216,28 +210,37 @@ class Stage(Frozen):
 
     def plain(self) -> dict[str, Any]:
         """Return the mapping of YAML, defaults included."""
-        tree = self.model_dump(exclude={"kind", "name", "objective", "student", "rows", "corrupt", "step", "augment"})
-        calls = {key: getattr(self, key) for key in ("rows", "corrupt", "step", "augment")}
-        tree |= {k: call.plain() if isinstance(call, Call) else call for k, call in calls.items() if call is not None}
-        if self.student is not None:
-            tree["student"] = self.student.plain()
-        terms = {"objective": [term.plain() for term in self.objective]} if self.objective else {}
-        return {self.kind: self.name} | tree | terms
+        last = ("rows", "corrupt", "step", "augment", "student")
+        tree = {self.kind: self.name} | self.model_dump(exclude={"kind", "name", "objective", *last})
+        for name in last:
+            if (value := getattr(self, name)) is not None:
+                tree[name] = value if value == "auto" else value.plain()
+        return tree | ({"objective": [term.plain() for term in self.objective]} if self.objective else {})
+
+
+def _split_kind(line: dict[str, Any]) -> dict[str, Any]:
+    """Split `distill: intermediate` into kind and name."""
+    if "kind" in line:
+        return line
+    kinds = [kind for kind in ALL_KINDS if kind in line]
+    if len(kinds) != 1:
+        raise ValueError(f"expected exactly one of {', '.join(f'`{kind}: NAME`' for kind in ALL_KINDS)}")
+    return {"kind": kinds[0], "name": line[kinds[0]]} | {key: v for key, v in line.items() if key != kinds[0]}
 
 
 class Prune(Frozen):
-    """model -> smaller model: what matters least is cut away; nothing is trained.
+    """Cut the least important units out of a model; nothing is trained.
 
     importance   function of a paper that rates the units: `molchanov.taylor`, `minitron.activation`, ...
-    way          how far this stage goes from the teacher's sizes to the target's; the last one goes all of it, 1.
-                 0: nothing is cut, units are put in the order of their importance, as a supernet's must be
+    way          how far this stage goes from the teacher's sizes (0) to the target's (1, as the last stage must). At 0
+                 nothing is cut, but units are sorted by importance, as a supernet needs them
     copy_layers  which layers stay: importance (the most important), or a rule of StudentSpec.copy_layers
-    rows         so many training rows tell the importance; batch, max_length: how they are read
-    data, head   as of other stages
+    rows         how many training rows to measure importance on, read with this batch and max_length
+    data, head   as in other stages
     """
 
     kind: Literal["prune"]
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    name: StageName
     data: Literal["task", "text"] = "task"
     head: Head = "task"
     importance: Line
@@ -249,16 +252,12 @@ class Prune(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _kind_is_the_first_key(cls, line: Any) -> Any:
-        if not isinstance(line, dict) or "kind" in line:
-            return line
-        if also := [kind for kind in KINDS if kind in line]:
-            raise ValueError(f"is `prune` and `{also[0]}`; a stage is one of them")
-        return {"kind": "prune", "name": line["prune"]} | {k: v for k, v in line.items() if k != "prune"}
+    def _split_kind(cls, line: Any) -> Any:
+        return _split_kind(line) if isinstance(line, dict) else line
 
     @property
     def rule(self) -> str | None:
-        """Return the rule by which layers stay; None: by importance."""
+        """Return the rule that selects layers; None: by importance."""
         return None if self.copy_layers == "importance" else self.copy_layers
 
     def plain(self) -> dict[str, Any]:
@@ -268,7 +267,7 @@ class Prune(Frozen):
 
 
 TAGS = ("a stage that trains", "a stage that prunes", NUMBER, AUTO)
-"""Places in which pydantic finds a problem of a stage; never the name of a setting."""
+"""The branches of unions in pydantic's locations; never the name of a setting."""
 
 
 def _tag(line: Any) -> str:
@@ -280,14 +279,14 @@ AnyStage = Annotated[Annotated[Stage, Tag(TAGS[0])] | Annotated[Prune, Tag(TAGS[
 
 
 class Target(Frozen):
-    """The aim of the prune stages: sizes, or a budget that is to be kept. Nothing given: neither is known yet.
+    """The sizes that the prune stages aim at, or a budget that decides them. Empty: not known yet.
 
-    layers, hidden, heads, ffn, embedding, bottleneck: counts, or shares below 1 of the teacher's; left out: as there
+    layers ... bottleneck    counts, or shares below 1 of the teacher's; left out: the teacher's
 
-    max_latency_ms  what one forward may take on `device` at `threads`, `batch` and `seq` tokens (left out: the last
-                    stage's max_length), as the file of this `precision`
-    speedup         how many times faster than the teacher's own file of that precision it is to be there
-    max_params      how many parameters it may have, those of the head included
+    max_latency_ms  the most milliseconds that one forward pass may take on `device` with `threads`, `batch` and `seq`
+                    tokens (left out: the last stage's max_length), as the file of this `precision`
+    speedup         how many times faster than the teacher's own file of that precision
+    max_params      the most parameters, those of the head included
     """
 
     layers: float | None = Field(None, gt=0)
@@ -307,26 +306,26 @@ class Target(Frozen):
 
     @property
     def sizes(self) -> dict[str, float]:
-        """Return the sizes that are asked for."""
+        """Return the sizes that are set."""
         return {name: value for name in SIZES if (value := getattr(self, name)) is not None}
 
     @property
     def budgets(self) -> dict[str, float]:
-        """Return the budgets that are to be kept."""
+        """Return the budgets that are set."""
         return {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
 
     @property
     def limits_time(self) -> bool:
-        """Return True if one of the budgets is a latency or a speed-up."""
+        """Return True if a latency or a speed-up is set."""
         return self.max_latency_ms is not None or self.speedup is not None
 
     @model_validator(mode="after")
-    def _sizes_or_a_budget(self) -> "Target":
+    def _check_sizes_or_budget(self) -> "Target":
         if self.sizes and self.budgets:
             both = f"{', '.join(self.sizes)} and {', '.join(self.budgets)}"
             raise ValueError(f"asks for {both}: give sizes, or a budget that decides the sizes")
         if self.max_latency_ms is not None and self.speedup is not None:
-            raise ValueError("asks for max_latency_ms and speedup, which both say how fast: give one of them")
+            raise ValueError("asks for max_latency_ms and speedup, which both limit the time: give one of them")
         return self
 
 
@@ -359,16 +358,17 @@ TEACHER_LM = {
 """Measured (docs/LOG.md): the embedded teacher's head alone stays at the perplexity of word counts. More than 40 passes
 over the same text are worth nothing (Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6)."""
 WHOLE = StudentSpec.model_validate({"init": "teacher"})
-"""A student that is the teacher itself, to begin with."""
+"""A student that begins as the teacher itself."""
 
 
 class Recipe(Frozen):
     """The `stages` that make a student, and the `student` they begin with.
 
-    teacher is the stage that fine-tunes a teacher without a head for the task, teacher_lm the one that gives it a
-    language model's head where a stage needs that and the checkpoint has none; both results are kept for later runs.
-    choose, needs and cost say when to take it, what must be given, and the class of time it takes. A recipe that prunes
-    begins with the teacher itself as its student, and goes to the sizes, or the budget, of `target`.
+    teacher       the stage that fine-tunes a teacher that has no head for the task
+    teacher_lm    the stage that trains a language model's head, if a stage needs one and the checkpoint has none; both
+                  results are kept for later runs
+    choose        when to choose this recipe; needs: what the user must provide; cost: how long it takes
+    target        the sizes or the budget of a recipe that prunes, whose student is the teacher itself
     """
 
     name: str
@@ -385,23 +385,23 @@ class Recipe(Frozen):
 
     @property
     def training(self) -> tuple[Stage, ...]:
-        """The stages that train."""
+        """Return the stages that train."""
         return tuple(stage for stage in self.stages if isinstance(stage, Stage))
 
     @property
     def only_kind(self) -> str | None:
-        """The one kind of task that every term of its stages on a task is for; None where they serve several."""
+        """Return the only kind of task that its terms are for; None if they are for several."""
         terms = [term for stage in self.training if stage.data == "task" for term in stage.objective]
         kinds = {term.only for term in terms}
         return next(iter(kinds))[0] if len(kinds) == 1 and all(len(only) == 1 for only in kinds) else None
 
     @property
     def pruning(self) -> tuple[Prune, ...]:
-        """The stages that prune."""
+        """Return the stages that prune."""
         return tuple(stage for stage in self.stages if isinstance(stage, Prune))
 
     @model_validator(mode="after")
-    def _stage_names_differ(self) -> "Recipe":
+    def _check_names(self) -> "Recipe":
         names = [stage.name for stage in (self.teacher, self.teacher_lm, *self.stages)]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -409,14 +409,15 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _pruning_begins_with_the_teacher_and_ends_at_the_target(self) -> "Recipe":
+    def _check_pruning(self) -> "Recipe":
         if not self.pruning:
             return self
         new = [stage.name for stage in self.training if stage.student is not None]
         if self.student != WHOLE or new:
             where = f"stage {new[0]}: student" if new else "student"
             raise ValueError(
-                f"{where}: what is pruned is the teacher itself: expected `student: {{init: teacher}}`, no sizes"
+                f"{where}: a recipe that prunes begins with the teacher itself: expected `student: {{init: teacher}}`, "
+                "no sizes"
             )
         ways = [stage.way for stage in self.pruning]
         if ways != sorted(set(ways)) or ways[-1] != 1:
@@ -430,14 +431,14 @@ class Recipe(Frozen):
     def load(
         name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False, allow_code: str | Path | None = None
     ) -> "Recipe":
-        """Read `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
+        """Load `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
 
-        paper        take what stages say under `published`, the paper's own numbers, in place of what fits any data
-        allow_code   the folder of the user's own functions that the recipe names (or an installed package): they are
-                     imported last, and only then. Left out, none is.
+        paper        use the paper's own numbers, which stages have under `published`, instead of those that fit any
+                     data
+        allow_code   a folder, or an installed package, with the user's own functions that the recipe names; they are
+                     imported after all checks. By default none is imported
 
-        Raises RecipeError with every problem found. Losses of papers are looked up by `objective.check_terms`, which
-        needs torch.
+        Raises RecipeError with every problem found. `objective.check_terms`, which needs torch, looks up the losses.
         """
         path = locate(str(name))
         tree = resolve_extends(path)
@@ -451,41 +452,30 @@ class Recipe(Frozen):
                 lasts = {"steps", "max_epochs"} if {"steps", "epochs"} & own.keys() else set[str]()
                 own = {name: value for name, value in default.items() if name not in lasts} | own
             tree[key] = own
-        problems += _parse_terms(tree, path.name)
         try:
             recipe = Recipe.model_validate(tree)
         except ValidationError as error:
-            problems += [
-                explain(
-                    path.name, {**each, "loc": [at for at in each["loc"] if at not in TAGS]}, _settings_at(each["loc"])
-                )
-                for each in error.errors()
-                if not is_consequence(each)
-            ]
+            problems += explain(path.name, error, _settings_at, tags=TAGS)
         if problems:
             raise RecipeError(sorted(set(problems)))
         return recipe if allow_code is None else user_code.load(recipe, allow_code)
 
     def free_suffix(self, suffix: str) -> str:
-        """Return `suffix`, with hyphens before it until no stage's name and it are the name of another stage."""
+        """Return `suffix` after as many hyphens as it takes for no stage's name with it to be another stage's name."""
         names = {stage.name for stage in self.stages}
         while any(name + suffix in names for name in names):
             suffix = f"-{suffix}"
         return suffix
 
-    def with_effort(self, effort: Literal["quick", "normal", "best"]) -> "Recipe":
+    def with_effort(self, effort: Effort) -> "Recipe":
         """Return the recipe with its open-ended stages at this effort."""
-
-        def changed(stage: AnyStage) -> AnyStage:
-            return stage.model_copy(update={"effort": effort}) if isinstance(stage, Stage) else stage
-
-        return self.model_copy(
-            update={"teacher": changed(self.teacher), "stages": tuple(changed(each) for each in self.stages)}
-        )
+        update = {"effort": effort}
+        stages = [stage.model_copy(update=update) if isinstance(stage, Stage) else stage for stage in self.stages]
+        return self.model_copy(update={"teacher": self.teacher.model_copy(update=update), "stages": tuple(stages)})
 
     def plain(self) -> dict[str, Any]:
-        """Plain data with every number, defaults included."""
-        tree = self.model_dump(mode="python", exclude={"stages", "teacher", "teacher_lm", "student", "target"})
+        """Return the recipe as plain data, defaults included."""
+        tree = self.model_dump(exclude={"stages", "teacher", "teacher_lm", "student", "target"})
         tree["student"] = self.student.plain()
         tree["teacher"], tree["teacher_lm"] = self.teacher.plain(), self.teacher_lm.plain()
         if self.pruning or self.target.model_fields_set:
@@ -494,18 +484,20 @@ class Recipe(Frozen):
         return {key: plain_tree(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
-        """Write the resolved recipe. Loading it again gives an equal recipe."""
+        """Return the resolved recipe as YAML. Loading it again gives an equal recipe."""
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
 
 def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str]:
-    """Take a paper's own numbers out of student and stages, in place, and use them if `paper`; return the problems."""
+    """Remove `published` from student and stages in place, and apply it if `paper`. Return the problems."""
+    stages = tree["stages"] if isinstance(tree.get("stages"), list) else []
+    places: list[tuple[str, Any, type[Frozen]]] = [(f"stages[{at}]", stage, Stage) for at, stage in enumerate(stages)]
+    kinds: dict[str, type[Frozen]] = {"teacher": Stage, "teacher_lm": Stage, "student": StudentSpec}
     problems: list[str] = []
-    student = tree.get("student")
-    places: list[tuple[str, dict[str, Any], type[Frozen]]] = [(where, stage, Stage) for where, stage in _stages(tree)]
-    places += [("student", student, StudentSpec)] if isinstance(student, dict) else []
-    for where, stage, kind in places:
-        published = stage.pop("published", {})
+    for where, settings, kind in [*places, *((name, tree.get(name), kind) for name, kind in kinds.items())]:
+        if not isinstance(settings, dict):
+            continue
+        published = settings.pop("published", {})
         if not isinstance(published, dict):
             problems.append(f"{file}: {where}.published: expected a mapping of settings, found {published!r}")
         elif unknown := published.keys() - kind.model_fields.keys():
@@ -514,51 +506,12 @@ def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str
                 for name in unknown
             ]
         elif paper:
-            stage.update(published)
+            settings.update(published)
     return problems
-
-
-def _parse_terms(tree: dict[str, Any], file: str) -> list[str]:
-    """Replace each line of each objective by a Term, in place; return the problems."""
-    problems: list[str] = []
-    for where, stage in _stages(tree):
-        lines = stage.get("objective")
-        if lines is None and ("finetune" in stage or "step" in stage):
-            continue
-        if isinstance(lines, list):
-            stage["objective"] = parse_lines(lines, f"{file}: {where}.objective", problems)
-    return problems
-
-
-def parse_lines(lines: Sequence[Any], where: str, problems: list[str]) -> list[Term]:
-    """Parse the lines of an objective; add what is wrong with them to the problems."""
-    terms = []
-    for at, line in enumerate(lines):
-        try:
-            terms.append(line if isinstance(line, Term) else parse(line, f"{where}[{at}]"))
-        except RecipeError as error:
-            problems += error.problems
-            terms.append(Term("hinton.soft_targets"))
-    return terms
-
-
-def _stages(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    stages = tree.get("stages")
-    for i, stage in enumerate(stages if isinstance(stages, list) else []):
-        if isinstance(stage, dict):
-            yield f"stages[{i}]", stage
-    for key in ("teacher", "teacher_lm"):
-        if isinstance(tree.get(key), dict):
-            yield key, tree[key]
-
-
-def is_consequence(error: Any) -> bool:
-    """pydantic calls a list of invalid items too short as well: no problem of its own."""
-    return error["type"] == "too_short" and bool(error["input"])
 
 
 def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
-    """Return the settings that there are where one was not found."""
+    """Return the settings that are allowed at a location."""
     if "student" in loc[:-1]:
         return StudentSpec.model_fields
     inner: dict[str, type[Frozen]] = {"teacher": Stage, "teacher_lm": Stage, "paper": Paper, "target": Target}
@@ -566,22 +519,15 @@ def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
     return (inner.get(str(loc[0]), Recipe) if len(loc) > 1 else Recipe).model_fields
 
 
-def plain_tree(value: Any) -> Any:
-    """Make lists of tuples, at any depth."""
-    if isinstance(value, dict):
-        return {key: plain_tree(item) for key, item in value.items()}
-    return [plain_tree(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def spec_of(recipe: Recipe, stage: AnyStage) -> StudentSpec | None:
-    """Return what this stage builds anew: its own student, the recipe's in the first stage, else nothing."""
+    """Return the student that a stage builds: its own, in the first stage the recipe's, else None."""
     if isinstance(stage, Stage) and stage.student is not None:
         return stage.student
     return recipe.student if stage is recipe.stages[0] else None
 
 
 def ancestor(stages: Sequence[AnyStage], stage: Stage) -> AnyStage:
-    """Find the stage that `teacher: previous` means: the one before the latest that began with a new student."""
+    """Return the stage that `teacher: previous` means: the one before the latest that began with a new student."""
     until = stages[: stages.index(stage) + 1]
     new = max((at for at, each in enumerate(until) if isinstance(each, Stage) and each.student is not None), default=0)
     if new == 0:

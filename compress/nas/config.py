@@ -6,7 +6,7 @@ This module imports neither torch nor transformers.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from compress import io
 from compress.config import loader, user_code
-from compress.config.loader import parse_yaml
+from compress.config.loader import parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
 from compress.config.recipe import (
     ALL_KINDS,
@@ -28,12 +28,8 @@ from compress.config.recipe import (
     Recipe,
     Stage,
     StudentSpec,
-    is_consequence,
-    parse_lines,
-    plain_tree,
 )
 from compress.config.reference import Call
-from compress.config.term import Term
 from compress.errors import RecipeError, SearchError, did_you_mean
 from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName
@@ -156,7 +152,7 @@ class Space(Frozen):
 
     def recipe(self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None) -> Recipe:
         """Make a recipe of some of its stages, for all that runs and checks recipes."""
-        lm = Stage.model_validate(TEACHER_LM | {"objective": [Term("bert.masked_lm")]})
+        lm = Stage.model_validate(TEACHER_LM)
         return Recipe(
             name=name, paper=self.paper, about=self.about, teacher=self.teacher, teacher_lm=lm,
             student=student or StudentSpec.model_validate({"init": "teacher"}), stages=tuple(stages),
@@ -208,17 +204,13 @@ class Space(Frozen):
         tree["teacher"] = FINETUNE | tree["teacher"] if isinstance(tree.get("teacher"), dict) else dict(FINETUNE)
         if isinstance(tree.get("final"), str):
             tree["final"] = _of_recipe(tree["final"], file, problems)
-        for where, stage in _stages(tree):
-            if isinstance(stage.get("objective"), list):
-                stage["objective"] = parse_lines(stage["objective"], f"{file}: {where}.objective", problems)
         try:
             space = Space.model_validate(tree)
         except ValidationError as error:
             inner: dict[str, type[Frozen]] = {"paper": Paper, "student": StudentSpec}
-            for each in error.errors():
-                known = (inner.get(str(each["loc"][0]), Stage) if len(each["loc"]) > 1 else Space).model_fields
-                lines = [] if is_consequence(each) else each["msg"].removeprefix("Value error, ").split("\n")
-                problems += [loader.explain(file, {**each, "msg": line}, known, show=False) for line in lines]
+            problems += loader.explain(
+                file, error, lambda loc: (inner.get(loc[0], Stage) if len(loc) > 1 else Space).model_fields, show=False
+            )
         if problems:
             raise SearchError("\n".join(sorted(set(problems))))
         return space
@@ -256,14 +248,6 @@ def _of_recipe(name: str, file: str, problems: list[str]) -> Any:
     if recipe.pruning or any(stage.student for stage in recipe.training):
         problems.append(f"{file}: final: recipe {name} builds or prunes a student of its own; expected plain stages")
     return list(recipe.training)
-
-
-def _stages(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    final = tree.get("final")
-    numbered = [(f"final[{at}]", stage) for at, stage in enumerate(final)] if isinstance(final, list) else []
-    for where, stage in [*((key, tree.get(key)) for key in ("teacher", "supernet", "short")), *numbered]:
-        if isinstance(stage, dict):
-            yield where, stage
 
 
 OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {

@@ -92,9 +92,7 @@ class Endpoint(Frozen):
         except RecipeError as error:
             raise PromptError(error.problems) from error
         except ValidationError as error:  # without what was given: it might be the key
-            problems = [
-                loader.explain(file.name, {**each}, Endpoint.model_fields, show=False) for each in error.errors()
-            ]
+            problems = loader.explain(file.name, error, lambda _: Endpoint.model_fields, show=False)
             raise PromptError(problems) from None
 
     @field_validator("url")

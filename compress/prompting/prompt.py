@@ -82,16 +82,7 @@ class Prompt(Frozen):
             return Prompt.model_validate({"name": path.stem} | tree)
         except ValidationError as error:
             known = {**Prompt.model_fields, **Example.model_fields}
-            problems = [
-                loader.explain(
-                    path.name,
-                    {**each, "loc": [at for at in each["loc"] if at not in ("count", "list")]},
-                    known,
-                    show=each["type"] != "value_error",
-                )
-                for each in error.errors()
-            ]
-            raise PromptError(problems) from error
+            raise PromptError(loader.explain(path.name, error, lambda _: known, tags=("count", "list"))) from error
 
     @field_validator("labels", "aliases", mode="before")
     @classmethod

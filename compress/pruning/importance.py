@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress import io
-from compress.config.reference import Call, checked, find
+from compress.config.reference import Call, check, find
 from compress.data.cache import cached, home, is_whole
 from compress.data.collate import Batching
 from compress.data.constants import IGNORE_INDEX
-from compress.errors import PruneError, did_you_mean
+from compress.errors import PruneError, RecipeError, did_you_mean
 from compress.models.embedding import SentenceEncoder
 from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
@@ -234,7 +234,8 @@ def compute_importance(
     under COMPRESS_HOME by weights, rows, call and precision. The model is not changed. Raises PruneError where there
     are no rows, or what comes is not finite, lacks a group, or is the same for everything.
     """
-    checked(call, "importance")
+    if problems := check(call, "importance"):
+        raise RecipeError(problems)
     if not len(rows):
         raise PruneError(f"{call.by}: importance is told from rows, and there are none")
     if teacher is not None and teacher.recorded is not None and call.options.get("targets") == "teacher":

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compress.config.recipe import AnyStage, Prune, Recipe
-from compress.config.reference import Call
+from compress.config.reference import Call, source_files
 from compress.data import cache
 from compress.data.corpus import Corpus
 from compress.data.tokenize import fingerprint
@@ -272,7 +272,7 @@ def augmented(
     Streamed once to the cache, by the fingerprints of split and tokenizer, the model's digest, the options and seed.
     """
     read, options = (split._fingerprint, fingerprint(tokenizer)), json.dumps(dict(call.options), sort_keys=True)
-    key = cache.digest("augmented", ENCODING, *read, call.by, options, *call.written_in, lm_digest, str(seed))
+    key = cache.digest("augmented", ENCODING, *read, call.by, options, *source_files(call.code), lm_digest, str(seed))
 
     def batches() -> Iterator[pa.RecordBatch]:
         rows = iter(call.function(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options))

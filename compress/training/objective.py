@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from compress.config.reference import find, misfits, options
+from compress.config.reference import check_options, find, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, did_you_mean
@@ -189,7 +189,7 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
     problems: list[str] = []
     for i, term in enumerate(terms):
         place = f"{where}.objective[{i}]".lstrip(".")
-        if absent and term.absent:
+        if absent and term.unresolved:
             continue
         try:
             loss = find_loss(term)
@@ -199,7 +199,7 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
         reading = loss.reading
         if reading.signal not in NAMES:
             problems.append(f"{place}: {term.name} reads {reading.signal!r}.{did_you_mean(reading.signal, NAMES)}")
-        wrong = misfits(term.options, options(loss.function), SETTINGS[1:])
+        wrong = check_options(term.options, options(loss.function), SETTINGS[1:])
         problems += [f"{place}: {term.name}{problem}" for problem in wrong]
         if term.project and reading.signal not in PROJECTABLE:
             problems.append(f"{place}: {term.name} reads {reading.signal}, which cannot be projected; remove `project`")

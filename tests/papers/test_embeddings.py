@@ -193,7 +193,7 @@ def test_another_width_is_refused_with_a_remedy(name: str) -> None:
     ],
 )
 def test_a_line_of_a_recipe_is_checked_before_anything_runs(options: dict[str, object], problem: str) -> None:
-    problems = check_terms([parse({"loss": "matryoshka.nested", **options}, "")], "")
+    problems = check_terms([parse({"loss": "matryoshka.nested", **options})], "")
     assert len(problems) == 1
     assert problem in problems[0]
 
@@ -208,8 +208,8 @@ def test_sizes_that_the_vectors_do_not_have(sizes: list[float], weights: list[fl
 
 def test_a_line_of_a_recipe_comes_back_as_it_was() -> None:
     line = {"loss": "matryoshka.nested", "of": {"by": "seed.own_similarities", "temperature": 0.1}, "sizes": [1.0, 0.5]}
-    assert parse(line, "").plain() == line
-    assert not check_terms([parse(line, "")], "")
+    assert parse(line).plain() == line
+    assert not check_terms([parse(line)], "")
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging"])
