@@ -36,8 +36,8 @@ def recipes() -> str:
     """Describe every recipe by its own fields, grouped by what it needs."""
     every = [Recipe.load(name) for name in loader.names()]
     parts = [
-        "# Recipes\n\nEach recipe holds a paper's numbers, every one with its table, section or equation. "
-        "`compress recipes NAME` prints it; `--set stages.0.lr=3e-5` overrides any number.\n"
+        "# Recipes\n\nEach recipe holds a paper's numbers, each with its table, section or equation. "
+        "`compress recipes NAME` prints a recipe; `--set stages.0.lr=3e-5` overrides any number.\n"
     ]
     for purpose, title in catalog.PURPOSES.items():
         rows = [
@@ -52,29 +52,29 @@ def recipes() -> str:
 
 
 CONTROLS = {
-    "without teacher": "the same student on the labels, or the text, alone",
-    "without text": "the same without its stages on text",
-    "without gradual": "the teacher cut at once by the size of its weights, then trained as long",
+    "without teacher": "the same student trained on the labels, or the text, alone",
+    "without text": "the same recipe without its stages on text",
+    "without gradual": "the teacher cut in one step by weight magnitude, then trained for as long",
     "without step": "the same stages without the mechanism",
     "without variants": "as many steps on the rows alone",
-    "n-gram": "a bigram model of the rows that it read",
+    "n-gram": "a bigram model of the rows it was trained on",
     "majority": "the most frequent class",
 }
-FIGURES = {"score": ("accuracy", "{:.1%}"), "nats": ("nats a token", "{:.2f}"), "kl": ("KL to the teacher", "{:.4f}")}
+FIGURES = {"score": ("accuracy", "{:.1%}"), "nats": ("nats per token", "{:.2f}"), "kl": ("KL to the teacher", "{:.4f}")}
 
 
 def tried() -> str:
-    """Tabulate what recipes did beside their controls on real data, from benchmarks/results/recipes."""
+    """Tabulate each recipe against its control on real data, from benchmarks/results/recipes."""
     found = {each.stem: json.loads(each.read_text(encoding="utf-8")) for each in sorted(RESULTS.glob("*.json"))}
     verdicts = [each["verdict"] for each in found.values()]
     parts = [
         "# Recipes on real data\n",
-        f"{len(found)} of {len(loader.names())} recipes were tried beside a control, in minutes of one core and at "
-        f"small sizes: {verdicts.count('works')} lead it by more than 1.645 standard errors of the paired differences "
-        "(95 %, one-sided). `benchmarks/recipes_for_real.py` says what stood in the place of each recipe's numbers. A "
-        "recipe that is no better than its control here may be so for want of hours: its formulas and mechanisms are "
-        "proven by tests, its training at scale is not, by us.\n",
-        "| recipe | beside | scored by | recipe | control | lead (standard error) | minutes | verdict |",
+        f"{len(found)} of {len(loader.names())} recipes were compared with a control, at small sizes and in minutes "
+        f"on one core. {verdicts.count('works')} beat it by more than 1.645 standard errors of the paired differences "
+        "(95 %, one-sided). `benchmarks/recipes_for_real.py` lists the numbers that replaced those of each recipe. A "
+        "recipe that is no better than its control here may need more hours: tests prove its formulas and mechanisms, "
+        "but we have not trained it at scale.\n",
+        "| recipe | control | scored by | recipe | control | lead (standard error) | minutes | verdict |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, each in found.items():
@@ -85,13 +85,13 @@ def tried() -> str:
         digits = 4 if figure == "kl" else 2
         lead = f"{scale * each['lead']:+.{digits}f} ({scale * each['standard_error']:.{digits}f})"
         spent = [run["minutes"] for run in sides["recipe"]]
-        minutes = "not known" if None in spent else f"{sum(spent):.0f}"  # of one that was halted meanwhile
+        minutes = "not known" if None in spent else f"{sum(spent):.0f}"  # None: the process was suspended meanwhile
         parts.append(
             f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {control} | {lead} | {minutes} | "
             f"{each['verdict']} |"
         )
     untried = [f"`{name}`" for name in loader.names() if name not in found]
-    elsewhere = "Those of vectors and rankings are elsewhere: [embeddings](embeddings.md), [a reranker](reranker.md)."
+    elsewhere = "Recipes for vectors and rankings: see [embeddings](embeddings.md) and [a reranker](reranker.md)."
     return "\n".join([*parts, "", f"Not tried here: {', '.join(untried)}. {elsewhere}", ""])
 
 
@@ -101,16 +101,16 @@ def shipped() -> dict[str, Report]:
 
 
 def gallery() -> str:
-    """Show every shipped student: its command, scores, sizes, and times on each device."""
+    """Show the command, scores, sizes and latencies of every student in the gallery."""
     parts = [
-        "# Gallery\n\nStudents that were shipped, each by the command that stands there, and what its report says. "
-        "`benchmarks/gallery.py` runs the commands and keeps the reports; none is left out for its result.\n"
+        "# Gallery\n\nEach student was created with the command shown, and its figures come from its report. "
+        "`benchmarks/gallery.py` runs the commands and keeps the reports; no result is left out.\n"
     ]
     for name, report in shipped().items():
         machine = ", ".join(report.machine[key] for key in ("cpu", "cores") if key in report.machine)
         known = f"compress {report.versions.get('compress', '')}, {report.date[:10]}"
         parts += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(run_table(report))]
-        parts.append(f"{known}; {machine}. [The whole report](gallery/{name}.html).\n")
+        parts.append(f"{known}; {machine}. [Full report](gallery/{name}.html).\n")
         for path in sorted(GALLERY.glob(f"{name}@*.json")):
             result = Result.from_json(path)
             for table in latency_tables((one.name.rpartition(":")[2], one) for one in result.latencies):
@@ -132,16 +132,16 @@ def _cell(cell: Cell) -> str:
 
 
 def command_line() -> str:
-    """Describe every command with its options, as its help does."""
+    """Print the help of every command."""
     root = typer.main.get_command(app)
     parts = [
-        "# Command line\n\n`compress -h` and `compress COMMAND -h` show the same, options in groups; `-V` prints the "
-        "version.\n\n"
-        "`--quiet` leaves of a command's talk the errors and the last line; what was asked for (tables of `bench`, "
-        "`report` and the lists, JSON, predictions) is printed all the same. `--log-level warning` prints warnings "
-        "too, `debug` adds what the libraries say and, below an error, where it comes from.\n\n"
-        "`compress --install-completion` completes commands, options and choices in bash, zsh and fish from the next "
-        "terminal on; `compress --show-completion` prints the script instead.\n"
+        "# Command line\n\n`compress -h` and `compress COMMAND -h` show this help with options in groups; `-V` prints "
+        "the version.\n\n"
+        "`--quiet` prints only errors, the last line and the requested output (tables of `bench`, `report` and the "
+        "lists, JSON, predictions). `--log-level warning` adds warnings; `debug` also shows the libraries' messages "
+        "and a traceback below an error.\n\n"
+        "`compress --install-completion` enables completion of commands, options and choices in bash, zsh and fish; "
+        "`compress --show-completion` prints the script instead.\n"
     ]
     for words, command in commands(root, ("compress",)):
         context = click.Context(command, info_name=" ".join(words), help_option_names=["-h", "--help"])
@@ -151,15 +151,17 @@ def command_line() -> str:
 
 
 def commands(command: Any, words: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-    """List a command and everything below it, with the words that call it."""
+    """List a command and its subcommands, with the words that call each."""
     below = getattr(command, "commands", {})
     own = [] if below and not command.invoke_without_command else [(words, command)]
     return own + [found for name, each in below.items() for found in commands(each, (*words, name))]
 
 
 def api() -> str:
-    """List the public names; mkdocstrings puts their signatures and docstrings in."""
-    parts = ["# Python API\n\nEverything a command does is one call. All other names may change without notice.\n"]
+    """List the public names; mkdocstrings adds their signatures and docstrings."""
+    parts = [
+        "# Python API\n\nEvery command is one function call. All names not listed here may change without notice.\n"
+    ]
     parts += [f"::: {home}.{name}\n    options:\n      show_root_full_path: false\n" for name, home in homes().items()]
     return "\n".join(parts)
 
