@@ -149,7 +149,7 @@ def make_config(
     if PartialState(cpu=on_cpu()).num_processes > 1:
         raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
     seq = min(128, chosen.final[-1].max_length) if device.seq is None else device.seq
-    config = SearchConfig.of(
+    config = SearchConfig.parse(
         teacher=teacher, data=data, space=chosen, columns=columns, budget=budget,
         objectives=tuple(dict.fromkeys(["score", *(study.objective or ["latency"])])), device=device.device,
         threads=device.threads, batch=device.batch, seq=seq, precision=device.file, shapes=device.shapes,
@@ -406,7 +406,7 @@ def show(
     trial or its shape could not be judged.
     """
     console = console or Console(quiet=True)
-    config, found = SearchConfig.read(study), record.load_report(study)
+    config, found = SearchConfig.load(study), record.load_report(study)
     point = found.point(number)
     if not point.choice or point.state == "failed":
         raise SearchError(

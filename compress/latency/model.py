@@ -1,10 +1,10 @@
-"""Predict the latency of shapes that were not measured from some that were, as a sum of costs of terms.
+"""Predict the latency of unmeasured shapes from measured ones, as a sum of costs of terms.
 
     ms(shape) = sum over terms of  cost(term) x amount(term, shape)          costs >= 0
 
 Costs are fitted to measured shapes by non-negative least squares on relative errors (Lawson & Hanson 1974), one fit for
-each device, setting and precision. How far off it is, is measured too: every shape is predicted from the others.
-`latency.features` counts the terms, `latency.measure` measures; LatencyTable keeps what was measured in a folder.
+each device, setting and precision. The error is measured too, by predicting every shape from the others.
+`latency.features` counts the terms, `latency.measure` measures shapes; LatencyTable keeps the measurements in a folder.
 """
 
 import json
@@ -19,7 +19,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 from transformers import CONFIG_MAPPING
 
@@ -27,7 +26,7 @@ from compress import io
 from compress.benchmark.devices import Device
 from compress.data.cache import cached, home, is_whole
 from compress.data.task import Kind
-from compress.errors import DamagedError, SearchError, did_you_mean
+from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import Precision
 from compress.io import write_json
 from compress.latency.features import Terms
@@ -35,6 +34,7 @@ from compress.latency.measure import Sample, choose_spread, sample
 from compress.models import heads
 from compress.models.sharing import share, share_again
 from compress.records import search_report
+from compress.records.json_text import from_json, load_record
 from compress.records.latency import FEWEST_SHAPES, Setting, identity
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
@@ -44,17 +44,23 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A predicted latency, and one standard deviation of it."""
+    """A predicted latency and its standard deviation."""
 
     ms: float
     error_ms: float
+
+
+def keep_within(costs: Mapping[str, Mapping[str, float]], limits: Mapping[Any, float]) -> tuple[list[str], str]:
+    """Return the names of the shapes whose costs keep all limits, and the shape that is closest to keeping them."""
+    excess = {name: max((cost[each] / limits[each] for each in limits), default=0.0) for name, cost in costs.items()}
+    return [name for name, most in excess.items() if most <= 1], min(excess, key=lambda name: (excess[name], name))
 
 
 @dataclass(frozen=True)
 class Errors:
     """Relative errors of predictions of shapes that were left out of the fit.
 
-    rank    Spearman's correlation of predicted and measured: 1 where all are in the right order
+    rank    Spearman's correlation of predicted and measured latency
     """
 
     mean: float
@@ -80,11 +86,11 @@ class Errors:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Predicts latencies from shapes that were measured on one device at one setting in one precision.
+    """Predicts latencies from shapes measured on one device, at one setting, in one precision.
 
-    samples     all that were measured; noisy ones are kept and not fitted to
-    kind        the kind of the models' head, which decides what the last layer computes (None: no head)
-    device      `local`, `ssh:pi`; machine: the facts that the device gives about itself
+    samples     all measured shapes; noisy ones are kept but not fitted to
+    kind        kind of the models' head, which decides what the last layer computes (None: no head)
+    device      `local`, `ssh:pi`; machine: the device's description of itself
     """
 
     samples: tuple[Sample, ...]
@@ -105,7 +111,7 @@ class LatencyModel:
                 "10 to 24. " + ("Measure while the machine does nothing else." if noisy else "Measure more shapes.")
             )
         if wrong := [each.name for each in self.fitted if not 0 < each.ms < math.inf]:
-            raise SearchError(f"latency: {wrong[0]}: not a latency that anything takes; measure it again")
+            raise SearchError(f"latency: {wrong[0]}: expected a finite latency above 0; measure it again")
 
     @staticmethod
     def fit(
@@ -116,7 +122,7 @@ class LatencyModel:
         kind: Kind | None = "classification",
         device: Device | None = None,
     ) -> "LatencyModel":
-        """Fit to samples measured on this device. Raises SearchError for fewer than FEWEST_SHAPES quiet ones."""
+        """Fit to samples measured on this device. Raises SearchError if fewer than FEWEST_SHAPES are quiet."""
         name, facts = ("local", {}) if device is None else (device.name, device.facts())
         return LatencyModel(tuple(samples), setting, precision, kind, name, facts)
 
@@ -132,14 +138,14 @@ class LatencyModel:
 
     @cached_property
     def errors(self) -> Errors:
-        """Leave-one-out errors: each shape is predicted from all others that were measured."""
+        """Leave-one-out errors: each measured shape is predicted from all others."""
         predicted_S = self._left_out
         known = np.isfinite(predicted_S)
         return Errors.from_predictions(predicted_S[known], self._taken[known])
 
     @cached_property
     def flops_errors(self) -> Errors:
-        """Leave-one-out errors of a line through FLOPs alone."""
+        """Leave-one-out errors of a linear function of FLOPs alone."""
         return Errors.from_predictions(self._by_flops, self._taken)
 
     def predict(self, config: Any) -> Estimate:
@@ -149,8 +155,8 @@ class LatencyModel:
     def predict_terms(self, terms: Terms) -> Estimate:
         """Predict the latency of these terms, with its standard deviation.
 
-        The deviation combines that of shapes left out with how much this prediction changes when any one shape is left
-        out (the jackknife): it grows away from what was measured. Raises SearchError for a shape with something in it
+        The deviation combines the leave-one-out error with how much this prediction changes when any one shape is left
+        out (the jackknife): it grows with the distance from measured shapes. Raises SearchError for a shape with a term
         that no measured shape has.
         """
         if unknown := sorted(name for name, amount in terms.counts.items() if amount and name not in self.costs):
@@ -165,7 +171,7 @@ class LatencyModel:
         return Estimate(ms, math.hypot(ms * self.errors.deviation, jackknife))
 
     def record(self) -> search_report.LatencyPrediction:
-        """Make the record for a search's report: every measured shape beside what the others predict of it."""
+        """Create the record for a search report: every measured shape beside its leave-one-out prediction."""
         predicted = dict(zip((each.name for each in self.fitted), self._left_out, strict=True))
         by_flops = dict(zip((each.name for each in self.fitted), self._by_flops, strict=True))
         timings = [
@@ -184,7 +190,7 @@ class LatencyModel:
         return search_report.LatencyPrediction(self.about(), self.errors.mean, self.flops_errors.mean, finite)
 
     def about(self) -> str:
-        """Say `14 shapes on local, int8, 1 thread, batch 1, 128 tokens: each predicted from the others to 1.4 % ...`"""
+        """Describe the fit, as `14 shapes on local, int8, 1 thread, ...: each predicted from the others to 1.4%`."""
         return (
             f"{len(self.fitted)} shapes on {self.device}, {self.precision}, {self.setting}: each predicted from the "
             f"others to {self.errors.mean:.1%} on average, {self.errors.worst:.1%} at worst; from FLOPs alone "
@@ -192,7 +198,7 @@ class LatencyModel:
         )
 
     def to_json(self) -> str:
-        """Write the samples as indented JSON; the fit is made from them again when it is read."""
+        """Write the samples as indented JSON; loading it repeats the fit."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     def save(self, path: Path) -> None:
@@ -200,23 +206,15 @@ class LatencyModel:
         write_json(path, asdict(self))
 
     @staticmethod
-    def from_json(text: str | Path) -> "LatencyModel":
-        """Read what `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
-        from pydantic import TypeAdapter, ValidationError
-
-        source = str(text) if isinstance(text, Path) else "latency"
-        try:
-            content = text.read_bytes() if isinstance(text, Path) else text
-            return TypeAdapter(LatencyModel).validate_json(content)
-        except FileNotFoundError:
-            raise SearchError(f"{source}: is missing; remove its folder and measure again") from None
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in error.errors())
-            raise SearchError(f"{source}: no measured latencies of this tool ({problems}); measure again") from error
+    def from_json(source: str | Path) -> "LatencyModel":
+        """Load what `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
+        if isinstance(source, Path) and not source.is_file():
+            raise SearchError(f"{source}: is missing; remove its folder and measure again")
+        return from_json(LatencyModel, source, SearchError, "latency model of this tool", "measure again")
 
     @cached_property
     def _columns(self) -> tuple[str, ...]:
-        """The terms that occur in any of the S shapes of the fit."""
+        """The terms that occur in any of the S fitted shapes."""
         return tuple(sorted({name for each in self.fitted for name, amount in each.terms.counts.items() if amount}))
 
     @cached_property
@@ -231,12 +229,12 @@ class LatencyModel:
 
     @cached_property
     def _without_each(self) -> Numbers:
-        """The costs fitted without each of the shapes, (S, N)."""
+        """The costs fitted with each of the shapes left out, (S, N)."""
         return _leaving_one_out(self._amounts, self._taken)
 
     @cached_property
     def _left_out(self) -> Numbers:
-        """Leave-one-out predictions, (S,) in ms; NaN for the only shape with a term, whose cost no other tells."""
+        """Leave-one-out predictions, (S,) in ms; NaN for the only shape with some term."""
         predicted_S = (self._without_each * self._amounts).sum(1)
         alone_N = (self._amounts > 0).sum(0) == 1
         return np.where((self._amounts[:, alone_N] > 0).any(1), np.nan, predicted_S)
@@ -264,9 +262,9 @@ def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
 
 MEASURED = "measured.json"
 SAMPLES = 14
-"""Shapes that a latency model is fitted to: their measuring takes about 20 s on one core."""
+"""Shapes that a latency model is fitted to: measuring them takes about 20 s on one core."""
 WORTH_KEEPING = 0.1
-"""Mean error of a latency model, above which the next run measures again."""
+"""The largest mean error of a latency model that is cached."""
 
 
 @dataclass(frozen=True)
@@ -287,50 +285,47 @@ class ShapeTimer:
     def about(self) -> str:
         return f"{self.device.name}, {self.setting}, {self.precision}"
 
-    def latency_model(self, configs: Mapping[str, Any]) -> LatencyModel:
-        """Predict shapes such as these from some that are measured now, or were before on this device at this setting.
+    def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
+        """Predict the latency of each config from some that are measured.
 
-        What was measured is kept under $COMPRESS_HOME/latency.
+        Measurements of this device at this setting are cached under $COMPRESS_HOME/latency.
         """
         whole = max(configs.values(), key=lambda config: tuple(Sizes.from_config(config).plain().values()))
         key: list[Any] = [identity(self.device.name, self.device.facts()), str(self.setting), self.precision, self.kind]
         key += [self.segments, whole.model_type, Sizes.from_config(whole).plain(), len(configs)]
         entry = home() / "latency" / io.hash_value(key)[:24]
         if is_whole(entry):
-            return LatencyModel.from_json(entry / MEASURED)
-        names = choose_spread(configs, SAMPLES, self.setting, self.kind)
-        samples = sample(
-            {name: configs[name] for name in names}, self.device, self.setting,
-            precision=self.precision, kind=self.kind, segments=self.segments, say=self.say,
-        )  # fmt: skip
-        found = LatencyModel.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
-        self.say(found.about())
-        if found.errors.mean > WORTH_KEEPING:
-            self.say("such a latency model is not kept: measure while the machine does nothing else")
-            return found
-        cached(entry, lambda folder: found.save(folder / MEASURED))
-        return found
-
-    def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
-        """Predict the latency of each config."""
-        model = self.latency_model(configs)
+            model = LatencyModel.from_json(entry / MEASURED)
+        else:
+            names = choose_spread(configs, SAMPLES, self.setting, self.kind)
+            samples = self._sample({name: configs[name] for name in names}, self.say)
+            model = LatencyModel.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
+            self.say(model.about())
+            if model.errors.mean > WORTH_KEEPING:
+                self.say("this latency model is too inaccurate to cache: measure while the machine is idle")
+            else:
+                cached(entry, lambda folder: model.save(folder / MEASURED))
         return {name: model.predict(config) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
         """Measure the file of each config, with random weights, in ms; all of them take turns."""
-        found = sample(
-            configs, self.device, self.setting, precision=self.precision, kind=self.kind, segments=self.segments
-        )
-        for each in found:
+        samples = self._sample(configs, lambda _: None)
+        for each in samples:
             if each.noisy:
-                self.say(f"{each.name}: {each.noise}; measure while the machine does nothing else")
-        return {each.name: each.ms for each in found}
+                self.say(f"{each.name}: {each.noise}; measure while the machine is idle")
+        return {each.name: each.ms for each in samples}
+
+    def _sample(self, configs: Mapping[str, Any], say: Callable[[str], None]) -> tuple[Sample, ...]:
+        return sample(
+            configs, self.device, self.setting,
+            precision=self.precision, kind=self.kind, segments=self.segments, say=say,
+        )  # fmt: skip
 
 
 MATRICES: Final[Mapping[Precision, float]] = MappingProxyType(
     {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 128, "int8": 1.0, "q4": 0.5 + 4.5 / 32}
 )
-"""Bytes of a number in a matrix or table, what its block's scale takes included; all others take four, fp16 two."""
+"""Bytes of a number in a matrix or table, with its share of the block's scale; other numbers take four, fp16 two."""
 
 NODES_MB = 0.025
 """Megabytes of the graph per layer: 0.01 to 0.035 in the files of 40 shapes (BERT, 2 to 6 layers of 128 to 512)."""
@@ -338,7 +333,7 @@ NODES_MB = 0.025
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The cost of a shape with its head.
+    """The costs of a shape with its head, by the names of objectives.
 
     body_parameters: without the tables of words, positions and segments; each tied or shared weight counts once.
     file_mb: 10^6 bytes, estimated to a few percent.
@@ -349,10 +344,6 @@ class ModelCost:
     flops_per_token: float
     file_mb: float
 
-    def plain(self) -> dict[str, float]:
-        """Return the figures by the names of objectives and limits."""
-        return {name: float(getattr(self, name)) for name in ("parameters", "flops_per_token", "file_mb")}
-
 
 def model_cost(
     config: Any,
@@ -362,10 +353,10 @@ def model_cost(
     seq: int = 128,
     shared: Mapping[str, int] | None = None,
 ) -> ModelCost:
-    """Compute the cost of a transformers config without any weights, which takes milliseconds. Cached.
+    """Compute the costs of a transformers config without its weights, in milliseconds. Cached.
 
-    shared: how many different attention blocks, or FFNs, its layers use (`sharing.share`). flops_per_token: in `seq`
-    tokens, of the whole model (exact for `features.EXACT` families). Raises StudentError for what cannot be shared so.
+    shared: the number of different attention blocks, or FFNs, in its layers (`sharing.share`). flops_per_token: in
+    `seq` tokens, exact for `features.EXACT` families. Raises StudentError for layers that cannot be shared like this.
     """
     key = json.dumps(config.to_dict(), sort_keys=True, default=str)
     total, tables, vectors = _count_parameters(config.model_type, key, kind, tuple(sorted((shared or {}).items())))
@@ -382,7 +373,7 @@ def model_cost(
 def _count_parameters(
     family: str, text: str, kind: Kind | None, shared: tuple[tuple[str, int], ...]
 ) -> tuple[int, int, int]:
-    """Count parameters: all, those of tables, those of vectors."""
+    """Count all parameters, those in tables, and those in vectors."""
     config = CONFIG_MAPPING[family].from_dict(json.loads(text))
     with torch.device("meta"):
         model = heads.create(config, "task" if kind else "encoder", kind)
@@ -394,30 +385,30 @@ def _count_parameters(
     return sum(size for size, _ in sizes), sum(tables.values()), sum(size for size, axes in sizes if axes < 2)
 
 
+OTHERS = "beside.json"
+
+
 @dataclass(frozen=True)
 class LatencyTable:
-    """Measurements of one device. models: by precision; beside: the teacher's files and the anchors, by name."""
+    """Measurements of one device. models: by precision; others: the teacher's files and the anchors, by name."""
 
     models: Mapping[Precision, LatencyModel]
-    beside: Mapping[str, Sample]
+    others: Mapping[str, Sample]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for precision, model in self.models.items():
             model.save(folder / f"{precision}.json")
-        write_json(folder / "beside.json", {name: asdict(each) for name, each in self.beside.items()})
+        write_json(folder / OTHERS, {name: asdict(each) for name, each in self.others.items()})
 
     @staticmethod
     def load(folder: Path, precisions: Sequence[Precision]) -> "LatencyTable | None":
-        """Load what `save` wrote; None where it did not come to its end. Raises DamagedError."""
-        if not (folder / "beside.json").is_file():
+        """Load what `save` wrote; None if it was not completed. Raises DamagedError."""
+        if not (folder / OTHERS).is_file():
             return None
-        try:
-            beside = TypeAdapter(dict[str, Sample]).validate_json((folder / "beside.json").read_bytes())
-        except ValidationError:
-            remedy = f"Remove {folder} and repeat the command with --resume: the shapes are measured again"
-            raise DamagedError(folder / "beside.json", ["it cannot be read"], remedy) from None
-        return LatencyTable({each: LatencyModel.from_json(folder / f"{each}.json") for each in precisions}, beside)
+        remedy = f"Remove {folder} and repeat the command with --resume: the shapes are measured again"
+        others = load_record(dict[str, Sample], folder / OTHERS, remedy)
+        return LatencyTable({each: LatencyModel.from_json(folder / f"{each}.json") for each in precisions}, others)
 
     def to_json(self) -> str:
         """Write the models alone, for a worker's study."""
@@ -428,4 +419,4 @@ class LatencyTable:
         return LatencyTable({name: LatencyModel.from_json(each) for name, each in json.loads(text).items()}, {})
 
     def teacher(self, precision: Precision) -> Sample | None:
-        return self.beside.get(f"teacher {precision}")
+        return self.others.get(f"teacher {precision}")

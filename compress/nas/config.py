@@ -1,13 +1,13 @@
-"""The settings of a search: teacher, data, space, budget and where it is measured; kept as search.yaml.
+"""The settings of a search, kept as search.yaml: teacher, data, space, budget, and the device to measure on.
 
-A space of students is strict YAML: which sizes and settings may be chosen, and the stages that judge and train them.
+A space of students is strict YAML: which sizes and settings may vary, and the stages that score and train them.
 `width-depth` is `recipes/spaces/width-depth.yaml`; a path ends in .yaml. All problems of a file are reported at once.
 This module imports neither torch nor transformers.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,77 +39,69 @@ if TYPE_CHECKING:
 
 
 Value = int | float | str | bool
-"""A value of an axis. For sizes, an int is a count and a float a share of the teacher's (1.0: all of it)."""
+"""A value of an axis. For sizes, an int is a count and a float a share of the teacher's."""
 
 SIZES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 SLICED = (*SIZES, "precision")
-"""The axes in which the subnets of one supernet can differ."""
+"""The axes along which the subnets of a supernet can differ."""
 AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")
-"""The axes in which students that are each built anew can differ, besides `config.SETTING`."""
+"""The axes along which students built from scratch can differ, besides `config.SETTING`."""
 PRECISIONS = ("int8", "fp32")
-ROUNDED = 1e-6
-"""The part of a step by which the last value may miss `to`: shares such as 1/96 are written with ten digits."""
+ROUNDING = 1e-6
+"""The share of a step by which the last value may miss `to`: shares such as 1/96 are written with ten digits."""
 
 
-def _values(given: Any) -> tuple[Value, ...]:
-    """Parse a list, one value, or {from, to, step} into the values, each once. Raises ValueError."""
-    if isinstance(given, Mapping):
-        return _range(given)
-    values = tuple(given) if isinstance(given, list | tuple) else (given,)
+def _parse_values(value: Any) -> tuple[Value, ...]:
+    """Parse a list, a single value, or {from, to, step} into distinct values. Raises ValueError."""
+    if isinstance(value, Mapping):
+        if value.keys() != {"from", "to", "step"}:
+            raise ValueError(f"expected a list of values, or {{from:, to:, step:}}, found {dict(value)!r}")
+        low, high, step = bounds = [value[key] for key in ("from", "to", "step")]
+        if any(isinstance(bound, bool) or not isinstance(bound, int | float) for bound in bounds):
+            raise ValueError(f"from, to and step must be numbers, found {dict(value)!r}")
+        if len({isinstance(bound, int) for bound in bounds}) > 1:
+            raise ValueError(f"from {low}, to {high}, step {step}: expected only counts (whole), or only shares")
+        if low > high or step <= 0:
+            raise ValueError(
+                f"from {low}, to {high}, step {step}: expected `to` of at least `from`, and a step above 0"
+            )
+        return tuple(min(high, round(low + step * at, 9)) for at in range(int((high - low) / step + ROUNDING) + 1))
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
         raise ValueError("is an empty list: expected at least one value")
-    if strange := [value for value in values if not isinstance(value, Value)]:
-        raise ValueError(f"expected numbers or words, found {strange[0]!r}")
-    if twice := [value for value in values if sum(each == value for each in values) > 1]:
-        raise ValueError(f"has {twice[0]!r} twice")
+    if wrong := [each for each in values if not isinstance(each, Value)]:
+        raise ValueError(f"expected numbers or words, found {wrong[0]!r}")
+    if repeated := [each for each in values if values.count(each) > 1]:
+        raise ValueError(f"has {repeated[0]!r} twice")
     return values
 
 
-def _range(given: Mapping[str, Any]) -> tuple[Value, ...]:
-    if given.keys() != {"from", "to", "step"}:
-        raise ValueError(f"expected a list of values, or {{from:, to:, step:}}, found {dict(given)!r}")
-    low, high, step = (given[key] for key in ("from", "to", "step"))
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (low, high, step)):
-        raise ValueError(f"from, to and step must be numbers, found {dict(given)!r}")
-    if len({isinstance(value, int) for value in (low, high, step)}) > 1:
-        raise ValueError(f"from {low}, to {high}, step {step}: all counts (whole), or all shares (1.0 is all)")
-    if low > high:
-        raise ValueError(f"contradictory bounds: from {low} is more than to {high}")
-    if step <= 0:
-        raise ValueError(f"step is {step}; expected more than 0")
-    steps = int((high - low) / step + ROUNDED)
-    return tuple(min(high, round(low + step * at, 9)) for at in range(steps + 1))
-
-
-def _student(given: Any) -> Any:
-    return {"family": given} if isinstance(given, str) else given
-
-
 class Space(Frozen):
-    """The students that there may be, and what is done with each.
+    """A space of students, and the stages that score and train them.
 
-    mode      supernet: one training of the teacher's own weights, of which every student is a part. plain: each is
-              built and trained by itself
-    student   plain: what all have in common; the axes set the rest
-    axes      what a student is chosen by, with the values it may have: `layers`, `hidden`, `heads`, `ffn`, `embedding`,
+    mode      supernet: every student is a part of one trained supernet, made of the teacher's weights. plain: each
+              student is built and trained on its own
+    student   plain: settings that all students share; the axes set the rest
+    axes      the dimensions of the space and their values: `layers`, `hidden`, `heads`, `ffn`, `embedding`,
               `bottleneck` (supernets), `share.attention`, `share.ffn`, `config.SETTING` (plain), `precision`
-    tied      axes that are one choice: each takes its n-th value where the others take theirs
-    teacher   the stage that fine-tunes a teacher without a head, as of a recipe
-    supernet  the stage that trains it; its `step` is `dynabert.Sandwich` or alike
-    short     supernet: the short distillation by which the best are ranked again. plain: the training of each trial
-    importance    supernet: function of a paper by which units are put in order, the best first; rows: so many training
-              rows tell it
-    rungs     supernet: parts of the validation rows, one more each, after which a shape may be given up; plain: parts
-              of the training. Shares that end in 1
-    final     the stages that distil the winner; in YAML also the name of a recipe, whose stages they are
+    tied      axes that vary together: each takes its n-th value where the others take theirs
+    teacher   the stage that fine-tunes a teacher without a head, as in a recipe
+    supernet  the stage that trains the supernet; its `step` is `dynabert.Sandwich` or similar
+    short     supernet: the short distillation that ranks the best students again. plain: the training of each trial
+    importance    supernet: a paper's function that sorts the units, the best first; rows: training rows it reads
+    rungs     growing shares that end in 1, after each of which a shape may be pruned: of the validation rows
+              (supernet), or of the training (plain)
+    final     the stages that distil the winner; in YAML also the name of a recipe, whose stages are taken
     """
 
     name: str
     paper: Paper
     about: str
     mode: Literal["supernet", "plain"]
-    student: Annotated[StudentSpec, BeforeValidator(_student)] = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
-    axes: dict[str, Annotated[tuple[Value, ...], BeforeValidator(_values)]] = Field(min_length=1)
+    student: Annotated[
+        StudentSpec, BeforeValidator(lambda value: {"family": value} if isinstance(value, str) else value)
+    ] = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
+    axes: dict[str, Annotated[tuple[Value, ...], BeforeValidator(_parse_values)]] = Field(min_length=1)
     tied: tuple[tuple[str, ...], ...] = ()
     teacher: Stage
     supernet: Stage | None = None
@@ -120,9 +112,15 @@ class Space(Frozen):
     final: tuple[Stage, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _axes_are_of_its_mode(self) -> "Space":
-        problems = [problem for name, values in self.axes.items() for problem in _axis(name, values, self.mode)]
-        problems += [problem for names in self.tied for problem in self._tie(names)]
+    def _check(self) -> "Space":
+        problems = [problem for name, values in self.axes.items() for problem in _check_axis(name, values, self.mode)]
+        for names in self.tied:
+            counts = {name: len(self.axes.get(name, ())) for name in names}
+            if unknown := [name for name in names if name not in self.axes]:
+                problems.append(f"tied: {unknown[0]!r} is not among the axes.{did_you_mean(unknown[0], self.axes)}")
+            elif len(set(counts.values())) > 1:
+                found = ", ".join(f"{name} has {count} values" for name, count in counts.items())
+                problems.append(f"tied: {found}; expected as many")
         if self.mode == "supernet" and self.supernet is None:
             problems.append("supernet: is missing; a supernet needs the stage that trains it")
         if self.mode == "plain" and self.supernet is not None:
@@ -135,23 +133,15 @@ class Space(Frozen):
             raise ValueError("\n".join(problems))
         return self
 
-    def _tie(self, names: Sequence[str]) -> list[str]:
-        if unknown := [name for name in names if name not in self.axes]:
-            return [f"tied: {unknown[0]!r} is not among the axes.{did_you_mean(unknown[0], self.axes)}"]
-        counts = {name: len(self.axes[name]) for name in names}
-        if len(set(counts.values())) > 1:
-            return [f"tied: {', '.join(f'{name} has {n} values' for name, n in counts.items())}; expected as many"]
-        return []
-
     @property
     def stages(self) -> dict[str, Stage]:
-        """Every stage there is, by where it stands."""
+        """Every stage, by its place in the YAML."""
         numbered = {f"final[{at}]": stage for at, stage in enumerate(self.final)}
         own = {"supernet": self.supernet} if self.supernet else {}
         return {"teacher": self.teacher, **own, "short": self.short, **numbered}
 
     def recipe(self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None) -> Recipe:
-        """Make a recipe of some of its stages, for all that runs and checks recipes."""
+        """Make a recipe of some of its stages, so that they can be checked and run as such."""
         lm = Stage.model_validate(TEACHER_LM)
         return Recipe(
             name=name, paper=self.paper, about=self.about, teacher=self.teacher, teacher_lm=lm,
@@ -173,19 +163,19 @@ class Space(Frozen):
         return {key: plain_tree(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
-        """Write the resolved space. Loading it again gives an equal space."""
+        """Write the resolved space as YAML. Loading it again gives an equal space."""
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
     @staticmethod
     def load(name: str, overrides: Sequence[str] = ()) -> "Space":
-        """Read `recipes/spaces/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
+        """Load `recipes/spaces/<name>.yaml` (or the .yaml file `name`) with `path=value` overrides, and check it.
 
         Raises SearchError with every problem found.
         """
-        given = name.endswith((".yaml", ".yml"))
-        path = Path(name) if given else loader.folder() / "spaces" / f"{name}.yaml"
+        is_file = name.endswith((".yaml", ".yml"))
+        path = Path(name) if is_file else loader.folder() / "spaces" / f"{name}.yaml"
         if not path.is_file():
-            hint = "" if given else did_you_mean(name, space_names())
+            hint = "" if is_file else did_you_mean(name, space_names())
             raise SearchError(f"no space {name!r}.{hint} A .yaml file also works")
         try:
             tree = loader.load_yaml(path)
@@ -199,17 +189,17 @@ class Space(Frozen):
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any], file: str) -> "Space":
-        """Make a space from plain data. Raises SearchError with every problem found; `file` says where."""
+        """Make a space from plain data read from `file`. Raises SearchError with every problem found."""
         tree, problems = dict(tree), list[str]()
         tree["teacher"] = FINETUNE | tree["teacher"] if isinstance(tree.get("teacher"), dict) else dict(FINETUNE)
         if isinstance(tree.get("final"), str):
-            tree["final"] = _of_recipe(tree["final"], file, problems)
+            tree["final"] = _load_final(tree["final"], file, problems)
         try:
             space = Space.model_validate(tree)
         except ValidationError as error:
-            inner: dict[str, type[Frozen]] = {"paper": Paper, "student": StudentSpec}
+            models: dict[str, type[Frozen]] = {"paper": Paper, "student": StudentSpec}
             problems += loader.explain(
-                file, error, lambda loc: (inner.get(loc[0], Stage) if len(loc) > 1 else Space).model_fields, show=False
+                file, error, lambda loc: (models.get(loc[0], Stage) if len(loc) > 1 else Space).model_fields, show=False
             )
         if problems:
             raise SearchError("\n".join(sorted(set(problems))))
@@ -220,26 +210,29 @@ def space_names() -> list[str]:
     return sorted(path.stem for path in (loader.folder() / "spaces").glob("*.yaml"))
 
 
-def _axis(name: str, values: Sequence[Value], mode: str) -> list[str]:
-    """List what is wrong with one axis."""
+def _check_axis(name: str, values: Sequence[Value], mode: str) -> list[str]:
+    """List the problems of one axis."""
     known = SLICED if mode == "supernet" else AXES
     if name not in known and not (mode == "plain" and name.startswith("config.")):
-        if name in (*SLICED, *AXES) or name.startswith("config."):
-            why = "a supernet has one for all its students: use mode: plain" if mode == "supernet" else ""
-            return [f"axes.{name}: {why or 'is for supernets; here it is config.intra_bottleneck_size'}"]
+        if mode == "supernet" and (name in AXES or name.startswith("config.")):
+            return [f"axes.{name}: a supernet has one for all its students: use mode: plain"]
+        if name in SLICED:
+            return [f"axes.{name}: is for supernets; here it is config.intra_bottleneck_size"]
         return [f"axes.{name}: no such axis.{did_you_mean(name, known)}"]
     if name == "precision":
         return [f"axes.precision: no {value!r}.{did_you_mean(str(value), PRECISIONS)}" for value in values
                 if value not in PRECISIONS]  # fmt: skip
     if name.startswith("config."):
         return []
-    wrong = [value for value in values if isinstance(value, bool | str) or value <= 0]
-    wrong += [value for value in values if isinstance(value, float) and value > 1]
-    return [f"axes.{name}: {value!r}; expected a count, or a share of the teacher's up to 1.0" for value in wrong]
+    return [
+        f"axes.{name}: {value!r}; expected a count, or a share of the teacher's up to 1.0"
+        for value in values
+        if isinstance(value, bool | str) or value <= 0 or (isinstance(value, float) and value > 1)
+    ]
 
 
-def _of_recipe(name: str, file: str, problems: list[str]) -> Any:
-    """Return the stages of the recipe of that name."""
+def _load_final(name: str, file: str, problems: list[str]) -> list[Stage]:
+    """Load the stages of the recipe of that name; add its problems to `problems`."""
     try:
         recipe = Recipe.load(name)
     except RecipeError as error:
@@ -257,10 +250,10 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
     "flops_per_token": "minimize",
     "file_mb": "minimize",
 }
-"""The objectives of a study, which may also be limited: the score from below, the others from above."""
+"""The objectives of a study, which can also be limited: the score from below, the others from above."""
 NAME = "search.yaml"
 SURE = 2.0
-"""Standard deviations of its prediction by which a shape must be within the latency asked for."""
+"""Standard deviations by which a predicted latency must keep its limit."""
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
@@ -270,14 +263,13 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(BudgetOptions):
-    """The limits of one student, checked: see `BudgetOptions`."""
+    """The checked limits of a student: see `BudgetOptions`."""
 
     def __post_init__(self) -> None:
-        """Raise SearchError for limits that nothing can keep."""
-        for each in fields(self):
-            value, option = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
-            if value is not None and not value > 0 and each.name != "min_score":
-                raise SearchError(f"{option} {value:g}: expected a number above 0")
+        """Raise SearchError for limits that no student can keep."""
+        for name, value in vars(self).items():
+            if value is not None and not value > 0 and name != "min_score":
+                raise SearchError(f"--{name.replace('_', '-')} {value:g}: expected a number above 0")
         if self.speedup is not None and self.speedup <= 1:
             raise SearchError(
                 f"--speedup {self.speedup:g}: the teacher itself has 1; expected more, as in 2 for half of its latency"
@@ -286,36 +278,36 @@ class Budget(BudgetOptions):
             raise SearchError(f"--min-score {self.min_score:g}: no metric is above 1; expected a share, as in 0.9")
 
     def limits(self, teacher_ms: float | None) -> dict[ObjectiveName, float]:
-        """Return the most that each objective may be, of the score the least; a speed-up limits the latency.
+        """Return the maximum of each objective, for the score its minimum; a speed-up limits the latency.
 
-        Raises SearchError for a speed-up where the teacher was not measured.
+        Raises SearchError for a speed-up over a teacher that was not measured.
         """
-        most = self.max_latency_ms
+        latency = self.max_latency_ms
         if self.speedup is not None:
             if teacher_ms is None:
                 raise SearchError(
                     f"--speedup {self.speedup:g}: the teacher has no latency to compare with, as it cannot be "
                     "exported; give --max-latency-ms"
                 )
-            most = min(teacher_ms / self.speedup, most or math.inf)
+            latency = min(teacher_ms / self.speedup, latency or math.inf)
         named: dict[ObjectiveName, float | None] = {
-            "latency": most, "parameters": self.max_params, "file_mb": self.max_file_mb, "score": self.min_score,
+            "latency": latency, "parameters": self.max_params, "file_mb": self.max_file_mb, "score": self.min_score,
         }  # fmt: skip
         return {name: value for name, value in named.items() if value is not None}
 
 
 class SearchConfig(Frozen):
-    """A search: the same one is resumed, joined by workers, and shown.
+    """The settings of a search, by which it is resumed, joined by workers, and shown.
 
-    budget      what a student may cost; a latency is of the file of `precision` on `device`, in one forward of `batch`
-                texts of `seq` tokens, a speed-up over the teacher's own file of that precision there
-    objectives  what the front is over; the score is one
-    precision   of the file, where the space does not choose it
-    training    what training computes in
-    max_drop    of the score, that the int8 file of a student that ships may lose
-    shapes      how many are measured to predict the others
-    rounds, runs  of each measurement, as of `compress bench`
-    anchors     bundles of the same task that are scored and measured beside the shapes, to compare with
+    budget      the limits of a student; its latency is that of the `precision` file on `device` in one forward of
+                `batch` texts of `seq` tokens, and a speed-up is over the teacher's own file of that precision
+    objectives  the objectives of the front, including the score
+    precision   precision of the file, unless the space varies it
+    training    number format of training
+    max_drop    share of the score that a shipped int8 file may lose
+    shapes      shapes to measure, from which the others are predicted
+    rounds, runs  per measurement, as in `compress bench`
+    anchors     bundles of the same task to score and measure for comparison
     """
 
     teacher: str
@@ -339,7 +331,7 @@ class SearchConfig(Frozen):
 
     @field_validator("objectives")
     @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_objectives(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in OBJECTIVES:
                 raise ValueError(f"no objective {name!r}.{did_you_mean(name, OBJECTIVES)}")
@@ -353,27 +345,27 @@ class SearchConfig(Frozen):
 
     @property
     def precisions(self) -> "tuple[Precision, ...]":
-        """Return the precisions in which shapes are measured."""
+        """Return the precisions to measure shapes in."""
         chosen: Any = self.space.axes.get("precision", (self.precision,))
         return tuple(chosen)
 
     @property
     def max_length(self) -> int:
-        """Return the tokens of the longest text that the shipped student reads."""
+        """Return the most tokens that the shipped student reads."""
         return self.space.final[-1].max_length
 
     def identity(self) -> dict[str, str]:
-        """Describe the search in short, for a study to be known by."""
+        """Return the settings that identify a study."""
         tree = self.plain()
-        words = {name: str(tree[name]) for name in ("teacher", "data", "device", "precision", "training", "seed")}
-        allowed = {name: f"{value:g}" for name, value in tree["budget"].items() if value is not None}
+        settings = {name: str(tree[name]) for name in ("teacher", "data", "device", "precision", "training", "seed")}
+        budget = {name: f"{value:g}" for name, value in tree["budget"].items() if value is not None}
         return {
-            **words, **allowed, "space": self.space.name, "setting": str(self.setting),
+            **settings, **budget, "space": self.space.name, "setting": str(self.setting),
             "search": io.hash_value(tree)[:16],
         }  # fmt: skip
 
     def with_code(self, allow_code: str | Path | None) -> "SearchConfig":
-        """Return the search with the user's own functions that its space names. Raises RecipeError."""
+        """Load the user's own functions that the space names. Raises RecipeError."""
         return self.model_copy(update={"space": user_code.load(self.space, allow_code)})
 
     def plain(self) -> dict[str, Any]:
@@ -381,38 +373,36 @@ class SearchConfig(Frozen):
         return self.model_dump(mode="json", exclude={"space"}) | {"space": self.space.plain()}
 
     def to_yaml(self) -> str:
-        """search.yaml. Reading it again gives an equal search."""
+        """Write search.yaml. Loading it again gives equal settings."""
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
     @staticmethod
-    def of(**given: Any) -> "SearchConfig":
-        """Check the settings. Raises SearchError with every problem, in the words of the command line."""
+    def parse(**settings: Any) -> "SearchConfig":
+        """Check the settings. Raises SearchError with every problem, named by the option of the command line."""
         try:
-            return SearchConfig.model_validate(given)
+            return SearchConfig.model_validate(settings)
         except ValidationError as error:
-            raise SearchError("\n".join(map(_said, error.errors()))) from error
+            problems = []
+            for each in error.errors():
+                message = str(each["msg"]).removeprefix("Value error, ")
+                option = "".join(str(name) for name in each["loc"][:1]).replace("_", "-")
+                option = {"objectives": "objective", "anchors": "anchor"}.get(option, option)
+                found = f", found {each['input']!r}" if isinstance(each["input"], str | int | float) else ""
+                problems.append(f"--{option}: {message}{found}" if option else message)
+            raise SearchError("\n".join(problems)) from error
 
     @staticmethod
     def from_yaml(text: str, source: str) -> "SearchConfig":
-        """Load what `to_yaml` wrote. Raises SearchError."""
+        """Load the text that `to_yaml` wrote. Raises SearchError."""
         tree = parse_yaml(text, source)
         if not isinstance(tree, dict) or not isinstance(tree.get("space"), dict):
             raise SearchError(f"{source}: is not a search of this tool")
-        return SearchConfig.of(**tree | {"space": Space.from_tree(tree["space"], source)})
+        return SearchConfig.parse(**tree | {"space": Space.from_tree(tree["space"], source)})
 
     @staticmethod
-    def read(study: Path) -> "SearchConfig":
-        """Load search.yaml from the study folder. Raises SearchError where there is none."""
+    def load(study: Path) -> "SearchConfig":
+        """Load search.yaml from the study folder. Raises SearchError if it is missing."""
         file = study / NAME
         if not file.is_file():
             raise SearchError(f"{study}: holds no search; expected the folder that `compress search --out` made")
         return SearchConfig.from_yaml(file.read_text(encoding="utf-8"), str(file))
-
-
-def _said(error: Mapping[str, Any]) -> str:
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if not error["loc"]:
-        return message
-    option = {"objectives": "objective", "anchors": "anchor"}.get(str(error["loc"][0]), str(error["loc"][0]))
-    shown = f", found {error['input']!r}" if isinstance(error["input"], str | int | float) else ""
-    return f"--{option.replace('_', '-')}: {message}{shown}"

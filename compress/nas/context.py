@@ -1,4 +1,4 @@
-"""The state that the phases of a search share: models, data, time, evaluators, and the records of its students."""
+"""The state that the phases of a search share: models, data, time budget, evaluators, and records of its students."""
 
 import shutil
 import time
@@ -12,13 +12,12 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedModel
 
 from compress.config.recipe import Stage
 from compress.console import warn
 from compress.data.task import TaskData
-from compress.errors import DamagedError, SearchError
+from compress.errors import SearchError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import EvaluationBatches, Evaluator
 from compress.exporters.artifact import Bundle
@@ -29,6 +28,7 @@ from compress.nas.config import SearchConfig
 from compress.nas.costs import CostModel
 from compress.nas.space import Choice, architecture_key
 from compress.nas.supernet import Supernet
+from compress.records.json_text import load_record
 from compress.records.search_report import ScoreStage
 from compress.training.context import TrainingContext
 from compress.training.finetune import TeacherCheck
@@ -38,13 +38,11 @@ from compress.training.stage import Trained, plan_steps
 # ---- time
 
 PROBES = (8, 24)
-"""Steps of two short trainings that are timed: what the longer one took more is what steps take."""
+"""Steps of two short trainings; the difference of their times gives the time of a step."""
 LEAST = 0.5
-"""The least share of the longer one's mean step that a step takes, whatever the difference of two short times says."""
+"""The least time of a step, as a share of the longer training's mean: the difference of two short times is noisy."""
 SPARE = 0.9
-"""Share of a stage's time that its steps are planned to fill: it is scored, and written, in the rest."""
-
-REMEDY = "Remove {} and repeat the command with --resume: what it says of time is begun anew"
+"""Share of a stage's time that its steps may fill; scoring and writing take the rest."""
 
 Parts = Mapping[str, float]
 SUPERNET: Parts = {
@@ -52,14 +50,14 @@ SUPERNET: Parts = {
     "final": 0.18,
 }  # fmt: skip
 PLAIN: Parts = {"measuring": 0.08, "trials": 0.66, "timing finalists": 0.04, "final": 0.22}
-"""The share of a stated time that each part of a search may take."""
+"""The share of the total time that each part of a search may take."""
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """The time that the parts of a search have taken and may still take; kept in its folder.
+    """The time that the parts of a search have taken and may still take, kept in the search's folder.
 
-    total   seconds for all of it, of all its sessions; None: each part takes what its stages say
+    total   seconds for the whole search across sessions; None: each part takes as long as its stages need
     """
 
     folder: Path
@@ -68,13 +66,12 @@ class TimeBudget:
 
     @property
     def costs(self) -> dict[str, float]:
-        """Part -> seconds."""
-        file = self.folder / "costs.json"
-        return load_json(file, REMEDY.format(file.name)) if file.is_file() else {}
+        """Seconds spent, by part."""
+        return self._load("costs.json")
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time while open as this part's; also where it ends in an error or an interruption."""
+        """Add the time spent in the `with` block to this part, even if it ends in an error or an interruption."""
         began = time.monotonic()
         try:
             yield
@@ -84,7 +81,7 @@ class TimeBudget:
             write_json(self.folder / "costs.json", costs)
 
     def left(self, name: str) -> float | None:
-        """Return the seconds that this part may still take: its share of what those before it have left over."""
+        """Return the seconds that this part may still take: its share of what earlier parts have left over."""
         if self.total is None:
             return None
         costs, names = self.costs, list(self.parts)
@@ -96,32 +93,35 @@ class TimeBudget:
         self, part: str, stages: Sequence[Stage], data: TaskData, train: Callable[[Stage, Run], object], *,
         share: float = 1.0,
     ) -> list[Stage]:  # fmt: skip
-        """Give the stages as many steps as fit into this share of the part's time, as decided when first asked.
+        """Limit the stages to as many steps as fit into this share of the part's time; the first decision is kept.
 
-        None takes more than it says itself, and all what they say where no time is stated. train: runs a stage in a
-        run, to be timed. Raises SearchError when no time is left.
+        No stage takes more steps than it states itself. train: runs a stage in a run, so that it can be timed. Raises
+        SearchError when no time is left.
         """
         if self.total is None:
             return list(stages)
-        file = self.folder / "steps.json"
-        known: dict[str, dict[str, int]] = load_json(file, REMEDY.format(file.name)) if file.is_file() else {}
+        known = self._load("steps.json")
         if part not in known:
             seconds = share * (self.left(part) or 0.0)
             if seconds <= 0:
                 spent = ", ".join(f"{part} {seconds / 60:.1f}" for part, seconds in self.costs.items())
                 raise SearchError(
-                    f"{self.folder}: its {self.total / 60:g} minutes are spent ({spent}), and {part} is to come. "
-                    "Nothing is lost: repeat the command with more --minutes and --resume"
+                    f"{self.folder}: its {self.total / 60:g} minutes are spent ({spent}) before {part}. Nothing is "
+                    "lost: repeat the command with more --minutes and --resume"
                 )
             known[part] = _fit_steps(stages, data, seconds, train, self.folder)
-            write_json(file, known)
+            write_json(self.folder / "steps.json", known)
         return [stage.model_copy(update={"steps": known[part][stage.name]}) for stage in stages]
+
+    def _load(self, name: str) -> dict[str, Any]:
+        remedy = f"Remove {name} and repeat the command with --resume: time is then counted anew"
+        return load_json(self.folder / name, remedy) if (self.folder / name).is_file() else {}
 
 
 def _fit_steps(
     stages: Sequence[Stage], data: TaskData, seconds: float, train: Callable[[Stage, Run], object], folder: Path
 ) -> dict[str, int]:
-    """Compute the steps of each stage so that all fit, by the time of short trainings, in runs that are thrown away."""
+    """Compute each stage's steps so that all fit into `seconds`, by timing short trainings in temporary runs."""
     fixed, wanted = 0.0, 0.0
     with TemporaryDirectory(dir=folder, prefix=".timing-") as scratch:
         for stage in stages:
@@ -140,19 +140,19 @@ def _fit_steps(
 
 
 def count_steps(stage: Stage, data: TaskData) -> int:
-    """Count the optimiser steps that a stage takes."""
+    """Count the optimiser steps of a stage."""
     return plan_steps(stage, max(1, len(data.train) // stage.batch))
 
 
 # ---- evaluators
 
 RunStages = Callable[..., PreTrainedModel]
-"""Run stages of a recipe in a run's folder and return the last model: (recipe, run, stages, teacher_logits=None)."""
+"""Run stages of a recipe in a run and return the last model: (recipe, run, stages, teacher_logits=None)."""
 
 
 @dataclass(frozen=True)
 class SupernetEvaluator:
-    """Scores the part of a trained supernet that a choice is, on growing shares of the validation rows."""
+    """Scores a choice as a part of the trained supernet, on growing shares of the validation rows."""
 
     costs: CostModel
     net: Supernet
@@ -163,7 +163,7 @@ class SupernetEvaluator:
     def from_model(
         costs: CostModel, whole: PreTrainedModel, evaluator: Evaluator, training: TrainingContext
     ) -> "SupernetEvaluator":
-        """Make it of the supernet as its training left it, and the evaluator of the validation rows."""
+        """Create it from the trained supernet `whole` and the evaluator of the validation rows."""
         device = next(whole.parameters()).device
         batches = [
             EvaluationBatches.from_evaluator(
@@ -183,10 +183,10 @@ class SupernetEvaluator:
 
 @dataclass(frozen=True)
 class ScratchEvaluator:
-    """Builds a choice, trains it in as many legs as there are rungs, and scores it on the validation rows after each.
+    """Builds a choice, trains it in one leg per rung, and scores it on the validation rows after each leg.
 
-    Each leg has the stage's schedule for itself, warm-up and decay. What is trained is kept in `folder`, by shape: a
-    trial that was interrupted goes on with the leg it was in, where the folder is the same.
+    Each leg runs the stage's whole schedule, warm-up and decay. Checkpoints are kept in `folder`, by shape, so that an
+    interrupted trial continues with the leg it was in.
     """
 
     costs: CostModel
@@ -210,14 +210,14 @@ class ScratchEvaluator:
             shutil.rmtree(run.stage(self.legs[rung - 1].name), ignore_errors=True)
         return score_student(student, self.evaluator, self.training)
 
-    def trained(self, choice: Choice) -> Path | None:
-        """Find the folder of the student as its last leg left it; None where it is not here."""
+    def find_trained(self, choice: Choice) -> Path | None:
+        """Return the checkpoint of the last leg; None if it is not on this machine."""
         run = Run(self.folder / architecture_key(choice), self.costs.search.seed, main=True)
         return run.remaining(self.legs, self.training.console)[0]
 
     @cached_property
     def legs(self) -> tuple[Stage, ...]:
-        """The parts of the stage that end at the rungs' shares of its steps."""
+        """The stage split at the rungs' shares of its steps."""
         steps = count_steps(self.stage, self.training.data)
         ends = [max(at + 1, round(share * steps)) for at, share in enumerate(self.costs.search.space.rungs)]
         return tuple(
@@ -227,7 +227,7 @@ class ScratchEvaluator:
 
 
 StudentEvaluator = ScratchEvaluator | SupernetEvaluator
-"""Scores a choice: `rungs` times, on more rows or after more training each time; the last one is its score."""
+"""Scores a choice `rungs` times, each time on more rows or after more training; the last is its score."""
 
 
 def score_student(student: PreTrainedModel, evaluator: Evaluator, training: TrainingContext) -> float:
@@ -243,9 +243,9 @@ FACTS, WINNERS = "student.json", "winners.json"
 
 @dataclass(frozen=True)
 class StudentState:
-    """A search's knowledge of one student beyond its trial; students/N/student.json.
+    """The results of one student beyond its trial, kept in students/N/student.json.
 
-    measured   setting -> ms; bundle: where it was written to
+    measured   setting -> ms; bundle: its path
     """
 
     scores: Mapping[ScoreStage, float] = field(default_factory=dict)
@@ -256,9 +256,9 @@ class StudentState:
 
 @dataclass(frozen=True)
 class SearchContext:
-    """The search, its folder, and all that trains and scores its students.
+    """The search, its folder, and everything that trains and scores its students.
 
-    evaluator: the validation rows; among: shapes that keep the budget; ship: `commands.ship.ship`
+    evaluator: of the validation rows; among: shapes within the budget; ship: `commands.ship.ship`
     """
 
     search: SearchConfig
@@ -276,7 +276,7 @@ class SearchContext:
 
     @property
     def student_evaluator(self) -> StudentEvaluator:
-        """Return what scores the choices; there is one once the supernet is trained."""
+        """The evaluator of choices, which exists once the supernet is trained."""
         assert self._student_evaluator is not None, "the context has its student evaluator"
         return self._student_evaluator
 
@@ -293,7 +293,7 @@ class SearchContext:
         return float(fmean(rows["length"][:]))
 
     def student_run(self, number: int) -> Run:
-        """Return the student's own folder, as a run's."""
+        """Create the run of the student's own folder."""
         run = Run(self.run.path / "students" / str(number), self.run.seed, main=True, track=self.run.track)
         run.path.mkdir(parents=True, exist_ok=True)
         return run
@@ -302,26 +302,21 @@ class SearchContext:
         return load_student_state(self.run.path, number)
 
     def update_student(self, number: int, **more: Any) -> StudentState:
-        """Add to what is kept of a student: scores and measured times are merged, the rest replaced."""
+        """Update a student's results: scores and measured times are merged, the rest is replaced."""
         before = self.student_state(number)
         merged = {name: {**getattr(before, name), **more.get(name, {})} for name in ("scores", "measured")}
-        changes: dict[str, Any] = more | merged
-        after = replace(before, **changes)
+        after = replace(before, **more | merged)
         write_json(self.student_run(number).path / FACTS, asdict(after))
         return after
 
     @property
     def winners(self) -> tuple[int, ...]:
-        """The trials that were chosen to be distilled fully, in the order of the choice."""
-        file = self.run.path / WINNERS
-        try:
-            return TypeAdapter(tuple[int, ...]).validate_json(file.read_bytes()) if file.is_file() else ()
-        except ValidationError:
-            remedy = "Remove it and repeat the command with --resume: the winners are chosen again"
-            raise DamagedError(file, ["it cannot be read"], remedy) from None
+        """The trials chosen for the final distillation, in the order of the choice."""
+        file, remedy = self.run.path / WINNERS, "Remove it and repeat the command with --resume: winners are rechosen"
+        return load_record(tuple[int, ...], file, remedy) if file.is_file() else ()
 
     def decide_winner(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
-        """Return the trial chosen at this place, now or in an earlier session; what it scores later changes nothing."""
+        """Return the trial chosen at this place, in this session or an earlier one: later scores do not change it."""
         known = self.winners
         if at >= len(known):
             known = (*known, choose(known))
@@ -329,32 +324,29 @@ class SearchContext:
         return known[at]
 
     def student_checkpoint(self, number: int, choice: Choice) -> Path:
-        """Find or make the student as its trial knew it: the part of the supernet, or what its legs left.
+        """Find or make the student's checkpoint as of its trial: its part of the supernet, or the last of its legs.
 
         Legs that a worker trained elsewhere are trained again here.
         """
-        if isinstance(self.student_evaluator, ScratchEvaluator):
-            found = self.student_evaluator.trained(choice)
-            if found is None:
+        evaluator = self.student_evaluator
+        if isinstance(evaluator, ScratchEvaluator):
+            if evaluator.find_trained(choice) is None:
                 self.training.console.print(f"trial {number} was trained elsewhere: training it again here")
-                for rung in range(self.student_evaluator.rungs):
-                    self.student_evaluator.score(choice, rung)
-                found = self.student_evaluator.trained(choice)
-            assert found is not None, "its last leg is done"
-            return found
+                for rung in range(evaluator.rungs):
+                    evaluator.score(choice, rung)
+            trained = evaluator.find_trained(choice)
+            assert trained is not None, "its last leg is done"
+            return trained
         folder = self.student_run(number).path / "subnet"
         if not keep_if_intact(folder, partial(warn, self.training.console)):
             with atomic_folder(folder, sealed=True) as new:
-                self.student_evaluator.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
+                evaluator.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
                 save_tokenizer(new, self.training.tokenizer)
         return folder
 
 
 def load_student_state(study: Path, number: int) -> StudentState:
-    """Load what the search in this folder keeps of a student. Raises DamagedError."""
+    """Load the results of a student from the search's folder. Raises DamagedError."""
     file = study / "students" / str(number) / FACTS
-    try:
-        return TypeAdapter(StudentState).validate_json(file.read_bytes()) if file.is_file() else StudentState()
-    except ValidationError:
-        remedy = f"Remove it and show the trial again: compress search show {study} {number} --bundle student-{number}"
-        raise DamagedError(file, ["it cannot be read"], remedy) from None
+    remedy = f"Remove it and show the trial again: compress search show {study} {number} --bundle student-{number}"
+    return load_record(StudentState, file, remedy) if file.is_file() else StudentState()

@@ -1,10 +1,10 @@
-"""Measure some shapes of a space on the device, with the teacher and the anchors; predict what any other costs."""
+"""Measure some shapes of a space, the teacher and the anchors on the device; predict the costs of all other shapes."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from compress.benchmark.devices import Device
 from compress.data.task import Kind
@@ -12,25 +12,25 @@ from compress.errors import BundleError, SearchError
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.latency.features import Terms
 from compress.latency.measure import choose_spread, sample
-from compress.latency.model import Estimate, LatencyModel, LatencyTable, ModelCost, model_cost
+from compress.latency.model import Estimate, LatencyModel, LatencyTable, ModelCost, keep_within, model_cost
 from compress.nas.config import SURE, SearchConfig, describe_choice
 from compress.nas.space import Choice, Shapes
 from compress.records.latency import FEWEST_SHAPES
 from compress.records.search_report import ObjectiveName
 
 DRAWN = 400
-"""Shapes among which those to be measured are chosen."""
+"""Shapes drawn, of which some are chosen to be measured."""
 PRICED, PRICED_BY_PARTS = 2000, 300
-"""Shapes that a budget is held against: by latency alone, and where parameters must be counted too."""
+"""Shapes checked against a budget: of latency alone, and where parameters must be counted too."""
 BAND = 0.8
-"""The share of the latency limit from which on a shape uses the budget."""
+"""The share of the latency limit above which a shape makes use of the budget."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of a choice, before anything is trained."""
+    """Predicts the costs of a choice before anything is trained."""
 
     search: SearchConfig
     shapes: Shapes
@@ -38,18 +38,17 @@ class CostModel:
     kind: Kind
 
     def limits(self) -> dict[ObjectiveName, float]:
-        """Return the most that each objective may be. Raises SearchError for a speed-up over an unmeasured teacher."""
+        """Return the limit of each objective. Raises SearchError for a speed-up over an unmeasured teacher."""
         teacher = self.latencies.teacher(self.search.precision)
         return self.search.budget.limits(teacher.ms if teacher else None)
 
     def teacher(self) -> ModelCost:
-        """Count the teacher's own costs."""
+        """Compute the teacher's own costs."""
         return model_cost(self.shapes.teacher, self.search.precision, kind=self.kind)
 
     def precision(self, choice: Choice) -> Precision:
-        found: Any = choice.get("precision", self.search.precision)
-        precision: Precision = found
-        return precision
+        precision: Any = choice.get("precision", self.search.precision)
+        return cast("Precision", precision)
 
     def latency(self, choice: Choice) -> Estimate:
         return self.latencies.models[self.precision(choice)].predict(self.shapes.config(choice))
@@ -59,14 +58,14 @@ class CostModel:
         return model_cost(self.shapes.config(choice), self.precision(choice), kind=self.kind, shared=shared)
 
     def facts(self, choice: Choice) -> dict[str, float]:
-        found = self.cost(choice)
-        return {**found.plain(), "body_parameters": float(found.body_parameters)}
+        """Return all costs but the latency, by the names of objectives."""
+        return asdict(self.cost(choice))
 
 
 def measure(
     search: SearchConfig, shapes: Shapes, device: Device, *, kind: Kind, segments: bool, say: Say
 ) -> LatencyTable:
-    """Measure shapes in each precision, the teacher in these and fp32, and the anchors, all in one race.
+    """Measure shapes in each precision, the teacher in these and in fp32, and the anchors, all in one race.
 
     Raises SearchError, DeviceError, ExportError.
     """
@@ -78,7 +77,7 @@ def measure(
     chosen = choose_spread(configs, search.shapes, search.setting, kind)
     if len(chosen) < FEWEST_SHAPES:
         raise SearchError(
-            f"{search.space.name}: has only {len(chosen)} shapes; a latency is predicted from at least "
+            f"{search.space.name}: has only {len(chosen)} shapes, and predicting latency takes at least "
             f"{FEWEST_SHAPES}. Give its axes more values"
         )
     say(f"measuring {len(chosen)} shapes of {shapes.size():,}, and the teacher, on {device.name} at {search.setting}")
@@ -87,7 +86,7 @@ def measure(
     samples = sample(
         {f"{name} {precision}": config for (name, precision), config in wanted.items()}, device, search.setting,
         precision={f"{name} {precision}": precision for name, precision in wanted},
-        kind=kind, segments=segments, files=_anchors(search), rounds=search.rounds, runs=search.runs, say=say,
+        kind=kind, segments=segments, files=_find_anchors(search), rounds=search.rounds, runs=search.runs, say=say,
     )  # fmt: skip
     by_name = {each.name: each for each in samples}
     models = {
@@ -102,87 +101,80 @@ def measure(
     return LatencyTable(models, by_name)
 
 
-def _anchors(search: SearchConfig) -> dict[str, Path]:
-    """Return the files of the anchors by name."""
-    found = {}
+def _find_anchors(search: SearchConfig) -> dict[str, Path]:
+    """Return the anchors' files by name."""
+    files = {}
     for anchor in search.anchors:
         bundle = Bundle.load(Path(anchor))
         bundle.check_has(search.precision)
         name = f"{anchor} {search.precision}"
-        if name in found:
+        if name in files:
             raise BundleError(f"--anchor {anchor}: is given twice")
-        found[name] = bundle.path / FILES[search.precision]
-    return found
-
-
-@dataclass(frozen=True)
-class _Priced:
-    """A choice, its predicted latency, and its other costs where these are limited."""
-
-    choice: Choice
-    latency: Estimate
-    facts: Mapping[str, float]
-
-    def excess(self, limits: Mapping[ObjectiveName, float]) -> float:
-        """Return the factor by which it is over the limit that it exceeds most; at most 1 where it keeps all.
-
-        A latency is predicted, so it keeps its limit only where prediction and SURE standard deviations of it do: of
-        shapes at that edge one in forty proves too slow when it is measured.
-        """
-        taken = {**self.facts, "latency": self.latency.ms + SURE * self.latency.error_ms}
-        return max((taken[name] / limit for name, limit in limits.items() if name != "score"), default=0.0)
+        files[name] = bundle.path / FILES[search.precision]
+    return files
 
 
 def choose_within_budget(costs: CostModel, count: int) -> list[Choice]:
-    """Return at most `count` shapes that keep the budget, the one with the fewest FLOPs first.
+    """Choose at most `count` shapes within the budget, the one with the fewest FLOPs first.
 
-    Three in four of them use much of its latency, where there are such: there the best students are; the others are
-    what the rest of the front is of. That a band is drawn at all matters more than who samples in it: where scores
-    were a made-up smooth function of BERT shapes (Optuna 5.0.0, means of 5 seeds), the best of 20 drawn at random from
-    0.8 to 1.0 of the limit was 1.3 points from the optimum, of 20 that TPE chose under a constraint 3.8.
+    A predicted latency keeps its limit only together with SURE standard deviations: of shapes at that edge one in forty
+    proves too slow when it is measured. If possible, three in four of the chosen shapes use most of the latency budget,
+    as the best students do; the rest covers the remaining front. Drawing from this band matters more than the sampler:
+    where scores were a made-up smooth function of BERT shapes (Optuna 5.0.0, means of 5 seeds), the best of 20 drawn at
+    random from 0.8 to 1.0 of the limit was 1.3 points from the optimum, of 20 that TPE chose under a constraint 3.8.
 
-    Raises SearchError, naming the closest, where none keeps it.
+    Raises SearchError, naming the closest, if no shape is within the budget.
     """
-    limits = costs.limits()
-    by_parts = bool(limits.keys() - {"latency", "score"})
+    limits = {name: limit for name, limit in costs.limits().items() if name != "score"}
+    by_parts = bool(limits.keys() - {"latency"})
     drawn = costs.shapes.drawn(PRICED_BY_PARTS if by_parts else PRICED, costs.search.seed)
-    priced = [_Priced(choice, costs.latency(choice), costs.facts(choice) if by_parts else {}) for choice in drawn]
-    kept = [each for each in priced if each.excess(limits) <= 1]
+    choices = {describe_choice(choice): choice for choice in drawn}
+    latencies = {name: costs.latency(choice) for name, choice in choices.items()}
+    prices = {
+        name: {
+            **(costs.facts(choice) if by_parts else {}),
+            "latency": latencies[name].ms + SURE * latencies[name].error_ms,
+        }
+        for name, choice in choices.items()
+    }
+    kept, closest = keep_within(prices, limits)
     if not kept:
-        closest = min(priced, key=lambda each: (each.excess(limits), describe_choice(each.choice)))
         fixed_ms = min(model.costs.get("fixed", 0.0) for model in costs.latencies.models.values())
         raise SearchError(
-            f"impossible budget: of {len(priced):,} shapes the closest is {describe_choice(closest.choice)}: "
-            f"{_advise(limits, closest, fixed_ms)}"
+            f"impossible budget: of {len(prices):,} shapes the closest is {closest}: "
+            f"{_explain_excess(limits, prices[closest], latencies[closest], fixed_ms)}"
         )
     band = BAND * limits.get("latency", 0.0)
-    used, rest = ([each.choice for each in kept if (each.latency.ms >= band) is inside] for inside in (True, False))
+    used, rest = ([name for name in kept if (latencies[name].ms >= band) is inside] for inside in (True, False))
 
-    def flops(choice: Choice) -> float:
-        return Terms.from_config(costs.shapes.config(choice), costs.search.setting, costs.kind).flops
+    def flops(name: str) -> float:
+        return Terms.from_config(costs.shapes.config(choices[name]), costs.search.setting, costs.kind).flops
 
-    least = min((each.choice for each in kept), key=flops)
-    found = [least, *used[: max(3 * count // 4, count - len(rest))], *rest]
-    return list({describe_choice(choice): choice for choice in found}.values())[:count]
+    chosen = dict.fromkeys([min(kept, key=flops), *used[: max(3 * count // 4, count - len(rest))], *rest])
+    return [choices[name] for name in chosen][:count]
 
 
-def _advise(limits: Mapping[ObjectiveName, float], closest: _Priced, fixed_ms: float) -> str:
-    """Say which limits the shape exceeds, and which it would keep."""
-    said, ask = list[str](), list[str]()
-    ms, error = closest.latency.ms, closest.latency.error_ms
-    if "latency" in limits and ms + SURE * error > limits["latency"]:
-        fixed = f", of which {fixed_ms:.3g} ms are fixed for any shape" if fixed_ms else ""
-        said.append(f"takes {ms:.3g} +- {error:.2g} ms{fixed}, where {limits['latency']:.3g} ms are allowed")
-        ask.append(f"--max-latency-ms of at least {_round_up(ms + SURE * error)}, fewer tokens")
-    options: Mapping[ObjectiveName, str] = {"parameters": "--max-params", "file_mb": "--max-file-mb"}
-    for name, option in options.items():
-        if name in limits and closest.facts[name] > limits[name]:
-            said.append(f"has {closest.facts[name]:,.4g} {name}, where {limits[name]:,.4g} are allowed")
-            ask.append(f"{option} of at least {_round_up(closest.facts[name])}")
-    return f"{'; '.join(said)}. Ask for {', '.join(ask)}, or let the space have fewer layers or narrower ones"
+def _explain_excess(
+    limits: Mapping[Any, float], prices: Mapping[str, float], latency: Estimate, fixed_ms: float
+) -> str:
+    """Describe the limits that a shape exceeds, and those that it would keep."""
+    exceeded, advice = list[str](), list[str]()
+    for name, limit in limits.items():
+        if prices[name] <= limit:
+            continue
+        least = _round_up(prices[name])
+        if name == "latency":
+            fixed = f", of which {fixed_ms:.3g} ms are fixed for any shape" if fixed_ms else ""
+            exceeded.append(f"takes {latency.ms:.3g} +- {latency.error_ms:.2g} ms{fixed}; allowed are {limit:.3g} ms")
+            advice.append(f"--max-latency-ms of at least {least}, fewer tokens")
+        else:
+            option = "--max-params" if name == "parameters" else "--max-file-mb"
+            exceeded.append(f"has {prices[name]:,.4g} {name}; allowed are {limit:,.4g}")
+            advice.append(f"{option} of at least {least}")
+    return f"{'; '.join(exceeded)}. Ask for {', '.join(advice)}, or let the space have fewer layers or narrower ones"
 
 
 def _round_up(value: float) -> str:
-    """Write three digits, never less than the value."""
+    """Format three significant digits, never less than the value."""
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / step) * step:.10g}"

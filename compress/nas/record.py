@@ -143,7 +143,7 @@ def print_front(found: SearchReport, console: Console, *, wide: bool = False) ->
 def score_anchors(context: SearchContext) -> list[Anchor]:
     """List the teacher's own files and the anchors, scored on the same rows, with their times in the measuring race."""
     search, score = context.search, context.teacher_check.scores[context.evaluator.task.metric]
-    beside = context.costs.latencies.beside
+    beside = context.costs.latencies.others
     weights = context.costs.teacher().parameters
     known = []
     for name, one in beside.items():

@@ -1,4 +1,4 @@
-"""The storage of studies: Optuna's RDBStorage in an SQLite file or a database, with heartbeats and plain errors."""
+"""Optuna's RDBStorage in an SQLite file or a database server, with heartbeats and plain errors."""
 
 import random
 import sqlite3
@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from compress.errors import SearchError
 from compress.provenance import install_command, redact, redact_in
 
 Say = Callable[[str], None]
-"""Prints one line."""
+"""Print one line."""
 
 
 class StorageError(SearchError):
@@ -32,23 +33,23 @@ class StorageError(SearchError):
 HEARTBEAT, GRACE = 10, 60
 """Seconds between the heartbeats of a trial, and after its last one until its process counts as dead."""
 RETRIES = 2
-"""The most times that the shape of a killed process is tried again: one too large for memory kills every worker."""
+"""How often a killed process's shape is retried at most: one too large for memory kills every worker."""
 LOCK_SECONDS, CONNECT_SECONDS = 60, 10
 """Seconds to wait for another process to release an SQLite file, and for a server to answer."""
 
 
 class HeartbeatStorage(RDBStorage):
-    """RDBStorage whose heartbeat thread survives a failed write, and in which one process alone takes a trial."""
+    """RDBStorage whose heartbeat thread survives failed writes, and whose state changes are atomic in SQLite."""
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """Record a sign of life; the thread that runs the trial meets and reports the failure that ends Optuna's."""
+        """Record a heartbeat; errors are left to the thread that runs the trial, which meets the same ones."""
         with suppress(SQLAlchemyError, StorageInternalError):
             super().record_heartbeat(trial_id)
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Read and write the state in one transaction.
 
-        SQLite has no row locks such as Optuna asks for: two processes would queue the trial of a killed one twice.
+        SQLite has no row locks such as Optuna relies on: two processes would queue a killed one's trial twice.
         """
         if self.engine.dialect.name == "sqlite":
             try:
@@ -61,7 +62,7 @@ class HeartbeatStorage(RDBStorage):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's logging of trials, and its warnings that what we use is experimental."""
+    """Silence Optuna's logging of trials and its warnings about experimental features."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     try:
@@ -74,7 +75,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def storage_errors(study: str) -> Iterator[None]:
-    """Raise StorageError where the database is lost, full or locked for too long."""
+    """Turn errors of a database that is lost, full or locked for too long into StorageError."""
     try:
         yield
     except (SQLAlchemyError, StorageInternalError, UnboundLocalError) as error:
@@ -85,13 +86,13 @@ def storage_errors(study: str) -> Iterator[None]:
         if lost is None:
             raise
         raise StorageError(
-            f"study {study!r}: lost the connection to its storage: {_describe(lost)}. Finished trials are saved. See "
+            f"study {study!r}: lost the connection to its storage: {_describe(lost)}. Finished trials are saved. Check "
             "that the disk has space and the server runs, then repeat the command; the interrupted trial is run again"
         ) from error
 
 
 def _describe(error: BaseException) -> str:
-    """Return what the database driver said, in one line."""
+    """Return the database driver's message in one line."""
     while (cause := getattr(error, "orig", None) or error.__cause__) is not None:
         error = cause
     lines = (" ".join(line.split()) for line in str(error).splitlines())
@@ -101,30 +102,28 @@ def _describe(error: BaseException) -> str:
 def open_storage(
     where: Path | str, *, create: bool = True, say: Say = print, heartbeat: int = HEARTBEAT, grace: int = GRACE
 ) -> BaseStorage:
-    """Open the storage at a path (of an SQLite file) or URL; make it if it is not there and `create`.
+    """Open the storage at a path (of an SQLite file) or URL, creating it if `create`.
 
-    Raises StorageError where it cannot be reached, read or written; no message shows a password.
+    Raises StorageError if it cannot be reached, read or written. No message shows a password.
     """
     url, engine = _locate(str(where), create)
 
     def retry(study: optuna.Study, trial: FrozenTrial) -> None:
-        say(f"trial {trial.number}: its process has shown no sign of life for {grace} s; {queue_again(study, trial)}")
+        say(f"trial {trial.number}: no heartbeat from its process for {grace} s; {queue_again(study, trial)}")
+
+    def connect() -> BaseStorage:
+        storage = HeartbeatStorage(
+            url, engine, heartbeat_interval=heartbeat, grace_period=grace, heartbeat_stale_trial_callback=retry
+        )
+        return optuna.storages.get_storage(storage)
 
     try:
         with quiet():
-            for attempt in range(8):
-                try:
-                    return optuna.storages.get_storage(
-                        HeartbeatStorage(
-                            url, engine, heartbeat_interval=heartbeat, grace_period=grace,
-                            heartbeat_stale_trial_callback=retry,
-                        )
-                    )  # fmt: skip
-                except (IntegrityError, ProgrammingError):
-                    if attempt == 7:
-                        raise
-                time.sleep(random.uniform(0.05, 0.3))  # another process is making the same tables
-            raise AssertionError("the last attempt returns or raises")
+            for _ in range(7):
+                with suppress(IntegrityError, ProgrammingError):
+                    return connect()
+                time.sleep(random.uniform(0.05, 0.3))  # another process is creating the same tables
+            return connect()
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StorageError(
             f"{redact(where)}: is not the address of a storage; expected the path of an SQLite file, sqlite:///FILE or "
@@ -136,10 +135,10 @@ def open_storage(
         ) from error
     except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
         expected = (
-            "the database of a study, in a folder that can be written"
+            "the database of a study, in a writable folder"
             if url.startswith("sqlite")
-            else "a database that runs there, which this user may enter and make tables in; see that the server runs, "
-            "and that host, port, user, password (its @ : / ? # written as %40 %3A %2F %3F %23) and database are right"
+            else "a running database in which this user may create tables; check server, host, port, user, password "
+            "(its @ : / ? # written as %40 %3A %2F %3F %23) and database"
         )
         raise StorageError(
             f"{redact(where)}: cannot be opened: {redact_in(_describe(error), str(where))}. Expected {expected}"
@@ -147,7 +146,7 @@ def open_storage(
 
 
 def _locate(where: str, create: bool) -> tuple[str, dict[str, Any]]:
-    """Return the URL that SQLAlchemy understands, and the options of its engine."""
+    """Return the URL for SQLAlchemy, and the options of its engine."""
     if "://" not in where or (where.startswith("sqlite:///") and "?" not in where):
         path = Path(where.removeprefix("sqlite:///")).absolute()  # the working folder may change
         try:
@@ -156,12 +155,10 @@ def _locate(where: str, create: bool) -> tuple[str, dict[str, Any]]:
         except OSError as error:
             raise StorageError(f"{path}: cannot be written ({error.strerror})") from error
         if not create and not path.exists():
-            raise StorageError(f"{path}: there is no such file; begin the search first, then start workers")
+            raise StorageError(f"{path}: no such file; start the search first, then its workers")
         uri = f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}"
 
-        def connect() -> sqlite3.Connection:
-            return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
-
+        connect = partial(sqlite3.connect, uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
         return "sqlite:///study.db", {"creator": connect}  # no URL of SQLAlchemy's can hold every path
     scheme, _, rest = where.partition("://")
     pool: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 3}
@@ -176,15 +173,15 @@ def _locate(where: str, create: bool) -> tuple[str, dict[str, Any]]:
 
 
 def close_storage(storage: BaseStorage) -> None:
-    """Close the connections of a storage."""
-    behind = getattr(storage, "_backend", storage)  # Optuna puts its cache before a database
-    if isinstance(behind, RDBStorage):
-        behind.engine.dispose()
+    """Close the database connections of a storage."""
+    backend = getattr(storage, "_backend", storage)  # Optuna wraps a database in a cache
+    if isinstance(backend, RDBStorage):
+        backend.engine.dispose()
 
 
 def queue_again(study: optuna.Study, trial: FrozenTrial) -> str:
-    """Queue the parameters of a trial whose process died, RETRIES times at most; return what was done."""
+    """Queue the parameters of a trial whose process died, RETRIES times at most; return what was done, in words."""
     with quiet():
         again = len(RetryHeartbeatStaleTrialCallback.retry_history(trial)) < RETRIES
         RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)(study, trial)
-    return "its shape is queued again" if again else "its shape is not tried again"
+    return "its shape is queued again" if again else "its shape is not retried"

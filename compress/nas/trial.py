@@ -1,6 +1,6 @@
-"""One trial of a study: evaluate the shape it stands for, rung by rung, and read back what became of it.
+"""One trial of a study: evaluate its shape, rung by rung, and read its outcome back.
 
-Attributes of a trial, beside its parameters and values (optuna-dashboard shows them all):
+Attributes of a trial, besides its parameters and values (optuna-dashboard shows them all):
 
     choice, key        the shape that was drawn, and its hash
     latency            {"ms", "error_ms"}: predicted
@@ -9,7 +9,7 @@ Attributes of a trial, beside its parameters and values (optuna-dashboard shows 
     state, reason      as in search_report.TrialRecord
     twin               the trial of the same shape whose outcome was copied
     seconds            duration
-    owner              the search whose own process runs it; a worker's trial has none
+    owner              the search whose own process runs it; absent from a worker's trial
 """
 
 import math
@@ -41,13 +41,13 @@ STATES: Mapping[TrialState, tuple[State, ...]] = {
 
 
 def outcome(trial: FrozenTrial) -> State | None:
-    """Return what became of the trial; None while it waits or runs, and where its process died before the end."""
+    """Return the trial's outcome; None while it waits or runs, and where its process died before the end."""
     state: State | None = trial.user_attrs.get("state")
     return state if state in STATES.get(trial.state, ()) else None
 
 
 def count_scored(trials: Sequence[FrozenTrial]) -> int:
-    """Count the trials whose shape was scored, or could not be: what a search spends its time on."""
+    """Count the trials whose shape was scored, or failed: those that a search spends its time on."""
     return sum(outcome(trial) in {"complete", "pruned", "failed"} for trial in trials)
 
 
@@ -58,44 +58,36 @@ def is_within_limits(trial: FrozenTrial) -> bool:
 
 def pareto_front(study: optuna.Study) -> list[FrozenTrial]:
     """Return the completed trials within the limits that no other equals or beats in all objectives, cheapest first."""
-    signs = [-1.0 if direction == StudyDirection.MAXIMIZE else 1.0 for direction in study.directions]
-    trials = {
-        trial.number: trial
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if outcome(trial) == "complete" and is_within_limits(trial)
-    }
-    values = {
-        number: tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
-        for number, trial in trials.items()
-    }
-    kept = find_front((each, number) for number, each in values.items())
+    trials = study.get_trials(deepcopy=False)
+    values = [
+        (tuple(-v if d == StudyDirection.MAXIMIZE else v for v, d in zip(trial.values, study.directions, strict=True)),
+         trial.number)
+        for trial in trials
+        if outcome(trial) == "complete" and trial.values and is_within_limits(trial)
+    ]  # fmt: skip
     objectives = study.user_attrs["identity"]["objectives"]
-    return sorted((trials[number] for _, number in kept), key=lambda trial: costs_of(trial.user_attrs, objectives))
+    front = [trials[number] for _, number in find_front(values)]
+    return sorted(front, key=lambda trial: costs_of(trial.user_attrs, objectives))
 
 
 def costs_of(attributes: Mapping[str, Any], objectives: Sequence[str]) -> tuple[float, ...]:
-    """Return the values of the objectives other than the score, in their order."""
-    return tuple(cost_of(attributes, name) for name in objectives if name != "score")
+    """Return the values of the objectives other than the score, in their order; NaN for one that is not known."""
+    latency, facts = attributes.get("latency", {}), attributes.get("facts", {})
+    costs = {**facts, **({"latency": latency["ms"]} if latency else {})}
+    return tuple(float(costs.get(name, math.nan)) for name in objectives if name != "score")
 
 
-def cost_of(attributes: Mapping[str, Any], objective: str) -> float:
-    """Return the value of an objective other than the score; NaN if it is not known."""
-    if objective == "latency":
-        return float(attributes.get("latency", {}).get("ms", math.nan))
-    return float(attributes.get("facts", {}).get(objective, math.nan))
-
-
-# ---- the pruning rule for several objectives, where Optuna's pruners take one
+# ---- a pruning rule for several objectives; Optuna's pruners support one
 
 REDUCTION = 3
-"""One in so many goes on to the next rung, as in successive halving."""
+"""One trial in REDUCTION is promoted to the next rung, as in successive halving."""
 ALIKE = 1.2
-"""Factor within which two costs are about the same."""
+"""The largest ratio of two costs that count as about the same."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A trial at a rung: its score there, more is better, and its costs, less is better."""
+    """A trial's score at a rung (higher is better) and its costs (lower is better)."""
 
     score: float
     costs: tuple[float, ...] = ()
@@ -108,7 +100,7 @@ class Standing:
 
 
 def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
-    """Return why a trial does not go on to the next rung; empty if it does. `others` have a score at its rung."""
+    """Return why a trial is not promoted to the next rung; empty if it is. `others` have a score at its rung."""
     if not any(other.beats(standing) for other in others):
         return ""
     cheap = [other for other in others if other.costs_no_more_than(standing, ALIKE)]
@@ -127,7 +119,7 @@ def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a trial: its values in the order of the objectives, if it has any; else the reason."""
+    """The end of a trial: its values in the order of the objectives if it has any, else the reason."""
 
     state: State | None
     values: tuple[float, ...] | None = None
@@ -137,7 +129,7 @@ class Verdict:
 def evaluate_trial(
     study: optuna.Study, trial: optuna.Trial, evaluator: "StudentEvaluator", limits: Mapping[str, float]
 ) -> Verdict:
-    """Evaluate the shape that the trial draws; write each thing into the trial as soon as it is known."""
+    """Evaluate the shape that the trial draws; write every result into the trial as soon as it is known."""
     costs = evaluator.costs
     try:
         choice = costs.shapes.suggest(trial)
@@ -146,8 +138,8 @@ def evaluate_trial(
         trial.set_user_attr("key", key)
         if twin := _find_twin(study, key, trial.number):
             return _copy_outcome(trial, twin)
-        if latency := costs.latency(choice):
-            trial.set_user_attr("latency", {"ms": float(latency.ms), "error_ms": float(latency.error_ms)})
+        latency = costs.latency(choice)
+        trial.set_user_attr("latency", {"ms": float(latency.ms), "error_ms": float(latency.error_ms)})
         if excess := _check_limits(trial, limits, {"latency"}):
             return Verdict("too slow", None, excess)
         trial.set_user_attr("facts", {name: float(value) for name, value in costs.facts(choice).items()})
@@ -163,9 +155,7 @@ def _score_rungs(
 ) -> Verdict:
     """Score the shape on one rung after the other, until it is pruned, or the search ends elsewhere."""
     objectives = study.user_attrs["identity"]["objectives"]
-    costs = {name: cost_of(trial.user_attrs, name) for name in objectives if name != "score"}
-    if unknown := [name for name, value in costs.items() if not math.isfinite(value)]:
-        raise SearchError(f"its {' and '.join(unknown)} is not known, but an objective of the study")
+    costs = costs_of(trial.user_attrs, objectives)
     scores: list[float] = []
     for rung in range(evaluator.rungs):
         score = float(evaluator.score(choice, rung))
@@ -183,20 +173,19 @@ def _score_rungs(
                 and (other.state == TrialState.RUNNING or outcome(other) in {"complete", "pruned"})
                 and len(other.user_attrs.get("scores", ())) > rung
             ]
-            if reason := reason_to_prune(Standing(score, tuple(costs.values())), others):
+            if reason := reason_to_prune(Standing(score, costs), others):
                 return Verdict("pruned", None, f"rung {rung}: {reason}")
     if "score" in limits:
         trial.set_constraint("score", limits["score"] - scores[-1])
-    return Verdict("complete", tuple({**costs, "score": scores[-1]}[name] for name in objectives))
+    rest = iter(costs)
+    return Verdict("complete", tuple(scores[-1] if name == "score" else next(rest) for name in objectives))
 
 
 def _check_limits(trial: optuna.Trial, limits: Mapping[str, float], names: set[str]) -> str:
     """Return which limits the trial exceeds; tell the sampler by what share of each limit."""
     over = []
     for name in sorted(names & limits.keys()):
-        value, limit = cost_of(trial.user_attrs, name), limits[name]
-        if not math.isfinite(value):
-            raise SearchError(f"its {name} is not known, but limited to {limit:g}")
+        (value,), limit = costs_of(trial.user_attrs, [name]), limits[name]
         error = SURE * trial.user_attrs["latency"]["error_ms"] if name == "latency" else 0.0
         trial.set_constraint(name, (value + error - limit) / limit)
         if value + error > limit:
@@ -205,13 +194,13 @@ def _check_limits(trial: optuna.Trial, limits: Mapping[str, float], names: set[s
 
 
 DRAWING = 10.0
-"""Seconds within which a trial that has begun has drawn its shape, unless its process died."""
+"""Seconds within which a started trial has drawn its shape, unless its process died."""
 
 
 def _find_twin(study: optuna.Study, key: str, number: int) -> FrozenTrial | None:
-    """Return the trial of the same shape whose outcome is known, or that began before this one and runs.
+    """Return the trial of the same shape whose outcome is known, or that started before this one and still runs.
 
-    Waits for trials that began before this one to draw their shapes: one of two that draw the same must see the other.
+    Wait for trials that started earlier to draw their shapes: of two that draw the same shape, one must see the other.
     """
     while True:
         trials = study.get_trials(deepcopy=False)
@@ -232,13 +221,13 @@ def _is_drawing(trial: FrozenTrial) -> bool:
 
 
 def _copy_outcome(trial: optuna.Trial, twin: FrozenTrial) -> Verdict:
-    """Copy what is known of the twin into this trial, so that the sampler learns from it."""
+    """Copy the twin's results into this trial, so that the sampler learns from it."""
     trial.set_user_attr("twin", twin.number)
     for name in ("latency", "facts", "scores"):
         if name in twin.user_attrs:
             trial.set_user_attr(name, twin.user_attrs[name])
     for name, excess in twin.constraints.items():
         trial.set_constraint(name, excess)
-    became = outcome(twin)
-    values = tuple(twin.values) if became == "complete" else None
-    return Verdict("duplicate", values, f"the shape of trial {twin.number} ({became or 'running'})")
+    state = outcome(twin)
+    values = tuple(twin.values) if state == "complete" else None
+    return Verdict("duplicate", values, f"the shape of trial {twin.number} ({state or 'running'})")

@@ -1,14 +1,14 @@
-"""Find the sizes that a model is pruned to, where only its budget is given.
+"""Find the sizes that a model is pruned to from its budget.
 
-The latencies of a grid of shapes are predicted from a few measured ones. Of those that fill the budget each is cut at
-once and compared with the whole model, the best are measured as files, and the one that keeps the budget is taken. The
-decision is kept in the run as shape.json: a resumed run reads it from there.
+The latencies of a grid of shapes are predicted from a few measured ones. The model is cut to shapes that fill the
+budget and compared with its unpruned self, the best are measured as files, and the best one within the budget is
+chosen. The decision is kept in the run as shape.json, from which a resumed run reads it.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -35,7 +35,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import write_json
 from compress.latency.measure import choose_spread, exported, race
-from compress.latency.model import Estimate, ShapeTimer
+from compress.latency.model import Estimate, ShapeTimer, keep_within
 from compress.models.signals import read
 from compress.models.teacher import Teacher
 from compress.pruning import importance
@@ -57,24 +57,25 @@ STEPS = 8
 def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
     """List a grid of shapes by name: every depth, and eighths of every width, with heads of the model's size.
 
-    Where attention is as wide as its stream, stream and heads go together.
+    Where attention must be as wide as its stream, the stream shrinks with the heads.
     """
     whole = plan.sizes
     together = "hidden" if whole.bottleneck is None else "bottleneck"
-    axes: dict[str, Sequence[int]] = {"layers": _depths(plan), "ffn": _shares(whole.ffn), "heads": _shares(whole.heads)}
+    depths, step = [whole.layers], max(1, whole.layers // 12)
+    if plan.own_layers or len(plan.blocks("ffn")) == 1:  # else layers in groups share weights
+        depths = [*range(step, whole.layers, step), whole.layers]
+    axes: dict[str, Sequence[int]] = {"layers": depths, "ffn": _shares(whole.ffn), "heads": _shares(whole.heads)}
     if config.model_type in OWN_WIDTH:
         axes["hidden"] = _shares(whole.hidden)
-    found = {}
-    for chosen in product(*axes.values()):
-        wanted: dict[str, int] = dict(zip(axes, chosen, strict=True))
+    grid = {}
+    for values in product(*axes.values()):
+        request: dict[str, int] = dict(zip(axes, values, strict=True))
         if config.model_type not in OWN_WIDTH:
-            wanted[together] = wanted["heads"] * whole.head_size
-        try:
-            sizes = Sizes.from_request(config, **wanted)
-        except PruneError:  # a grid asks for more than there is
-            continue
-        found[str(sizes)] = sizes
-    return found
+            request[together] = request["heads"] * whole.head_size
+        with suppress(PruneError):  # some combinations are no shape of this family
+            sizes = Sizes.from_request(config, **request)
+            grid[str(sizes)] = sizes
+    return grid
 
 
 def largest_shapes(shapes: Mapping[str, Sizes]) -> Iterator[str]:
@@ -82,14 +83,6 @@ def largest_shapes(shapes: Mapping[str, Sizes]) -> Iterator[str]:
     for name, sizes in shapes.items():
         if not any(other != sizes and sizes.within(other) for other in shapes.values()):
             yield name
-
-
-def _depths(plan: SlicePlan) -> Sequence[int]:
-    whole = plan.sizes.layers
-    if not plan.own_layers and len(plan.blocks("ffn")) > 1:
-        return [whole]
-    step = max(1, whole // 12)
-    return [*range(step, whole, step), whole]
 
 
 def _shares(whole: int) -> list[int]:
@@ -100,12 +93,14 @@ BATCH = 32
 
 
 def last_terms(recipe: Recipe, kind: Kind | None) -> list[Term]:
-    """Return the terms of the recipe's last objective that read logits, which say what students answer in the end."""
+    """Return the logit terms of the recipe's last objective that has some."""
     for stage in reversed(recipe.training):
         terms = [term for term in stage.objective if term.serves(kind) and find_loss(term).reading.signal == "logits"]
         if terms:
             return terms
-    raise PruneError(f"{recipe.name}: no objective reads logits, by which a budget could choose a shape; give sizes")
+    raise PruneError(
+        f"{recipe.name}: a budget compares shapes by an objective on logits, and there is none; give sizes"
+    )
 
 
 @torch.inference_mode()
@@ -120,49 +115,49 @@ def losses(
     terms: Sequence[Term],
     kind: Kind | None,
 ) -> dict[str, float]:
-    """Compute the mean loss of each shape on `rows`, with `model` as the teacher.
+    """Compute the mean loss of `model` cut to each shape on `rows`, with the uncut model as the teacher.
 
-    layers: the rule by which layers stay; None: the most important.
+    layers: the rule that selects layers; None: the most important.
     """
     plan, shape = SlicePlan.from_model(model), Shape.from_config(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")  # rows of like lengths together
     parts = [collate([rows[int(i)] for i in order[at : at + BATCH]]) for at in range(0, len(order), BATCH)]
     batches = [{name: tensor.to(model.device) for name, tensor in part.items()} for part in parts]
-    shown = [read(model, batch, frozenset({"logits"})) for batch in batches]
-    found = {}
+    answers = [read(model, batch, frozenset({"logits"})) for batch in batches]
+    means = {}
     for name, sizes in shapes.items():
         small, total = slice_model(model, choose(plan, rated, sizes, layers=layers)).eval(), 0.0
-        for batch, teacher in zip(batches, shown, strict=True):
+        for batch, teacher in zip(batches, answers, strict=True):
             loss = objective(read(small, batch, objective.student_wants), teacher, batch)["total"]
             total += len(batch["input_ids"]) * float(loss)
-        found[name] = total / len(rows)
-    return found
+        means[name] = total / len(rows)
+    return means
 
 
 def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> int:
-    """Count the parameters that the slice of this model would have, without cutting it."""
+    """Count the parameters of this model cut to `sizes`, without cutting it."""
     left: dict[Any, int] = {**counts(plan, sizes), **dict.fromkeys(plan.heads, sizes.attention)}
     left |= dict.fromkeys(plan.heads.values(), sizes.heads)
-    each = {id(tensor): (name, tensor) for name, tensor in parameters_of(model).items()}  # tied ones once
+    weights = {id(tensor): (name, tensor) for name, tensor in parameters_of(model).items()}  # tied ones once
     total = 0.0
-    for name, tensor in each.values():
+    for name, tensor in weights.values():
         dims = list(tensor.shape)
         for part in plan.cuts[name].slices:
             width = dims[part.dim] // sum(plan.groups[group] for group in part.groups)
             dims[part.dim] = width * sum(left.get(group, plan.groups[group]) for group in part.groups)
-        layer, first = plan.cuts[name].layer, int(plan.family in FIRST_IS_OWN)  # which stays, and differs from the rest
-        alone = layer is None or layer < first
-        share = 1 if alone else (sizes.layers - first) / (plan.sizes.layers - first)
+        layer, first = plan.cuts[name].layer, int(plan.family in FIRST_IS_OWN)  # a first layer unlike the rest stays
+        stays = layer is None or layer < first
+        share = 1 if stays else (sizes.layers - first) / (plan.sizes.layers - first)
         total += math.prod(dims) * share
     return round(total)
 
 
 NAME = "shape.json"
 MARGIN = 1.02
-"""A shape is to be this many times faster than asked before it is trained: two measurements differ by that much."""
+"""How many times faster than its limit an untrained shape must be: two measurements differ by that much."""
 ATTEMPTS = 3
-"""Shapes that are trained at most, each smaller than the one before it, whose file was too slow."""
+"""Shapes to train at most, each smaller than the one before, whose file was too slow."""
 WHOLE, SHIPPED = "the whole model", "the shipped file"
 
 
@@ -170,7 +165,7 @@ WHOLE, SHIPPED = "the whole model", "the shipped file"
 class ShapeCandidate:
     """A shape that fills the budget.
 
-    loss: of the model cut to it at once, before any training; ms: of its file with random weights, None if not measured
+    loss: of the model cut to it, before any training; ms: of its file with random weights, None if not measured
     """
 
     name: str
@@ -184,12 +179,12 @@ class ShapeCandidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """The budget, the candidates, and the one that is taken.
+    """The budget, the candidates, and the chosen one.
 
     where       device, setting and precision of all times; None for a budget that does not limit time
-    limit_ms    the most that one forward may take; whole_ms: what the unpruned model's file of that precision takes
-    margin      by which the shape was to be faster than that
-    shipped_ms  what the file that ships takes, once there is one; noisy: the machine was too busy to tell
+    limit_ms    the limit of one forward; whole_ms: the latency of the unpruned model's file of that precision
+    margin      by which the shape had to be faster than the limit
+    shipped_ms  the latency of the shipped file, once there is one; noisy: the machine was too busy to measure it
     """
 
     budget: Mapping[str, float]
@@ -204,7 +199,7 @@ class Decision:
 
     @property
     def over(self) -> float:
-        """Return how many times longer than asked the file that ships takes; 1 where it keeps that, or is not known."""
+        """The ratio of the shipped file's latency to the limit; 1 if it keeps the limit, or is not known."""
         if self.shipped_ms is None or self.limit_ms is None or self.noisy:
             return 1.0
         return max(1.0, self.shipped_ms / self.limit_ms)
@@ -215,7 +210,7 @@ class Decision:
         return TypeAdapter(Decision).validate_json(file.read_bytes())
 
     def table(self) -> Table:
-        """Render the candidates, the nearest to the whole model's answers first."""
+        """Render the candidates, the one closest to the unpruned model's answers first."""
         caption = "Loss as cut: against the whole model's answers, before any training."
         if self.where is not None:
             caption += f" {self.where}: at most {self.limit_ms:.3g} ms."
@@ -236,34 +231,32 @@ class Decision:
         return table
 
     def verdict(self) -> str:
-        """Say whether the file that ships keeps the latency that was asked for."""
+        """Describe whether the shipped file keeps the latency limit."""
         assert self.shipped_ms is not None and self.limit_ms is not None and self.whole_ms is not None
         faster = f"{self.shipped_ms:.3g} ms on {self.where}, {self.whole_ms / self.shipped_ms:.2f} times as fast as "
         over = self.shipped_ms / self.limit_ms - 1
-        kept = (
-            f"within {self.limit_ms:.3g} ms" if over <= 0 else f"{over:.1%} OVER the {self.limit_ms:.3g} ms asked for"
-        )
+        kept = f"within {self.limit_ms:.3g} ms" if over <= 0 else f"{over:.1%} OVER the limit of {self.limit_ms:.3g} ms"
         return f"budget: {faster}the unpruned model: {kept}"
 
 
 def device_messages(device: str, console: Console) -> Callable[[str], None]:
-    """Print what a device says where the user has something to do there: not on this machine, nor over ssh."""
+    """Return a printer of a device's messages, silent for local and ssh devices, where the user has nothing to do."""
     if device.partition(":")[0] in ("local", "ssh"):
         return lambda _: None
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
 def budget_setting(recipe: Recipe) -> Setting:
-    """Return the setting at which the target's latencies are measured."""
+    """Return the setting at which the target's latency is measured."""
     target = recipe.target
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].max_length)
 
 
 def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Iterator[Recipe]:
-    """Yield the recipe with sizes in place of its budget, where it has one.
+    """Yield the recipe with sizes in place of its budget, if it has one.
 
-    Where `check_budget` has then found that what ships is slower than asked, yield it again with smaller ones, in
-    stages of their own. Raises PruneError if no shape keeps the budget.
+    If `check_budget` then finds the shipped file too slow, yield the recipe again with smaller sizes, in stages of
+    their own. Raises PruneError if no shape keeps the budget.
     """
     if not recipe.pruning or not recipe.target.budgets:
         yield recipe
@@ -286,7 +279,7 @@ def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingConte
 def _decide(
     recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run, *, attempt: int, margin: float
 ) -> Decision | None:
-    """Read or make the decision of an attempt; None where a further one finds nothing smaller."""
+    """Load or make the decision of an attempt; None if a further one finds nothing smaller."""
     file = _file(run, attempt)
     if not from_first(file.is_file):
         found = None
@@ -317,7 +310,7 @@ def _file(run: Run, attempt: int) -> Path:
 
 
 def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> None:
-    """Measure the file that ships, in turns with the unpruned model's, and say whether it keeps the recipe's budget."""
+    """Measure the shipped file in turns with the unpruned model's, and print whether it keeps the recipe's budget."""
     target = recipe.target
     if not target.limits_time:
         return
@@ -345,134 +338,115 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
 
 
 SHORTLISTED = 24
-"""Shapes that are cut, and compared with the whole model."""
+"""Shapes that the model is cut to, to compare their answers with its own."""
 FINALISTS = 4
-"""Shapes whose files are measured before the training."""
+"""Shapes whose files are measured before any training."""
 
 
 def decide(
     recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run, margin: float = MARGIN
 ) -> Decision | None:
-    """Find the shape that keeps the recipe's budget and answers most as `task_teacher` does, on the first process only.
+    """Find the shape within the recipe's budget whose answers are closest to `task_teacher`'s, on the first process.
 
-    margin: how many times faster than the limit it is to be. Raises PruneError for a budget that nothing keeps, or that
+    margin: how many times faster than the limit it must be. Raises PruneError for a budget that no shape keeps, or that
     the model itself keeps.
     """
     stage, target = recipe.pruning[0], recipe.target
     model = task_teacher.model.to(PartialState().device)
+    plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.max_length, stage.rows, run.seed)
     rated = importance.compute_importance(
-        stage.importance, model, SlicePlan.from_model(model), rows, context.collate,
+        stage.importance, model, plan, rows, context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     if not run.main:
         return None
-    with ExitStack() as opened:
-        timer = None
-        if target.limits_time:
-            say = partial(context.console.print, highlight=False, markup=False, soft_wrap=True)
-            device = opened.enter_context(
-                open_device(target.device, say=device_messages(target.device, context.console))
-            )
+    grid = shape_grid(model.config, plan)
+    parameters = {name: count_parameters(model, plan, sizes) for name, sizes in grid.items()}
+    limits = {} if target.max_params is None else {"parameters": target.max_params}
+    within, least = keep_within({name: {"parameters": count} for name, count in parameters.items()}, limits)
+    if not within:
+        raise PruneError(
+            f"max_params {target.max_params:,}: the smallest shape of {task_teacher.name}, {least}, has "
+            f"{parameters[least]:,}. Its vocabulary is never pruned: `compress trim` shortens its table"
+        )
+    search = _ShapeSearch(recipe, task_teacher, context, rated, rows, {name: grid[name] for name in within}, parameters)
+    if target.limits_time:
+        device = open_device(target.device, say=device_messages(target.device, context.console))
+        with device as opened:
             segments = makes_segments(context.tokenizer)
-            timer = ShapeTimer(device, budget_setting(recipe), target.precision, context.kind, segments, say)
-        return _ShapeSearch(recipe, task_teacher, context, rated, rows, timer, margin).decide()
+            say = partial(context.console.print, highlight=False, markup=False, soft_wrap=True)
+            timer = ShapeTimer(opened, budget_setting(recipe), target.precision, context.kind, segments, say)
+            return search.decide_by_time(timer, margin)
+    if plan.sizes in search.shapes.values():
+        raise PruneError(f"max_params: {task_teacher.name} itself has no more: there is nothing to prune")
+    ranked = search.rank(search.shapes, {})
+    return Decision(target.budgets, None, ranked[0], tuple(ranked))
 
 
 @dataclass(frozen=True)
 class _ShapeSearch:
-    """The search among a grid of shapes; `timer` is None where the budget does not limit time."""
+    """A search among the `shapes` with few enough parameters."""
 
     recipe: Recipe
     task_teacher: Teacher
     context: TrainingContext
     rated: Importance
     rows: Dataset
-    timer: ShapeTimer | None
-    margin: float
+    shapes: Mapping[str, Sizes]
+    parameters: Mapping[str, int]
 
-    def decide(self) -> Decision:
-        target, name, timer = self.recipe.target, self.task_teacher.name, self.timer
-        if timer is None:
-            if self.plan.sizes in self.shapes.values():
-                raise PruneError(f"max_params: {name} itself has no more: there is nothing to prune")
-            ranked = self._rank(self.shapes)
-            return Decision(target.budgets, None, ranked[0], tuple(ranked))
-        whole_ms = timer.measure({WHOLE: self.task_teacher.model.config})[WHOLE]
+    def decide_by_time(self, timer: ShapeTimer, margin: float) -> Decision:
+        target, teacher = self.recipe.target, self.task_teacher
+        whole_ms = timer.measure({WHOLE: teacher.model.config})[WHOLE]
         limit = target.max_latency_ms if target.speedup is None else whole_ms / target.speedup
         assert limit is not None, "one of the two is given"
         if whole_ms <= limit and target.max_params is None:
             raise PruneError(
-                f"max_latency_ms {limit:g}: {name} itself takes {whole_ms:.3g} ms on {timer.about}: there is nothing "
-                "to prune"
+                f"max_latency_ms {limit:g}: {teacher.name} itself takes {whole_ms:.3g} ms on {timer.about}: there is "
+                "nothing to prune"
             )
-        aim = limit / self.margin
-        found = self._race(timer, aim)
-        if not (keeping := [each for each in found if each.ms is not None and each.ms <= aim]):
-            over = min(each.ms / aim for each in found if each.ms is not None)
-            if any(each.ms <= aim / over for each in self.estimates.values()):
-                self.context.console.print(
-                    f"Measured latency is {over - 1:.0%} above the prediction; trying smaller shapes"
+        aim, estimates = limit / margin, timer.predict(self.configs)
+
+        def race(aim: float) -> list[ShapeCandidate]:
+            """Rank the shapes that are predicted to fill `aim`, and measure the first of them."""
+            fits, least = keep_within(
+                {name: {"latency": each.ms} for name, each in estimates.items()}, {"latency": aim}
+            )
+            if not fits:
+                raise PruneError(
+                    f"{', '.join(target.budgets)}: no shape of {teacher.name} takes {aim * margin:.3g} ms on "
+                    f"{timer.about}. The nearest, {least}, takes about {estimates[least].ms:.3g} ms: ask for no less "
+                    "than that, or for fewer tokens (seq)"
                 )
-                both = sorted([*found, *self._race(timer, aim / over)], key=lambda each: each.ms is not None)
-                found = sorted({each.name: each for each in both}.values(), key=lambda each: each.loss)
-                keeping = [each for each in found if each.ms is not None and each.ms <= aim]
-        chosen = keeping[0] if keeping else min(found, key=lambda each: math.inf if each.ms is None else each.ms)
-        if not keeping:
+            ranked = self.rank({name: self.shapes[name] for name in fits}, estimates)
+            measured = timer.measure({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
+            return [replace(each, ms=measured.get(each.name)) for each in ranked]
+
+        candidates = race(aim)
+        fastest = min(each.ms for each in candidates if each.ms is not None)
+        over = fastest / aim
+        if fastest > aim and any(each.ms <= aim / over for each in estimates.values()):
+            self.context.console.print(
+                f"Measured latency is {over - 1:.0%} above the prediction; trying smaller shapes"
+            )
+            both = sorted([*candidates, *race(aim / over)], key=lambda each: each.ms is not None)
+            candidates = sorted({each.name: each for each in both}.values(), key=lambda each: each.loss)
+        chosen = next((each for each in candidates if each.ms is not None and each.ms <= aim), None)
+        if chosen is None:
+            chosen = min(candidates, key=lambda each: math.inf if each.ms is None else each.ms)
             print_note(
                 self.context.console,
-                f"no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
+                f"no measured shape takes {limit:.3g} ms; choosing the fastest, {chosen.name}, which takes "
                 f"{chosen.ms:.3g} ms",
             )
-        return Decision(target.budgets, timer.about, chosen, tuple(found), limit, whole_ms, self.margin)
-
-    @cached_property
-    def plan(self) -> SlicePlan:
-        return SlicePlan.from_model(self.task_teacher.model)
-
-    @cached_property
-    def parameters(self) -> dict[str, int]:
-        """The number of parameters of every shape of the grid."""
-        grid = shape_grid(self.task_teacher.model.config, self.plan)
-        return {name: count_parameters(self.task_teacher.model, self.plan, sizes) for name, sizes in grid.items()}
-
-    @cached_property
-    def shapes(self) -> dict[str, Sizes]:
-        """The shapes of the grid that have few enough parameters."""
-        grid, limit = shape_grid(self.task_teacher.model.config, self.plan), self.recipe.target.max_params
-        within = {name: sizes for name, sizes in grid.items() if limit is None or self.parameters[name] <= limit}
-        if not within:
-            least = min(self.parameters, key=lambda name: self.parameters[name])
-            raise PruneError(
-                f"max_params {limit:,}: the least that can be left of {self.task_teacher.name} has "
-                f"{self.parameters[least]:,} ({least}). Its tokens are never pruned: `compress trim` shortens their "
-                "table"
-            )
-        return within
+        return Decision(target.budgets, timer.about, chosen, tuple(candidates), limit, whole_ms, margin)
 
     @cached_property
     def configs(self) -> dict[str, Any]:
         return {name: resize_config(self.task_teacher.model.config, sizes) for name, sizes in self.shapes.items()}
 
-    @cached_property
-    def estimates(self) -> Mapping[str, Estimate]:
-        return {} if self.timer is None else self.timer.predict(self.configs)
-
-    def _race(self, timer: ShapeTimer, limit: float) -> list[ShapeCandidate]:
-        """Rank the shapes that are predicted to fill `limit`, and measure the first of them."""
-        fits = {name: self.shapes[name] for name, each in self.estimates.items() if each.ms <= limit}
-        if not fits:
-            least = min(self.estimates, key=lambda name: self.estimates[name].ms)
-            asked = f"{', '.join(self.recipe.target.budgets)}: no shape of {self.task_teacher.name}"
-            raise PruneError(
-                f"{asked} takes {limit * self.margin:.3g} ms on {timer.about}. The nearest, {least}, takes about "
-                f"{self.estimates[least].ms:.3g} ms: ask for no less than that, or for fewer tokens (seq)"
-            )
-        ranked = self._rank(fits)
-        measured = timer.measure({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
-        return [replace(each, ms=measured.get(each.name)) for each in ranked]
-
-    def _rank(self, fits: Mapping[str, Sizes]) -> list[ShapeCandidate]:
+    def rank(self, fits: Mapping[str, Sizes], estimates: Mapping[str, Estimate]) -> list[ShapeCandidate]:
         """Cut the model to the largest of the shapes, spread far apart, and sort them by their loss against it."""
         names = list(largest_shapes(fits))
         if len(names) > SHORTLISTED:
@@ -487,7 +461,7 @@ class _ShapeSearch:
         )  # fmt: skip
         ranked = []
         for name in sorted(names, key=lambda each: found[each]):
-            estimate = self.estimates.get(name)
+            estimate = estimates.get(name)
             times = (None, None) if estimate is None else (estimate.ms, estimate.error_ms)
             ranked.append(ShapeCandidate(name, fits[name].plain(), self.parameters[name], found[name], *times))
         return ranked

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compress.errors import CompressError
+from compress.errors import CompressError, DamagedError
 
 T = TypeVar("T")
 
@@ -31,3 +31,13 @@ def from_json(kind: type[T], source: str | bytes | Path, error: type[CompressErr
             problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in wrong.errors())
         name = source if isinstance(source, Path) else expected.split(maxsplit=1)[0]
         raise error(f"{name}: not a {expected} ({problems}); {remedy}.") from wrong
+
+
+def load_record(kind: type[T], path: Path, remedy: str) -> T:
+    """Load a record from a file of ours. Raises DamagedError, with `remedy`, if it cannot be read."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except ValidationError:
+        raise DamagedError(path, ["it cannot be read"], remedy) from None

@@ -98,7 +98,7 @@ def test_what_was_decided_stays_decided(tmp_path: Path) -> None:
 
 def test_when_no_time_is_left_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps({"preparation": 90.0}))
-    with pytest.raises(SearchError, match=r"its 1 minutes are spent \(preparation 1.5\), and a is to come. Nothing is"):
+    with pytest.raises(SearchError, match=r"its 1 minutes are spent \(preparation 1.5\) before a. Nothing is"):
         TimeBudget(tmp_path, {"a": 1.0}, 60.0).fit("a", [stage()], DATA, takes(1.0))
 
 

@@ -131,7 +131,7 @@ def plainly(folder: Path) -> Any:
 
 def test_what_was_asked_was_written_down_in_full(searched: Path) -> None:
     text = (searched / "search.yaml").read_text()
-    again = SearchConfig.read(searched)
+    again = SearchConfig.load(searched)
     assert again.to_yaml() == text
     assert again.budget.max_params == 15000
     assert yaml.safe_load(text)["space"]["supernet"]["schedule"] == "linear", "defaults too"
@@ -349,7 +349,7 @@ def a_worker_joins_with_the_address_alone(
     monkeypatch.chdir(tmp_path)
     told = command.run("search", "--storage", str(out / "study.db"), "--worker")
     assert told.code == 0, told.err
-    assert "all trials asked for are done" in told.out
+    assert "all requested trials are done" in told.out
     moved = (out / "stages" / "supernet").rename(out / "elsewhere")
     told = command.run("search", "--storage", str(out / "study.db"), "--worker")
     assert command.refused(told, tmp_path / "nothing", "mount or copy", "--weights")
@@ -459,7 +459,7 @@ def test_a_storage_of_another_search_is_left_as_it_was(shelf: Searched, tmp_path
     before = file.read_bytes()
     out = tmp_path / "study"
     told = command.run(*shelf.words(out, storage=str(file)))
-    assert command.refused(told, out, "is another search", "teacher: was another")
+    assert command.refused(told, out, "belongs to a different search", "teacher: was another")
     assert file.read_bytes() == before
 
 

@@ -132,7 +132,7 @@ def test_studies_share_a_database(database: Database) -> None:
     for name in ("one", "two"):
         run(database.begin(name), ToyEvaluator(), trials=2)
     assert [count_scored(database.begin(name).trials) for name in ("one", "two")] == [2, 2]
-    with pytest.raises(SearchError, match="study 'one' is another search") as told:
+    with pytest.raises(SearchError, match="study 'one' belongs to a different search") as told:
         database.begin("one", objectives=("score",))
     assert "secret" not in str(told.value)
 

@@ -41,13 +41,13 @@ def test_a_worker_draws_other_shapes_than_the_search_and_other_workers() -> None
 
 def test_of_several_studies_one_must_be_named() -> None:
     storage = InMemoryStorage()
-    with pytest.raises(SearchError, match="holds no study yet; begin it first, then start workers"):
+    with pytest.raises(SearchError, match="contains no study yet; start the search first"):
         join_study(storage)
     begin(storage, "one")
     begin(storage, "two")
-    with pytest.raises(SearchError, match=r"holds 2 studies; name one of one, two"):
+    with pytest.raises(SearchError, match=r"contains 2 studies; name one of one, two"):
         join_study(storage)
-    with pytest.raises(SearchError, match=r"holds no study 'three', but one, two"):
+    with pytest.raises(SearchError, match=r"contains no study 'three', only one, two"):
         join_study(storage, "three")
     assert join_study(storage, "two").study_name == "two"
 
