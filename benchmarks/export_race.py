@@ -207,7 +207,7 @@ def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dic
     shipped, found = Bundle.load(bundle), load_task(data)
     tokenizer = AutoTokenizer.from_pretrained(bundle)
     evaluator, train = (
-        Evaluator.from_split(shipped.task, split, tokenizer, shipped.manifest.max_length).spread(count)
+        Evaluator.from_split(shipped.task, split, tokenizer, shipped.manifest.max_length).subsample(count)
         for split, count in ((found.validation, rows), (found.train, 256))
     )
     columns = ["input_ids", "attention_mask", "token_type_ids"]

@@ -71,7 +71,7 @@ def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
     path, _, data_name = named.partition("=")
     bundle = Bundle.load(Path(path))
     data = bundle.load_data(data_name)
-    rows = at_length(bundle, length).evaluator(data.train).spread(CALIBRATION_ROWS).rows
+    rows = at_length(bundle, length).evaluator(data.train).subsample(CALIBRATION_ROWS).rows
     lines: dict[str, list[Certificate]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         made = export(

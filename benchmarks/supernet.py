@@ -81,7 +81,7 @@ def main() -> None:
         cast_linear_layers(teacher.model)
     rows, collate = encode(data.train, teacher.tokenizer, MAX_LENGTH), Collate(teacher.tokenizer)
     exam = Evaluator.from_split(data.task, data.validation, teacher.tokenizer, MAX_LENGTH)
-    sheets = {f"{count} rows": EvaluationBatches.from_evaluator(exam.spread(count), collate) for count in (872, 100)}
+    sheets = {f"{count} rows": EvaluationBatches.from_evaluator(exam.subsample(count), collate) for count in (872, 100)}
     found = {
         "command": " ".join(["python", "benchmarks/supernet.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

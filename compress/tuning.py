@@ -340,7 +340,7 @@ def tune(
             kept = list_floats(own["fp32"], own["int8"])
             learned = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(LEARNED_KEY, {})
             built = int8_variants(exact, folder / "int8", keep=kept, calibration=calibration, learned=learned)
-            judged = check_int8(bundle, device, exact[0], built, evaluator=evaluator.spread(ROWS), max_drop=max_drop)
+            judged = check_int8(bundle, device, exact[0], built, evaluator=evaluator.subsample(ROWS), max_drop=max_drop)
             more, taken = race(judged, beside=checked[0])
             tried += more
             chosen |= {"int8": taken.variant.path} if not taken.own else {}

@@ -177,7 +177,7 @@ def test_searches_are_scored_over_all_passages_but_the_text_itself() -> None:
     assert scores["recall@10"] == 1.0
     nearer = found.copy()
     nearer[0] = found[2]
-    assert scoring.scores(some, found, asking_NE=nearer)["mrr@10"] == 1.0  # the index stays, another asks
+    assert scoring.scores(some, found, queries_NE=nearer)["mrr@10"] == 1.0  # the index stays, another asks
 
 
 def test_pairs_are_scored_by_their_cosines() -> None:
@@ -203,13 +203,13 @@ def test_smaller_forms_of_vectors_are_scored() -> None:
 
 def test_fewer_texts_keep_their_judgements() -> None:
     some = split([[3], [], [5], [], [], []], [[1.0], [], [2.0], [], [], []], [3, 4, 5])
-    kept = scoring.keep(some, np.array([0, 3, 4]))
+    kept = scoring.select(some, np.array([0, 3, 4]))
     assert kept["related"][:] == [[1], [], []]
     assert kept["passage"][:] == [False, True, True]
-    chosen = scoring.spread(some, 4)
+    chosen = scoring.subsample(some, 4)
     assert {0, 3} <= set(chosen.tolist())
     assert len(chosen) == 4
-    assert scoring.spread(some, 100).tolist() == list(range(6))
+    assert scoring.subsample(some, 100).tolist() == list(range(6))
 
 
 def test_the_words_of_texts_are_what_vectors_must_beat() -> None:

@@ -1,4 +1,4 @@
-"""Metrics against values worked out by hand, order and mode of a model's answers, and the two baselines."""
+"""Check metrics against values computed by hand, the order of a model's logits, and the baselines of texts."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ NUMBER = task("regression", 0, metric="pearson")
 TAGS = task("multilabel", 3, metric="f1")
 
 
-def test_two_classes() -> None:
+def test_binary_classification() -> None:
     # the last class: 2 found and right, 1 found and wrong, 1 missed; 1 rightly passed over
     found = metrics.scores(task(), answers(1, 1, 1, 0, 0), np.array([1, 1, 0, 1, 0]))
     assert found["accuracy"] == pytest.approx(3 / 5)
@@ -38,7 +38,7 @@ def test_two_classes() -> None:
     assert found["matthews"] == pytest.approx((2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
 
 
-def test_three_classes_take_the_mean_f1() -> None:
+def test_f1_of_three_classes_is_macro() -> None:
     found = metrics.scores(task(labels=3), answers(0, 1, 1, 2, of=3), np.array([0, 1, 2, 2]))
     assert found["f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
     assert found["accuracy"] == pytest.approx(3 / 4)
@@ -47,13 +47,13 @@ def test_three_classes_take_the_mean_f1() -> None:
 @pytest.mark.parametrize(
     ("predicted", "true"), [((1, 1, 1), (0, 1, 1)), ((0, 0, 0), (0, 0, 0)), ((0, 1, 0), (1, 1, 1))]
 )
-def test_constant_classes_have_no_correlation_and_no_warning(predicted: Sequence[int], true: Sequence[int]) -> None:
+def test_constant_classes_have_no_correlation(predicted: Sequence[int], true: Sequence[int]) -> None:
     found = metrics.scores(task(), answers(*predicted), np.array(true))
     assert found["matthews"] == 0.0
     assert np.isfinite(list(found.values())).all()
 
 
-def test_numbers() -> None:
+def test_regression() -> None:
     found = metrics.scores(NUMBER, np.array([[1.0], [2.0], [4.0]]), np.array([1.0, 3.0, 2.0]))
     assert found["mse"] == pytest.approx((0 + 1 + 4) / 3)
     # deviations (-4/3, -1/3, 5/3) and (-1, 1, 0)
@@ -62,13 +62,13 @@ def test_numbers() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 2.7, 1e9])
-def test_constant_numbers_have_no_correlation_and_no_warning(value: float) -> None:
+def test_constant_numbers_have_no_correlation(value: float) -> None:
     found = metrics.scores(NUMBER, np.full((4, 1), value, dtype=np.float32), np.array([1.0, 3.0, 2.0, 5.0]))
     assert found["pearson"] == found["spearman"] == 0.0
     assert metrics.scores(NUMBER, np.array([[1.0], [2.0]]), np.array([value, value]))["pearson"] == 0.0
 
 
-def test_several_labels() -> None:
+def test_multilabel() -> None:
     logits = np.array([[1.0, -1.0, -1.0], [1.0, 1.0, -1.0], [-1.0, 0.0, 2.0]])
     labels = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
     found = metrics.scores(TAGS, logits, labels)
@@ -78,12 +78,12 @@ def test_several_labels() -> None:
     assert found["accuracy"] == pytest.approx(2 / 3)
 
 
-def test_a_single_label_counts_the_positives_only() -> None:
+def test_single_label_counts_positives() -> None:
     found = metrics.scores(task("multilabel", 1), np.array([[-1.0], [-1.0], [1.0]]), np.array([[0.0], [1.0], [1.0]]))
     assert found["f1"] == found["f1_macro"] == pytest.approx(2 / 3)
 
 
-def test_labels_never_given_score_zero_without_a_warning() -> None:
+def test_labels_never_predicted_score_zero() -> None:
     found = metrics.scores(TAGS, np.full((2, 3), -1.0), np.zeros((2, 3)))
     assert found == {"f1": 0.0, "f1_macro": 0.0, "accuracy": 1.0}
 
@@ -93,14 +93,14 @@ def test_labels_never_given_score_zero_without_a_warning() -> None:
     [
         (task(), np.array([[0.0, np.nan], [0.0, 1.0]]), np.array([0, 1]), CompressError, "1 of 2 rows are not finite"),
         (task(), answers(0, 1, of=3), np.array([0, 1]), CompressError, r"shape \(2, 3\)"),
-        (task(), answers(0, 1), np.array([0, 1, 1]), CompressError, "3 rows"),
-        (task(), np.zeros((0, 2)), np.zeros(0, dtype=int), CompressError, "at least one row"),
+        (task(), answers(0, 1), np.array([0, 1, 1]), CompressError, r"expected \(3, 2\)"),
+        (task(), np.zeros((0, 2)), np.zeros(0, dtype=int), CompressError, "at least one of the rows"),
         (task(), answers(0, 1), np.array([-1, -1]), DataError, "hidden labels"),
         (task(), answers(0, 1), np.array([0, 2]), DataError, "0 to 1"),
         (NUMBER, np.zeros((2, 1)), np.array([0.0, np.nan]), DataError, "not finite"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
+def test_invalid_logits_or_labels(
     which: Task, logits: np.ndarray, labels: np.ndarray, error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
@@ -154,7 +154,7 @@ def encoded(lengths: Sequence[int]) -> Dataset:
     return Dataset.from_dict({"input_ids": ids, "length": list(lengths), "label": [0] * len(ids)})
 
 
-def test_logits_keep_the_order_of_the_rows_and_the_modes_of_the_modules() -> None:
+def test_logits_keep_row_order_and_module_modes() -> None:
     lengths = [3, 9, 1, 4, 4, 8, 2]
     model = Sums()
     found = metrics.logits(model, encoded(lengths), collate, batch=2)
@@ -164,7 +164,7 @@ def test_logits_keep_the_order_of_the_rows_and_the_modes_of_the_modules() -> Non
     assert model.training and model.dropout.training and not model.frozen.training
 
 
-def test_logits_in_bfloat16_are_rounded_but_float32() -> None:
+def test_bf16_logits_are_float32() -> None:
     found = metrics.logits(Sums(), encoded([3, 5]), collate, bf16=True)
     assert found.dtype == np.float32
     assert found[:, 1] == pytest.approx([0.3, 1.0], rel=1e-2)
@@ -201,64 +201,68 @@ def test_majority_follows_the_training_set() -> None:
 GOOD, BAD = ["a fine film", "fine acting", "so fine !"], ["a dull film", "dull acting", "so dull !"]
 
 
-def test_bag_of_words_reads_words() -> None:
-    tiny = data(
-        task(), {"text": GOOD + BAD, "label": [1] * 3 + [0] * 3}, {"text": ["fine and new", "dull"], "label": [1, 0]}
-    )
-    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
-    assert baselines.bag_of_words(tiny, tiny.validation) == baselines.bag_of_words(tiny, tiny.validation)
+NAMES = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
+PAIRS = [(one, other) for one in NAMES for other in NAMES]
 
 
-def test_bag_of_words_reads_pairs_of_words_and_signs() -> None:
-    texts, labels = ["not good", "good not", "? good", "good ?"] * 3, [0, 1, 0, 1] * 3
-    tiny = data(task(), {"text": texts, "label": labels}, {"text": texts[:4], "label": labels[:4]})
-    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
-
-
-def test_bag_of_words_of_three_classes_one_of_them_never_seen() -> None:
-    tiny = data(
-        task(labels=3),
-        {"text": GOOD + BAD, "label": [2] * 3 + [0] * 3},
-        {"text": ["fine", "dull", "odd"], "label": [2, 0, 1]},
-    )
-    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == pytest.approx(2 / 3)
-
-
-def test_bag_of_words_of_one_class_is_the_majority() -> None:
-    tiny = data(task(), {"text": GOOD, "label": [1] * 3}, {"text": ["fine", "dull"], "label": [1, 0]})
-    assert baselines.bag_of_words(tiny, tiny.validation) == baselines.majority(tiny, tiny.validation)
-
-
-def test_bag_of_words_with_several_labels() -> None:
-    train = {
-        "text": ["red car", "red sky", "blue car", "blue sky"] * 2,
-        "label": [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]] * 2,
-    }
-    asked = {"text": ["red red car", "blue sky"], "label": [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]}
-    tiny = data(TAGS, train, asked)
-    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
-
-
-def test_bag_of_words_of_pairs_sees_what_the_texts_share() -> None:
-    names = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
-    pairs = [(one, other) for one in names for other in names]
-    columns = {
-        "text": [one for one, _ in pairs],
-        "text_pair": [other for _, other in pairs],
-        "label": [5.0 * (one == other) for one, other in pairs],
-    }
-    asked = {"text": ["ant", "yak", "bee"], "text_pair": ["ant", "bee", "dog"], "label": [5.0, 1.0, 0.0]}
-    tiny = data(task("regression", 0, pair=True, metric="pearson"), columns, asked)
-    assert baselines.bag_of_words(tiny, tiny.validation)["pearson"] > 0.9
+@pytest.mark.parametrize(
+    ("which", "train", "test", "expected"),
+    [
+        (
+            task(),
+            {"text": GOOD + BAD, "label": [1] * 3 + [0] * 3},
+            {"text": ["fine and new", "dull"], "label": [1, 0]},
+            1.0,
+        ),
+        (  # pairs of words, and signs
+            task(),
+            {"text": ["not good", "good not", "? good", "good ?"] * 3, "label": [0, 1, 0, 1] * 3},
+            {"text": ["not good", "good not", "? good", "good ?"], "label": [0, 1, 0, 1]},
+            1.0,
+        ),
+        (  # one of three classes is not in train
+            task(labels=3),
+            {"text": GOOD + BAD, "label": [2] * 3 + [0] * 3},
+            {"text": ["fine", "dull", "odd"], "label": [2, 0, 1]},
+            pytest.approx(2 / 3),
+        ),
+        (task(), {"text": GOOD, "label": [1] * 3}, {"text": ["fine", "dull"], "label": [1, 0]}, 0.5),
+        (
+            TAGS,
+            {
+                "text": ["red car", "red sky", "blue car", "blue sky"] * 2,
+                "label": [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]] * 2,
+            },
+            {"text": ["red red car", "blue sky"], "label": [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]},
+            1.0,
+        ),
+        (
+            task("regression", 0, pair=True, metric="pearson"),
+            {
+                "text": [one for one, _ in PAIRS],
+                "text_pair": [other for _, other in PAIRS],
+                "label": [5.0 * (one == other) for one, other in PAIRS],
+            },
+            {"text": ["ant", "yak", "bee"], "text_pair": ["ant", "bee", "dog"], "label": [5.0, 1.0, 0.0]},
+            pytest.approx(0.95, abs=0.05),
+        ),
+    ],
+    ids=["words", "bigrams", "unseen class", "one class", "multilabel", "pairs"],
+)
+def test_bag_of_words(which: Task, train: dict[str, Any], test: dict[str, Any], expected: Any) -> None:
+    tiny = data(which, train, test)
+    scores = baselines.bag_of_words(tiny, tiny.validation)
+    assert scores["pearson" if which.kind == "regression" else "accuracy"] == expected
+    assert scores == baselines.bag_of_words(tiny, tiny.validation)
 
 
 def test_bag_of_words_without_a_word() -> None:
     tiny = data(task(), {"text": ["", " "], "label": [0, 1]}, {"text": ["a"], "label": [0]})
-    with pytest.raises(DataError, match="hold no words"):
+    with pytest.raises(DataError, match="have no words"):
         baselines.bag_of_words(tiny, tiny.validation)
 
 
-def test_bag_of_words_learns_from_evenly_spaced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bag_of_words_limits_rows_and_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "BAG_ROWS", 10)
     texts, labels = (["fine", "dull"] * 15), ([1, 0] * 15)
     tiny = data(task(), {"text": texts, "label": labels}, {"text": ["fine", "dull"], "label": [1, 0]})

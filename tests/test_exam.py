@@ -1,4 +1,4 @@
-"""Exams of every kind: logits per token find their words and questions, whatever the rows; two baselines of each."""
+"""Check evaluators of questions and tagged words, however they are cut into rows, and their baselines."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def perfect(exam: Evaluator) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def test_right_tags_score_one_however_the_sentences_are_cut(words: TaskData) -> None:
+def test_perfect_tags_at_any_window_length(words: TaskData) -> None:
     for length in (6, LENGTH, 64):
         test = exam(words, length)
         assert len(test.rows) >= len(test)
@@ -60,7 +60,7 @@ def test_right_tags_score_one_however_the_sentences_are_cut(words: TaskData) -> 
         assert [[words.task.labels[n] for n in tags] for tags in words.train["tags"]] == test.tags(perfect(test))
 
 
-def test_right_spans_score_one_however_the_contexts_are_cut(asked: TaskData) -> None:
+def test_perfect_spans_at_any_window_length(asked: TaskData) -> None:
     for length in (16, 64):
         test = exam(asked, length)
         found = test.scores(perfect(test))
@@ -75,20 +75,20 @@ def test_words_without_tokens_are_outside() -> None:
     assert test.tags(np.array([[0.0, 1.0]] * 3)) == [["O", "B-x"]]
 
 
-def test_a_spread_exam_asks_the_same_of_fewer(words: TaskData, asked: TaskData) -> None:
+def test_subsample(words: TaskData, asked: TaskData) -> None:
     for data, length in ((words, 6), (asked, 16)):
         whole = exam(data, length)
-        few = whole.spread(7)
+        few = whole.subsample(7)
         assert len(few) == 7
         assert few.split[6] == data.train[len(data.train) - 1]
         assert few.scores(perfect(few))["f1"] == 1.0
-        assert len(whole.spread(10_000)) == len(whole)
+        assert len(whole.subsample(10_000)) == len(whole)
     labelled = Dataset.from_dict({"label": [0, 1, 1]})
-    few = Evaluator(Task("classification", ("t",), "l", ("a", "b"), "f1"), labelled, labelled).spread(2)
+    few = Evaluator(Task("classification", ("t",), "l", ("a", "b"), "f1"), labelled, labelled).subsample(2)
     assert few.scores(np.array([[1.0, 0.0], [0.0, 1.0]]))["accuracy"] == 1.0
 
 
-def test_agreement_is_of_answers(words: TaskData, asked: TaskData) -> None:
+def test_agreement(words: TaskData, asked: TaskData) -> None:
     test = exam(words)
     right, other = perfect(test), perfect(test)
     at = int(np.flatnonzero(np.concatenate([np.array(row["word"]) >= 0 for row in test.rows]))[0])
@@ -102,7 +102,7 @@ def test_agreement_is_of_answers(words: TaskData, asked: TaskData) -> None:
     assert answered == pytest.approx(1 / 4)  # one says nothing at all, the other leaves a quarter unanswered
 
 
-def test_the_threshold_of_one_split_is_used_on_another(asked: TaskData) -> None:
+def test_threshold(asked: TaskData) -> None:
     test = exam(asked, 32)
     logits = perfect(test)
     silent = test.scores(logits, threshold=-np.inf)
@@ -113,9 +113,9 @@ def test_the_threshold_of_one_split_is_used_on_another(asked: TaskData) -> None:
     assert Evaluator(certain, test.split, test.rows).threshold(logits) == np.inf
 
 
-def test_logits_of_other_rows_or_not_finite_are_refused(words: TaskData) -> None:
+def test_invalid_logits(words: TaskData) -> None:
     test = exam(words)
-    with pytest.raises(CompressError, match="do not answer these rows"):
+    with pytest.raises(CompressError, match="expected"):
         test.scores(perfect(test)[1:])
     broken = perfect(test)
     broken[3] = np.nan
@@ -124,9 +124,7 @@ def test_logits_of_other_rows_or_not_finite_are_refused(words: TaskData) -> None
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-def test_logits_are_those_of_the_real_tokens_in_the_order_of_rows(
-    padding: str, words: TaskData, asked: TaskData, tmp_path: Path
-) -> None:
+def test_logits_equal_those_of_single_rows(padding: str, words: TaskData, asked: TaskData, tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer()
     tokenizer.padding_side = padding
     for data, head in ((words, AutoModelForTokenClassification), (asked, AutoModelForQuestionAnswering)):
@@ -179,12 +177,12 @@ def test_baselines_of_questions(asked: TaskData) -> None:
 
 
 @pytest.mark.parametrize("kind", ["words", "asked"])
-def test_leaving_examples_out_leaves_their_logits_out(kind: str, request: pytest.FixtureRequest) -> None:
+def test_leave_groups_out(kind: str, request: pytest.FixtureRequest) -> None:
     data: TaskData = request.getfixturevalue(kind)
     whole = exam(data, 64)
-    parts = whole.parts(perfect(whole), 5, 20)
+    parts = whole.leave_groups_out(perfect(whole), 5, 20)
     assert [len(part) for part, _ in parts] == [16] * 5
     assert {part.scores(logits)[data.task.metric] for part, logits in parts} == {1.0}
-    ahead, error = baselines.lead(data, whole, perfect(whole))
+    ahead, error = baselines.lead_over_majority(data, whole, perfect(whole))
     assert ahead == 1 - baselines.majority(data, data.train)[data.task.metric]
     assert 0 <= error < ahead / 3

@@ -85,13 +85,13 @@ def test_scores_are_means_over_queries(evaluator: Evaluator) -> None:
 
 
 def test_parts_and_samples_hold_whole_queries(evaluator: Evaluator) -> None:
-    few = evaluator.spread(50)
+    few = evaluator.subsample(50)
     assert (len(few), len(few.rows), len(few.split)) == (10, 50, 50)
     assert few.rows["labels"][:] == few.split["label"][:]
     logits = said(evaluator)
     whole = evaluator.example_scores(logits)
     assert whole is not None
-    for part, kept in evaluator.parts(logits, 4, 100):
+    for part, kept in evaluator.leave_groups_out(logits, 4, 100):
         assert (len(part), len(part.rows), len(kept)) == (18, 90, 90)
         scores = part.example_scores(kept)
         assert scores is not None
@@ -102,21 +102,21 @@ def test_agreement_is_of_pairs_and_a_change_is_of_the_first_passage(evaluator: E
     one = said(evaluator)
     moved = one + np.arange(24).repeat(5)[:, None]  # all passages of a query alike
     assert evaluator.agreement(one, moved) == evaluator.agreement(one, one) == 1.0
-    assert evaluator.changed(one, moved) == 0
+    assert evaluator.count_changed(one, moved) == 0
     assert evaluator.distance(moved, one) == pytest.approx(0, abs=1e-9)
     assert evaluator.agreement(one, -one) == 0.0
-    assert evaluator.changed(one, -one) == 24
+    assert evaluator.count_changed(one, -one) == 24
     assert evaluator.distance(one, -one) > 1
     swapped = one.copy()
     order = np.argsort(-swapped[:5, 0])
     swapped[order[[0, 1]]] = swapped[order[[1, 0]]]
     assert evaluator.agreement(one, swapped) == pytest.approx(1 - 1 / 10 / 24)
-    assert evaluator.changed(one, swapped) == 1
+    assert evaluator.count_changed(one, swapped) == 1
 
 
 def test_broken_logits_are_refused(evaluator: Evaluator) -> None:
     logits = said(evaluator)
-    with pytest.raises(CompressError, match="do not answer"):
+    with pytest.raises(CompressError, match="expected"):
         evaluator.scores(logits[:-1])
     logits[3] = np.nan
     with pytest.raises(CompressError, match="not finite"):

@@ -167,4 +167,4 @@ def calibrate(load_data: LoadData, bundle: Bundle, file: Path) -> "Ranges":
 
 def calibration_rows(bundle: Bundle, data: "TaskData") -> "Dataset":
     """Encode examples of the training split."""
-    return bundle.evaluator(data.train).spread(CALIBRATION_ROWS).rows
+    return bundle.evaluator(data.train).subsample(CALIBRATION_ROWS).rows

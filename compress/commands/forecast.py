@@ -225,7 +225,7 @@ class Trials:
         assert self.student is not None, "a stage was tried"
         data, threads, setting = self.context.data, os.cpu_count() or 1, Setting(1, 1, length)
         split = data.validation if data.test is None else data.test
-        rows = Evaluator.from_split(data.task, split, self.context.tokenizer, length).spread(SCORED).rows
+        rows = Evaluator.from_split(data.task, split, self.context.tokenizer, length).subsample(SCORED).rows
         precisions: dict[str, Precision] = {"fp32": "fp32", "int8": "int8", "teacher": "fp32"}
         configs = {"fp32": self.student.config, "int8": self.student.config, "teacher": teacher.model.config}
         segments, seconds = makes_segments(self.context.tokenizer), 0.0

@@ -218,7 +218,7 @@ def _try_scoring(
     """Score these parts of a supernet on few rows; return the mean seconds of a first rung, and of all, on all rows."""
     context, task = models.context, models.context.data.task
     rows = Evaluator.from_split(task, context.data.validation, context.tokenizer, costs.search.max_length)
-    few = rows.spread(SCORED)
+    few = rows.subsample(SCORED)
     judge = SupernetEvaluator.from_model(costs, net, few, context)
     took = [[seconds_of(partial(judge.score, each, rung)) for rung in range(judge.rungs)] for each in ends]
     share = len(rows) / len(few)

@@ -144,7 +144,7 @@ def compare_scores(bundles: Sequence[Bundle], files: Sequence[Path], split: "Dat
     old, new = (exam.scores(found, threshold=threshold)[task.metric] for exam, found, threshold in both)
     one, other = (exam.example_scores(found, threshold=threshold) for exam, found, threshold in both)
     if one is None or other is None:
-        (before, count), (after, _) = (exam.score_of(found) for exam, found, _ in both)
+        (before, count), (after, _) = (exam.metric_of_examples(found) for exam, found, _ in both)
         low, high = bootstrap_interval(lambda drawn: before(drawn) - after(drawn), count)
     elif np.isin([one, other], (0.0, 1.0)).all():
         lost, won = int((one > other).sum()), int((one < other).sum())

@@ -156,7 +156,7 @@ def quantize(
             bundle, bundle.evaluator(found.validation), threads=threads, products=len(parts)
         )
         settings = Calibrated(
-            bundle.evaluator(found.train).spread(int8.rows).rows,
+            bundle.evaluator(found.train).subsample(int8.rows).rows,
             files,
             scratch,
             int8.calibration,
@@ -226,10 +226,10 @@ def forecast_quantization(
         given = _int8_training(bundle, data, text=text, label=label, seed=seed, overrides=overrides)
         phases += forecast(**given).phases
     with TemporaryDirectory() as scratch, open_chosen(device, say=say) as there, console.status("trying each phase"):
-        judging, testing = bundle.evaluator(found.validation).spread(ROWS), bundle.evaluator(split)
+        judging, testing = bundle.evaluator(found.validation).subsample(ROWS), bundle.evaluator(split)
         file, smoothed = Path(scratch) / "int8.onnx", Path(scratch) / "smooth.onnx"
-        few, tested = judging.spread(SCORED), testing.spread(SCORED)
-        rows = bundle.evaluator(found.train).spread(min(SCORED, int8.rows)).rows
+        few, tested = judging.subsample(SCORED), testing.subsample(SCORED)
+        rows = bundle.evaluator(found.train).subsample(min(SCORED, int8.rows)).rows
         files = QuantizationEvaluator.from_bundle(bundle, few, threads=threads, products=len(parts))
         seen = observe(source, rows, threads=threads)
         write = partial(quantize_static, form=int8.form, reduce_range=int8.reduce_range)

@@ -334,7 +334,7 @@ def _note_vectors(evaluator: Evaluator, teacher: Examined, student: Examined) ->
     if evaluator.task.kind != "embedding" or teacher.logits.shape != student.logits.shape:
         return []
     metric = evaluator.task.metric
-    found = embedding.scores(evaluator.split, teacher.logits, asking_NE=student.logits)[metric]
+    found = embedding.scores(evaluator.split, teacher.logits, queries_NE=student.logits)[metric]
     smaller = embedding.compact_scores(evaluator.split, student.logits, metric)
     return [
         f"Vectors of {student.name} asking the teacher's own, of an index that is not made again: {metric} "
@@ -379,7 +379,9 @@ def ship(
         evaluator = Evaluator.from_split(data.task, data.validation, tokenizer, length)
         bundle, mixed, method = keep_score(
             bundle, evaluator, limit=int8_limit, threads=threads,
-            rows=lambda: Evaluator.from_split(data.task, data.train, tokenizer, length).spread(CALIBRATION_ROWS).rows,
+            rows=lambda: (
+                Evaluator.from_split(data.task, data.train, tokenizer, length).subsample(CALIBRATION_ROWS).rows
+            ),
         )  # fmt: skip
         if mixed.keep:
             warn(console, mixed.price())

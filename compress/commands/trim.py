@@ -177,7 +177,7 @@ def forecast_trimming(
     phases.append(Phase("writing", seconds=(taken, taken), disk_mb=size_mb(folder)))
     if bundle is not None and found is not None:
         split = found.validation if found.test is None else found.test
-        rows, files = bundle.evaluator(split).spread(SCORED).rows, [each for each in FILES if each in bundle.files()]
+        rows, files = bundle.evaluator(split).subsample(SCORED).rows, [each for each in FILES if each in bundle.files()]
         for each in files:
             bundle.logits(rows.select(range(1)), precision=each, threads=threads)  # the first time is slower
         taken = sum(seconds_of(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
@@ -257,7 +257,10 @@ def _outcome(bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[L
     before, after = (evaluator.scores(each, threshold=threshold)[bundle.task.metric] for evaluator, each in scored)
     recalls = changes(*(evaluator.by_class(each) for evaluator, each in zip(evaluators, logits, strict=True)))
     if not bundle.task.tokenwise:
-        agreement, changed = evaluators[0].agreement(logits[1], logits[0]), evaluators[0].changed(logits[1], logits[0])
+        agreement, changed = (
+            evaluators[0].agreement(logits[1], logits[0]),
+            evaluators[0].count_changed(logits[1], logits[0]),
+        )
         return ScoreDrop(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls, changed)
     one, other = (_answers(evaluator, each, threshold) for evaluator, each in zip(evaluators, logits, strict=True))
     same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]

@@ -1,4 +1,4 @@
-"""Score answers without a model: always the same answer, and ones that look at single words."""
+"""Score predictions without a neural model: a constant one, and ones from single words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from compress.data.retrieval import WordIndex
 from compress.data.task import METRICS
 from compress.errors import DataError
-from compress.evaluation import embedding, metrics
-from compress.evaluation import qa as answers
-from compress.evaluation.metrics import scores
+from compress.evaluation import embedding, metrics, qa
 from compress.evaluation.ranking import Candidates
 
 if TYPE_CHECKING:
@@ -31,76 +29,79 @@ BAG_ROWS = 100_000
 BAG_CHARACTERS = 20_000_000
 GROUPS = 20
 EXAMPLES = 2000
-"""The most examples that the error of a lead is estimated on."""
+"""The most examples from which the standard error of a lead is estimated."""
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 
 def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-    """Score two answers without a model on `split`, by their name in a table: the first is `majority`'s."""
-    if data.task.kind == "embedding":
-        return {"BM25" if any(split["passage"][:]) else "shared words": embedding.word_scores(split)}
-    if data.task.kind == "tagging":
-        return {"majority": majority(data, split), "tag of each word": tag_of_each_word(data, split)}
-    if data.task.kind == "qa":
-        return {"majority": majority(data, split), "nearest sentence": nearest_sentence(split)}
-    if data.task.kind == "ranking":
-        return {"random order": majority(data, split), "BM25": bm25(split)}
-    if "label" not in data.train.column_names:
-        return {"majority": majority(data, split)}
-    return {"majority": majority(data, split), "bag of words": bag_of_words(data, split)}
+    """Score baselines on `split`, by the name that tables show; the first is `majority`'s, but for vectors."""
+    match data.task.kind:
+        case "embedding":
+            return {"BM25" if any(split["passage"][:]) else "shared words": embedding.word_scores(split)}
+        case "tagging":
+            return {"majority": majority(data, split), "tag of each word": tag_of_each_word(data, split)}
+        case "qa":
+            return {"majority": majority(data, split), "nearest sentence": nearest_sentence(split)}
+        case "ranking":
+            texts, numbers = np.unique(np.asarray(split["text_pair"][:], dtype=object), return_inverse=True)
+            bm25 = WordIndex.from_texts(texts.tolist()).score(split["text"][:], numbers)
+            return {"random order": majority(data, split), "BM25": _ranking_scores(split, bm25)}
+    found = {"majority": majority(data, split)}
+    return found | ({"bag of words": bag_of_words(data, split)} if "label" in data.train.column_names else {})
 
 
 def majority(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score always giving the training set's commonest class or tag, its mean, or its common labels; no answer to any
-    question; or passages in an order drawn at random. Where the training set has no labels, the validation set's count.
+    """Score a constant prediction: the training set's most frequent class or tag, its mean, or its frequent labels; no
+    answer to any question; passages in random order. A training set without labels is replaced by the validation set.
     """
-    if data.task.kind == "ranking":
-        return _means(split, np.zeros(len(split)))  # equal scores stand in an order that says nothing
-    if data.task.kind == "qa":
-        return answers.answer_scores([""] * len(split), split["answers"][:])
-    if data.task.kind == "tagging":
-        commonest = Counter(tag for tags in data.train["tags"] for tag in tags).most_common(1)[0][0]
-        return _tag_scores(data, [[commonest] * len(tags) for tags in split["tags"][:]], split)
-    if data.task.kind == "embedding":  # the same vector for all
-        return dict.fromkeys(METRICS["embedding"], 0.0)
+    match data.task.kind:
+        case "ranking":
+            return _ranking_scores(split, np.zeros(len(split)))  # ties are broken at random
+        case "qa":
+            return qa.answer_scores([""] * len(split), split["answers"][:])
+        case "tagging":
+            commonest = Counter(tag for tags in data.train["tags"] for tag in tags).most_common(1)[0][0]
+            return _tag_scores(data, [[commonest] * len(tags) for tags in split["tags"][:]], split)
+        case "embedding":  # the same vector for all
+            return dict.fromkeys(METRICS["embedding"], 0.0)
     known, labels = _labels(data.train if "label" in data.train.column_names else data.validation), _labels(split)
     if data.task.kind == "regression":
-        answer = np.array([known.mean()])
+        constant = np.array([known.mean()])
     elif data.task.kind == "multilabel":
-        answer = known.mean(axis=0) - 0.5
+        constant = known.mean(axis=0) - 0.5
     else:
-        answer = np.bincount(known, minlength=data.task.outputs).astype(np.float64)
-    return scores(data.task, np.tile(answer, (len(labels), 1)), labels)
+        constant = np.bincount(known, minlength=data.task.outputs).astype(np.float64)
+    return metrics.scores(data.task, np.tile(constant, (len(labels), 1)), labels)
 
 
-def lead(data: TaskData, exam: Evaluator, logits: Array) -> tuple[float, float]:
-    """Measure by how much logits score more than the majority's answer on an exam, and the standard error of that.
+def lead_over_majority(data: TaskData, evaluator: Evaluator, logits: Array) -> tuple[float, float]:
+    """Measure by how much logits score above `majority`, and the standard error of that.
 
     The error is the jackknife's over GROUPS groups of at most EXAMPLES examples (Efron & Tibshirani 1993, chapter 11),
-    which holds for every metric; infinite of a single example.
+    which holds for every metric; infinite for a single example.
     """
 
-    def difference(part: Evaluator, said: Array) -> float:
+    def difference(part: Evaluator, part_logits: Array) -> float:
         metric = data.task.metric
-        return part.scores(said)[metric] - majority(data, part.split)[metric]
+        return part.scores(part_logits)[metric] - majority(data, part.split)[metric]
 
-    if data.task.kind == "embedding":  # its texts are compared with each other: no group can be left out
-        low, high = exam.interval(logits)
-        return exam.scores(logits)[data.task.metric], (high - low) / (2 * 1.96)
-    groups = min(GROUPS, len(exam))
+    if data.task.kind == "embedding":  # texts are compared with each other, so no group can be left out
+        low, high = evaluator.interval(logits)
+        return evaluator.scores(logits)[data.task.metric], (high - low) / (2 * 1.96)
+    groups = min(GROUPS, len(evaluator))
     if groups < 2:
-        return difference(exam, logits), math.inf
-    without = np.array([difference(*each) for each in exam.parts(logits, groups, EXAMPLES)])
+        return difference(evaluator, logits), math.inf
+    without = np.array([difference(*part) for part in evaluator.leave_groups_out(logits, groups, EXAMPLES)])
     error = math.sqrt((groups - 1) * float(without.var()))
-    return difference(exam, logits), error * math.sqrt(min(len(exam), EXAMPLES) / len(exam))
+    return difference(evaluator, logits), error * math.sqrt(min(len(evaluator), EXAMPLES) / len(evaluator))
 
 
 def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score on `split` words and pairs of words, TF-IDF weighted, under one linear model per class.
+    """Score linear models on the TF-IDF weights of words and pairs of words.
 
-    Logistic regression (one against the rest) for classes and labels, ridge regression for numbers. A pair shows both
-    texts, their product, their difference and their cosine. Learns from at most BAG_ROWS evenly spaced training rows,
-    of these at most about BAG_CHARACTERS characters. Raises DataError for training texts without a word.
+    Logistic regression (one against the rest) for classes and labels, ridge regression for numbers. Pairs of texts give
+    the features of both, their product, their difference and their cosine. Learns from at most BAG_ROWS evenly spaced
+    training rows, with at most about BAG_CHARACTERS characters. Raises DataError for training texts without a word.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge
@@ -110,62 +111,56 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
     try:
         words.fit([text for column in texts for text in column])
     except ValueError as error:
-        raise DataError(f"{data.name}: train's texts hold no words ({error}); look at the text columns.") from error
-    features, asked = _features(words, texts), _features(words, _texts(split))
+        raise DataError(f"{data.name}: the training texts have no words ({error}); check the text columns.") from error
+    features, inputs = _features(words, texts), _features(words, _texts(split))
     if data.task.kind == "regression":
-        answers = Ridge(alpha=1.0).fit(features, known).predict(asked)[:, None]
+        logits = Ridge(alpha=1.0).fit(features, known).predict(inputs)[:, None]
     elif data.task.kind == "multilabel":
-        answers = np.stack([_separate(features, column > 0.5, asked) for column in known.T], axis=1)
+        logits = np.stack([_log_odds(features, column > 0.5, inputs) for column in known.T], axis=1)
     elif data.task.outputs == 2:
-        margin = _separate(features, known == 1, asked)
-        answers = np.stack([-margin, margin], axis=1)
+        log_odds = _log_odds(features, known == 1, inputs)
+        logits = np.stack([-log_odds, log_odds], axis=1)
     else:
-        answers = np.stack([_separate(features, known == one, asked) for one in range(data.task.outputs)], axis=1)
-    return scores(data.task, answers, _labels(split))
+        logits = np.stack([_log_odds(features, known == n, inputs) for n in range(data.task.outputs)], axis=1)
+    return metrics.scores(data.task, logits, _labels(split))
 
 
 def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score giving every word the tag it has most often in train, however it is written there; a word
-    that train does not have gets the commonest tag."""
-    seen: dict[str, Counter[int]] = {}
+    """Score giving every word its most frequent tag in the training set, in any case; the most frequent tag of all to
+    words that the training set does not have."""
+    counts: dict[str, Counter[int]] = {}
     for words, tags in zip(data.train["words"], data.train["tags"], strict=True):
         for word, tag in zip(words, tags, strict=True):
-            seen.setdefault(word.lower(), Counter())[tag] += 1
-    commonest = sum(seen.values(), Counter()).most_common(1)[0][0]
-    usual = {word: counts.most_common(1)[0][0] for word, counts in seen.items()}
-    said = [[usual.get(word.lower(), commonest) for word in words] for words in split["words"][:]]
-    return _tag_scores(data, said, split)
+            counts.setdefault(word.lower(), Counter())[tag] += 1
+    commonest = sum(counts.values(), Counter()).most_common(1)[0][0]
+    tag_of = {word: of_word.most_common(1)[0][0] for word, of_word in counts.items()}
+    return _tag_scores(
+        data, [[tag_of.get(word.lower(), commonest) for word in words] for words in split["words"][:]], split
+    )
 
 
-def _tag_scores(data: TaskData, said: Sequence[Sequence[int]], split: Dataset) -> dict[str, float]:
+def _tag_scores(data: TaskData, predicted: Sequence[Sequence[int]], split: Dataset) -> dict[str, float]:
     names = data.task.labels
-    one, other = ([[names[n] for n in tags] for tags in every] for every in (said, split["tags"][:]))
-    return metrics.entity_scores(one, other)
+    return metrics.entity_scores(
+        *([[names[n] for n in tags] for tags in every] for every in (predicted, split["tags"][:]))
+    )
 
 
 def nearest_sentence(split: Dataset) -> dict[str, float]:
-    """Score answering with the sentence of the context that shares most of the question's words, each
-    weighing the less the more sentences of the context have it; the first of several."""
-    said = [_nearest(question, context) for question, context in zip(split["question"], split["context"], strict=True)]
-    return answers.answer_scores(said, split["answers"][:])
+    """Score answering with the sentence of the context that shares the most words with the question, each weighted by
+    its rarity among the sentences of the context; the first of equals."""
+    nearest = []
+    for question, context in zip(split["question"], split["context"], strict=True):
+        sentences = _SENTENCES.split(context)
+        bags = [set(qa.normalise_answer(sentence).split()) for sentence in sentences]
+        words = set(qa.normalise_answer(question).split())
+        weights = {w: math.log(1 + len(bags) / count) for w in words if (count := sum(w in bag for bag in bags))}
+        shares = [sum(weights[word] for word in bag & weights.keys()) for bag in bags]
+        nearest.append(sentences[int(np.argmax(shares))])
+    return qa.answer_scores(nearest, split["answers"][:])
 
 
-def _nearest(question: str, context: str) -> str:
-    sentences = _SENTENCES.split(context)
-    bags = [set(answers.normalise_answer(sentence).split()) for sentence in sentences]
-    asked = set(answers.normalise_answer(question).split())
-    weights = {word: math.log(1 + len(bags) / count) for word in asked if (count := sum(word in bag for bag in bags))}
-    shares = [sum(weights[word] for word in bag & weights.keys()) for bag in bags]
-    return sentences[int(np.argmax(shares))]
-
-
-def bm25(split: Dataset) -> dict[str, float]:
-    """Score putting the passages of each query in the order of BM25, over all passages of the split."""
-    texts, numbers = np.unique(np.asarray(split["text_pair"][:], dtype=object), return_inverse=True)
-    return _means(split, WordIndex.from_texts(texts.tolist()).score(split["text"][:], numbers))
-
-
-def _means(split: Dataset, score_R: Array) -> dict[str, float]:
+def _ranking_scores(split: Dataset, score_R: Array) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in Candidates.from_split(split).scores(score_R).items()}
 
 
@@ -178,7 +173,7 @@ def _texts(split: Dataset) -> list[list[str]]:
 
 
 def _bag(data: TaskData) -> tuple[list[list[str]], Array]:
-    """Return the texts and labels of train that the bag of words learns from."""
+    """Return the training texts and labels that the bag of words learns from."""
     rows = np.arange(0, len(data.train), math.ceil(len(data.train) / BAG_ROWS))
     train = data.train.select(rows)
     texts = _texts(train)
@@ -187,7 +182,7 @@ def _bag(data: TaskData) -> tuple[list[list[str]], Array]:
 
 
 def _features(words: Any, texts: Sequence[list[str]]) -> Any:
-    """Compute sparse features (rows, features) of one text, or of two and what they share."""
+    """Compute sparse features (rows, features) of texts, or of pairs of texts."""
     from scipy.sparse import csr_matrix, hstack
 
     if len(texts) == 1:
@@ -197,11 +192,11 @@ def _features(words: Any, texts: Sequence[list[str]]) -> Any:
     return hstack([one, other, shared, abs(one - other), csr_matrix(shared.sum(axis=1))]).tocsr()
 
 
-def _separate(features: Any, inside: Array, asked: Any) -> Array:
-    """Predict log odds (rows of `asked`) of being inside; certain where all training rows are, or none is."""
+def _log_odds(features: Any, inside: Array, inputs: Any) -> Array:
+    """Predict the log odds of a class for the rows of `inputs`; certain if all training rows have it, or none."""
     from sklearn.linear_model import LogisticRegression
 
     if inside.all() or not inside.any():
-        return np.full(asked.shape[0], 1e3 if inside.all() else -1e3)
+        return np.full(inputs.shape[0], 1e3 if inside.all() else -1e3)
     model = LogisticRegression(solver="liblinear", max_iter=1000)
-    return np.asarray(model.fit(features, inside).decision_function(asked))
+    return np.asarray(model.fit(features, inside).decision_function(inputs))

@@ -1,7 +1,7 @@
 """Compute a model's logits for a split, the metrics of a task, and the agreement of two models.
 
-Logits are float arrays (rows, outputs). Where the task is tokenwise they are (tokens, outputs): the real tokens of all
-rows, one row after another. Everything here is deterministic.
+Logits are float arrays of shape (rows, outputs); of a tokenwise task (tokens, outputs), with the tokens of all rows one
+after another and without padding. All results are deterministic.
 """
 
 from __future__ import annotations
@@ -16,58 +16,82 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from compress.data.conll import entities
+from compress.data.conll import Entity, entities
 from compress.errors import CompressError, DataError
 from compress.progress import Progress
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import Tensor
     from torch.nn import Module
 
     from compress.data.task import Task
-
 
 Array = NDArray[Any]
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
 def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
-    """Compute every metric of a task on texts by name, `task.metric` among them; `labels` are as a split holds them.
+    """Compute every metric of a classification, multilabel or regression task, by name.
 
-    classification  accuracy, f1 (two classes: of the last class; more: macro over the classes that occur), matthews
-    multilabel      f1 (micro), f1_macro, accuracy (all of a row's labels right); a label is given where logit > 0
+    classification  accuracy, f1 (with two classes, of the last; with more, macro over the classes that occur), matthews
+    multilabel      f1 (micro), f1_macro, accuracy (rows with every label right); a label is predicted where logit > 0
     regression      pearson, spearman, mse
 
-    A metric that constant answers leave undefined is 0.0. Raises CompressError for logits that are not finite or do
-    not fit the labels, DataError for labels that are none of the task's.
+    `labels` are those of the split. A metric that constant predictions leave undefined is 0.0. Raises CompressError for
+    logits that are not finite or do not match the labels, DataError for invalid labels.
     """
     logits, labels = check_logits(task, logits, labels)
     if task.kind == "regression":
-        return _regression_scores(logits[:, 0], labels)
+        from scipy.stats import rankdata
+
+        predicted = logits[:, 0]
+        return {
+            "pearson": _pearson(predicted, labels),
+            "spearman": _pearson(rankdata(predicted), rankdata(labels)),
+            "mse": float(np.square(predicted - labels).mean()),
+        }
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
     if task.kind == "multilabel":
-        return _multilabel_scores(logits > 0, labels > 0.5)
-    return _classification_scores(logits.argmax(axis=1), labels, classes=task.outputs)
+        predicted, labels = logits > 0, labels > 0.5
+        # Column by column: scikit-learn takes a (rows, 1) array for a binary task and would count the zeros as a class.
+        columns = [f1_score(labels[:, n], predicted[:, n], zero_division=0.0) for n in range(labels.shape[1])]
+        return {
+            "f1": float(f1_score(labels.ravel(), predicted.ravel(), zero_division=0.0)),
+            "f1_macro": float(np.mean(columns)),
+            "accuracy": float((predicted == labels).all(axis=1).mean()),
+        }
+    predicted = logits.argmax(axis=1)
+    average = "binary" if task.outputs == 2 else "macro"
+    constant = _is_constant(predicted) or _is_constant(labels)
+    return {
+        "accuracy": float(accuracy_score(labels, predicted)),
+        "f1": float(f1_score(labels, predicted, average=average, zero_division=0.0)),
+        "matthews": 0.0 if constant else float(matthews_corrcoef(labels, predicted)),
+    }
 
 
 def scores_by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
-    """Score each label of a task on texts apart; () of numbers. Raises as `scores`."""
+    """Score each class of a classification or multilabel task; () for other tasks. Raises as `scores` does."""
     if task.numeric:
         return ()
     logits, labels = check_logits(task, logits, labels)
     if task.kind == "multilabel":
-        said, true = logits > 0, labels > 0.5
+        predicted, true = logits > 0, labels > 0.5
     else:
-        said, true = (each[:, None] == np.arange(task.outputs) for each in (logits.argmax(axis=1), labels))
-    counts = zip(task.labels, (said & true).sum(axis=0), said.sum(axis=0), true.sum(axis=0), strict=True)
+        predicted, true = (ids[:, None] == np.arange(task.outputs) for ids in (logits.argmax(axis=1), labels))
+    columns = ((predicted & true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0))
+    counts = zip(task.labels, *columns, strict=True)
     return tuple(ClassScore.from_counts(label, *map(int, numbers)) for label, *numbers in counts)
 
 
 def agreement(task: Task, student: Array, teacher: Array) -> float:
-    """Measure how often the student answers as the teacher does on texts, from the logits of both over the same rows.
+    """Measure how often student and teacher predict the same, from their logits for the same rows.
 
-    classification: share of rows with the same class; multilabel: share of the (row, label) decisions that are the
-    same; regression: Pearson's r between the two, 0.0 where one of them is constant.
+    classification: the share of rows with the same class; multilabel: the share of (row, label) decisions that are the
+    same; regression: Pearson's r, 0.0 where either is constant.
     """
     if student.shape != teacher.shape:
         raise CompressError(
@@ -82,32 +106,31 @@ def agreement(task: Task, student: Array, teacher: Array) -> float:
 
 
 def distance(task: Task, student: Array, teacher: Array) -> float:
-    """Measure how far the student's logits are from the teacher's: smooth where `agreement` counts answers.
+    """Measure how far the student's logits are from the teacher's; smooth, where `agreement` counts.
 
-    Of classes, the mean KL divergence from the teacher's probabilities to the student's, in nats (several labels: of
-    each label, summed up); of numbers and of answers in a text, the mean squared difference; of vectors, one minus
-    their mean cosine.
+    For classes it is the mean KL divergence from the teacher's probabilities to the student's, in nats, summed over the
+    labels of a multilabel task; for numbers and spans the mean squared difference; for vectors 1 minus the mean cosine.
     """
-    mine, theirs = student.astype(np.float64), teacher.astype(np.float64)
+    student, teacher = student.astype(np.float64), teacher.astype(np.float64)
     if task.kind == "embedding":
-        lengths = np.linalg.norm(mine, axis=1) * np.linalg.norm(theirs, axis=1)
-        return float(1 - ((mine * theirs).sum(1) / np.maximum(lengths, 1e-12)).mean())
+        lengths = np.linalg.norm(student, axis=1) * np.linalg.norm(teacher, axis=1)
+        return float(1 - ((student * teacher).sum(1) / np.maximum(lengths, 1e-12)).mean())
     if task.kind in ("regression", "qa"):
-        return float(np.square(mine - theirs).mean())
+        return float(np.square(student - teacher).mean())
     if task.kind == "multilabel":
-        mine, theirs = (np.stack([each, np.zeros_like(each)], axis=-1) for each in (mine, theirs))
-    mine, theirs = (each - logsumexp(each, axis=-1, keepdims=True) for each in (mine, theirs))
-    return float((np.exp(theirs) * (theirs - mine)).sum(axis=-1).sum(axis=tuple(range(1, mine.ndim - 1))).mean())
+        student, teacher = (np.stack([values, np.zeros_like(values)], axis=-1) for values in (student, teacher))
+    student, teacher = (values - logsumexp(values, axis=-1, keepdims=True) for values in (student, teacher))
+    divergence = (np.exp(teacher) * (teacher - student)).sum(axis=-1)
+    return float(divergence.sum(axis=tuple(range(1, student.ndim - 1))).mean())
 
 
 def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64, bf16: bool = False) -> Array:
-    """Compute the model's logits for every row of `encoded`, in its order.
+    """Compute the logits of every row of `encoded`, in its order: float32 (rows, outputs) or (tokens, outputs).
 
-    float32 (rows, outputs), or (tokens, outputs) of a head that answers per token; a head that answers with spans gives
-    their starts and ends. `encoded` has a `length` column (tokens); rows run longest first, so that batches carry
-    little padding and memory runs out at once or never. `collate` turns a list of rows into a batch of tensors; what
-    `model.forward` does not name, and labels, are left out. Runs in eval mode without gradients on the model's device,
-    bf16: under bfloat16 autocast; the mode of every module is as before afterwards.
+    A head that answers with spans has two outputs per token, for starts and ends. `encoded` has a column `length`, in
+    tokens: the longest rows come first, so that little is padded and memory runs out at once or never. `collate` makes
+    a batch of tensors from a list of rows; labels, and what `model.forward` does not take, are left out. Runs without
+    gradients, in eval mode (every module's mode is restored), on the model's device, with `bf16` under autocast.
     """
     import torch
 
@@ -119,7 +142,7 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
     accepted = inspect.signature(model.forward).parameters.keys() - {"labels"}
     device = next(model.parameters()).device
     rows_only = encoded.remove_columns("length")
-    parts = []
+    parts: list[Array] = []
     bar = Progress("scoring", len(order), "rows")
     with evaluating(model), torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16), bar:
         for start in range(0, len(order), batch):
@@ -127,114 +150,86 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
             rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
             inputs = {name: tensor.to(device) for name, tensor in collate(rows).items() if name in accepted}
             values = logits_of(model(**inputs)).float().cpu().numpy()
-            if values.ndim == 3:
-                tokens = inputs["attention_mask"].bool().cpu().numpy()
-                parts += [row[real] for row, real in zip(values, tokens, strict=True)]
-            else:
-                parts += list(values[:, None])
+            parts += split_rows(values, inputs.get("attention_mask"))
             bar.advance(len(rows))
     return np.concatenate([parts[n] for n in np.argsort(order)])
 
 
+def split_rows(logits: Array, attention_mask: Tensor | None) -> list[Array]:
+    """Split the logits of a batch by row, each (1, outputs) or, without padding, (tokens, outputs)."""
+    if logits.ndim == 3:
+        assert attention_mask is not None
+        real = attention_mask.bool().cpu().numpy()
+        return [row[tokens] for row, tokens in zip(logits, real, strict=True)]
+    return list(logits[:, None])
+
+
 def check_logits(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Return logits and labels as arrays, checked: see `scores`."""
-    logits, labels = np.asarray(logits, dtype=np.float64), np.asarray(labels)
-    expected = labels.shape if task.kind == "multilabel" else (len(labels), task.outputs)
-    if logits.shape != expected or not len(labels):
-        raise CompressError(
-            f"scores: logits of shape {logits.shape} do not answer {len(labels)} rows with {task.outputs} outputs "
-            f"(expected {expected}, at least one row); check that the model's head is the task's."
-        )
-    broken = int((~np.isfinite(logits)).any(axis=1).sum())
-    if broken:
-        raise not_finite(broken, len(logits), "rows")
+    """Return logits, as float64, and labels. Raises as `scores` does."""
+    labels = np.asarray(labels)
+    logits = np.asarray(logits, dtype=np.float64)
+    check_finite(logits, labels.shape if task.kind == "multilabel" else (len(labels), task.outputs), "rows")
     if task.kind == "classification" and not ((labels >= 0) & (labels < task.outputs)).all():
         raise DataError(
-            f"scores: labels from {labels.min()} to {labels.max()} where {task.outputs} classes allow "
+            f"scores: labels from {labels.min()} to {labels.max()}, but {task.outputs} classes allow "
             f"0 to {task.outputs - 1}; a split with hidden labels (-1) cannot be scored, choose another."
         )
     if task.kind != "classification" and not np.isfinite(labels).all():
-        raise DataError("scores: some labels are not finite numbers; drop or mend these rows.")
+        raise DataError("scores: some labels are not finite numbers; remove or correct these rows.")
     return logits, labels
 
 
-def not_finite(broken: int, of: int, what: str) -> CompressError:
-    return CompressError(
-        f"scores: the logits of {broken} of {of} {what} are not finite, so the model's weights or its precision are "
-        "broken. Look at the training loss; a lower learning rate or fp32 are the usual remedies."
-    )
-
-
-def _classification_scores(answers: Array, labels: Array, *, classes: int) -> dict[str, float]:
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    average = "binary" if classes == 2 else "macro"
-    constant = _constant(answers) or _constant(labels)
-    return {
-        "accuracy": float(accuracy_score(labels, answers)),
-        "f1": float(f1_score(labels, answers, average=average, zero_division=0.0)),
-        "matthews": 0.0 if constant else float(matthews_corrcoef(labels, answers)),
-    }
-
-
-def _multilabel_scores(answers: Array, labels: Array) -> dict[str, float]:
-    from sklearn.metrics import f1_score
-
-    # Column by column: scikit-learn takes a (rows, 1) array for a binary task and would count the zeros as a class.
-    columns = [f1_score(labels[:, one], answers[:, one], zero_division=0.0) for one in range(labels.shape[1])]
-    return {
-        "f1": float(f1_score(labels.ravel(), answers.ravel(), zero_division=0.0)),
-        "f1_macro": float(np.mean(columns)),
-        "accuracy": float((answers == labels).all(axis=1).mean()),
-    }
-
-
-def _regression_scores(answers: Array, labels: Array) -> dict[str, float]:
-    from scipy.stats import rankdata
-
-    return {
-        "pearson": _pearson(answers, labels),
-        "spearman": _pearson(rankdata(answers), rankdata(labels)),
-        "mse": float(np.square(answers - labels).mean()),
-    }
+def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
+    """Raise CompressError for model outputs of another shape than `expected`, for no `unit`s, or values not finite."""
+    if values.shape != expected or not len(values):
+        raise CompressError(
+            f"scores: the model's outputs have shape {values.shape}; expected {expected}, one row for each of at least "
+            f"one of the {unit}. Check that the model's head is that of the task."
+        )
+    if broken := int((~np.isfinite(values)).any(axis=1).sum()):
+        raise CompressError(
+            f"scores: the model's outputs for {broken} of {len(values)} {unit} are not finite, so its weights or its "
+            "precision are broken. Look at the training loss; try a lower learning rate or fp32."
+        )
 
 
 def _pearson(one: Array, other: Array) -> float:
     from scipy.stats import pearsonr
 
-    if _constant(one) or _constant(other):
+    if _is_constant(one) or _is_constant(other):
         return 0.0
     return float(pearsonr(one.astype(np.float64), other.astype(np.float64)).statistic)
 
 
-def _constant(values: Array) -> bool:
-    """Check that all values are equal up to the rounding of float64: scipy would warn, or answer with noise."""
+def _is_constant(values: Array) -> bool:
+    """Check that all values are equal up to the rounding of float64: scipy would warn, or return noise."""
     return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
 
 
-def scores_by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
-    """Score the entities of each label apart, labels in alphabetical order; `entity_scores` counts all together."""
-    said = {(n, *entity) for n, tags in enumerate(answers) for entity in entities(tags)}
-    true = {(n, *entity) for n, tags in enumerate(truth) for entity in entities(tags)}
-    right, given, there = (Counter(one[1] for one in each) for each in (said & true, said, true))
+def scores_by_label(predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
+    """Score the entities of each label, in alphabetical order; see `entity_scores`."""
+    found, true = _entities(predicted), _entities(truth)
+    right, given, support = (Counter(entity.label for _, entity in group) for group in (found & true, found, true))
     return tuple(
-        ClassScore.from_counts(label, right[label], given[label], there[label]) for label in sorted(given | there)
+        ClassScore.from_counts(label, right[label], given[label], support[label]) for label in sorted(given | support)
     )
 
 
-def entity_scores(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Compute f1, precision and recall over all sentences' entities, accuracy over their words; 0.0 without any.
+def entity_scores(predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Compute f1, precision and recall over the entities of all sentences, and accuracy over their words; 0.0 of none.
 
-    Sentences come in the same order and with the same number of words.
+    Sentences come in the same order and have the same number of words.
     """
-    said = {(n, *entity) for n, tags in enumerate(answers) for entity in entities(tags)}
-    true = {(n, *entity) for n, tags in enumerate(truth) for entity in entities(tags)}
-    right = len(said & true)
-    words = sum(map(len, truth))
-    same = sum(one == other for pair in zip(answers, truth, strict=True) for one, other in zip(*pair, strict=True))
+    found, true = _entities(predicted), _entities(truth)
+    right = len(found & true)
+    same = sum(one == other for pair in zip(predicted, truth, strict=True) for one, other in zip(*pair, strict=True))
     return {
-        "f1": 2 * right / max(1, len(said) + len(true)),
-        "precision": right / max(1, len(said)),
+        "f1": 2 * right / max(1, len(found) + len(true)),
+        "precision": right / max(1, len(found)),
         "recall": right / max(1, len(true)),
-        "accuracy": same / max(1, words),
+        "accuracy": same / max(1, sum(map(len, truth))),
     }
+
+
+def _entities(sentences: Sequence[Sequence[str]]) -> set[tuple[int, Entity]]:
+    return {(n, entity) for n, tags in enumerate(sentences) for entity in entities(tags)}

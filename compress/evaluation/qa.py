@@ -1,10 +1,10 @@
-"""Choose answers to questions, spans of a text, from logits, and score them (SQuAD 1.1 and 2.0).
+"""Extract answers to questions, spans of a text, from logits, and score them (SQuAD 1.1 and 2.0).
 
 Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822: exact match and F1 over the words of normalised
-answers, the best over a question's gold answers; a question without one is right when nothing is answered. Devlin et
-al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span scores the start logit of its first and the end logit of its last
-token; no answer scores those of the classification token; it is given where it beats the best span by more than a
-threshold.
+answers, the best over a question's gold answers; a question without an answer is right if nothing is answered. Devlin
+et al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span scores the start logit of its first plus the end logit of its
+last token, and no answer scores those of the classification token; no answer is given if it beats the best span by more
+than a threshold.
 
 Shapes: T tokens of all rows, one row after another; R rows (windows of a text); Q questions.
 """
@@ -22,7 +22,7 @@ Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
 LONGEST = 30
-"""The most tokens of an answer (the authors' code of BERT)."""
+"""The most tokens of an answer (as in the code of BERT's authors)."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -30,12 +30,12 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Windows:
-    """Describe the rows in which questions are asked: a text that is too long for one is read in several.
+    """Describe the rows of questions; a text that is too long for one row takes several.
 
-    starts_T, ends_T   the characters of the context that a token covers; -1 where it is no token of the context
-    lengths_R          tokens of each row
-    nulls_R            which token of the row stands for "no answer": the classification token
-    question_R         the question of each row, from 0, ascending
+    starts_T, ends_T   the characters of the context that a token covers; -1 for tokens outside the context
+    lengths_R          the length of each row in tokens
+    nulls_R            the token of the row that stands for "no answer": the classification token
+    question_R         the question of each row, counted from 0, ascending
     """
 
     starts_T: Ints
@@ -47,11 +47,10 @@ class Windows:
 
 @dataclass(frozen=True)
 class Spans:
-    """Hold the best span of every question: its characters, its tokens (among the T of all rows), and how much better
-    no answer is.
+    """Hold the best span of every question: its characters, its tokens (among the T of all rows), and its margin.
 
-    margin_Q is the score of no answer (the least of the question's rows) minus the span's; infinite where no row holds
-    any of the context.
+    margin_Q is the score of no answer (the lowest of the question's rows) minus the span's; infinite if no row has a
+    token of the context.
     """
 
     starts_Q: Ints
@@ -61,13 +60,13 @@ class Spans:
     margin_Q: Floats
 
     def texts(self, contexts: Sequence[str], threshold: float) -> list[str]:
-        """Return the answers; '' for a question whose margin is above the threshold."""
-        given = zip(contexts, self.starts_Q, self.ends_Q, self.margin_Q, strict=True)
-        return ["" if margin > threshold else context[start:end].strip() for context, start, end, margin in given]
+        """Return the answers; '' if the margin is above the threshold."""
+        spans = zip(contexts, self.starts_Q, self.ends_Q, self.margin_Q, strict=True)
+        return ["" if margin > threshold else context[start:end].strip() for context, start, end, margin in spans]
 
 
 def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
-    """Find for every question the span of at most LONGEST tokens of one row with the highest start + end logit."""
+    """Find the span of at most LONGEST tokens of one row with the highest start + end logit, for every question."""
     begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)
     row_T = np.repeat(np.arange(len(windows.lengths_R)), windows.lengths_R)
     first_T, last_T = logits_T2.astype(np.float64).T
@@ -80,15 +79,15 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
         better = sums > score_T[here]
         score_T[here][better] = sums[better]
         width_T[here][better] = width
-    asked_R = np.flatnonzero(np.diff(windows.question_R, prepend=-1))
-    begins_Q = begins_R[asked_R]
+    first_rows_Q = np.flatnonzero(np.diff(windows.question_R, prepend=-1))
+    begins_Q = begins_R[first_rows_Q]
     best_Q = np.maximum.reduceat(score_T, begins_Q)
-    question_T = np.repeat(np.arange(len(asked_R)), np.diff(begins_Q, append=len(first_T)))
+    question_T = np.repeat(np.arange(len(first_rows_Q)), np.diff(begins_Q, append=len(first_T)))
     hits = np.flatnonzero(score_T == best_Q[question_T])
     _, firsts = np.unique(question_T[hits], return_index=True)
     token_Q = hits[firsts]
     nulls_R = begins_R + windows.nulls_R
-    null_Q = np.minimum.reduceat(first_T[nulls_R] + last_T[nulls_R], asked_R)
+    null_Q = np.minimum.reduceat(first_T[nulls_R] + last_T[nulls_R], first_rows_Q)
     none_Q = np.isneginf(best_Q)
     last_Q = token_Q + width_T[token_Q]
     starts_Q = np.where(none_Q, 0, windows.starts_T[token_Q])
@@ -98,19 +97,20 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
 
 
 def normalise_answer(answer: str) -> str:
-    """Normalise an answer: lower case, without punctuation (of ASCII), English articles and extra space."""
+    """Normalise an answer: lower case, without ASCII punctuation, English articles and extra spaces."""
     plain = answer.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def exact(answer: str, golds: Sequence[str]) -> float:
-    """Return 1.0 where the answer is a gold answer but for case, punctuation and articles (see `right_answers`)."""
+    """Return 1.0 if the normalised answer equals a normalised gold answer (see `right_answers`), else 0.0."""
     return float(any(normalise_answer(answer) == normalise_answer(gold) for gold in golds))
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
-    """Compute the best F1, over the golds, of the words that answer and gold share."""
-    return max(_f1(normalise_answer(answer).split(), normalise_answer(gold).split()) for gold in golds)
+    """Compute the F1 of the words that answer and gold share, the best over the golds."""
+    words = normalise_answer(answer).split()
+    return max(_f1(words, normalise_answer(gold).split()) for gold in golds)
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:
@@ -121,47 +121,46 @@ def _f1(answer: list[str], gold: list[str]) -> float:
 
 
 def right_answers(golds: Sequence[str]) -> list[str]:
-    """Return the golds that are not empty when normalised; "" alone, no answer, where there is none."""
+    """Return the golds that are not empty when normalised, or [""] (no answer) if there are none."""
     return [gold for gold in golds if normalise_answer(gold)] or [""]
 
 
 def answer_scores(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
     """Compute f1 and exact, means over questions.
 
-    Where some have an answer and some none, also f1_answerable, and no_answer, the share of the others that were left
-    unanswered.
+    If some questions have an answer and some have none, also f1_answerable, of the former, and no_answer, the share of
+    the latter that were left unanswered.
     """
-    right = [right_answers(each) for each in golds]
-    f1_Q = np.array([f1(answer, each) for answer, each in zip(answers, right, strict=True)])
-    exact_Q = np.array([exact(answer, each) for answer, each in zip(answers, right, strict=True)])
-    none_Q = np.array([each == [""] for each in right])
-    found = {"f1": float(f1_Q.mean()), "exact": float(exact_Q.mean())}
+    right = list(map(right_answers, golds))
+    f1_Q = np.array([f1(*pair) for pair in zip(answers, right, strict=True)])
+    exact_Q = np.array([exact(*pair) for pair in zip(answers, right, strict=True)])
+    none_Q = np.array([golds == [""] for golds in right])
+    values = {"f1": float(f1_Q.mean()), "exact": float(exact_Q.mean())}
     if none_Q.any() and not none_Q.all():
-        found |= {"f1_answerable": float(f1_Q[~none_Q].mean()), "no_answer": float(f1_Q[none_Q].mean())}
-    return found
+        values |= {"f1_answerable": float(f1_Q[~none_Q].mean()), "no_answer": float(f1_Q[none_Q].mean())}
+    return values
 
 
 def f1_of_spans(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]]) -> float | None:
-    """Compute the mean F1 of the questions that have an answer, were one always given: what no threshold can hide.
+    """Compute the mean F1 of the best spans over the questions that have an answer, without any threshold.
 
-    None where no question has one.
+    None if no question has one.
     """
-    given = zip(spans.texts(contexts, np.inf), map(right_answers, golds), strict=True)
-    found = [f1(answer, right) for answer, right in given if right != [""]]
-    return float(np.mean(found)) if found else None
+    pairs = zip(spans.texts(contexts, np.inf), map(right_answers, golds), strict=True)
+    values = [f1(answer, right) for answer, right in pairs if right != [""]]
+    return float(np.mean(values)) if values else None
 
 
 def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]], *, metric: str) -> float:
-    """Choose the threshold on the margin with the highest mean of `metric` (f1 or exact) on these questions.
+    """Choose the threshold on the margin that gives the highest mean of `metric` (f1 or exact) on these questions.
 
-    Halfway between the margins of two questions; below the lowest by one nothing is answered, above the highest by one
-    everything is.
+    It lies halfway between the margins of two questions, or 1 below the lowest (nothing is answered), or 1 above the
+    highest (everything is).
     """
     score = {"f1": f1, "exact": exact}[metric]
-    right = [right_answers(each) for each in golds]
-    always = spans.texts(contexts, np.inf)
-    spoken_Q = np.array([score(answer, each) for answer, each in zip(always, right, strict=True)])
-    silent_Q = np.array([score("", each) for each in right])
+    right = list(map(right_answers, golds))
+    spans_Q = np.array([score(*pair) for pair in zip(spans.texts(contexts, np.inf), right, strict=True)])
+    none_Q = np.array([score("", golds) for golds in right])
     order = np.argsort(spans.margin_Q, kind="stable")
     order = order[np.isfinite(spans.margin_Q[order])]
     if not len(order):
@@ -169,5 +168,5 @@ def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequen
     margins = spans.margin_Q[order]
     between = np.concatenate([[margins[0] - 1], (margins[:-1] + margins[1:]) / 2, [margins[-1] + 1]])
     possible = np.concatenate([[True], margins[:-1] < margins[1:], [True]])
-    totals = np.concatenate([[0.0], np.cumsum((spoken_Q - silent_Q)[order])])
+    totals = np.concatenate([[0.0], np.cumsum((spans_Q - none_Q)[order])])
     return float(between[np.where(possible, totals, -np.inf).argmax()])

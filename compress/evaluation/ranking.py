@@ -1,7 +1,7 @@
-"""Score rankings: how high the relevant passages of each query stand.
+"""Score rankings: how high the relevant passages of each query rank.
 
 The measures are those of trec_eval (ndcg_cut_10, recip_rank of the first ten, map, recall_10 and recall_100), whose
-values the tests reproduce. trec_eval's own bindings have no wheels for Linux on ARM, so numpy computes them here.
+values the tests reproduce. They are computed with numpy because trec_eval's bindings have no wheels for Linux on ARM.
 """
 
 from __future__ import annotations
@@ -20,43 +20,50 @@ Array = NDArray[Any]
 
 CUT: Final = 10
 MOST_CANDIDATES: Final = 1 << 24
-"""Candidates of a query at most, so that each has a number of its own."""
+"""The most candidates of a query, so that each has a unique number."""
 MEASURES: Final = ("ndcg@10", "mrr@10", "map", "recall@10", "recall@100")
 
 
 def query_scores(
-    found: Sequence[Mapping[int, float]], judged: Sequence[Mapping[int, float]]
+    ranked: Sequence[Mapping[int, float]], judged: Sequence[Mapping[int, float]]
 ) -> dict[str, NDArray[np.float64]]:
     """Compute MEASURES for every query: (queries,) each.
 
-    found   the score of each candidate, by its number; the highest comes first
-    judged  the relevance of judged candidates: above 0 is relevant, and is the gain of ndcg@10; of others it is 0
+    ranked  candidate -> score; the highest ranks first
+    judged  candidate -> relevance; relevant if above 0, and the gain of ndcg@10; 0 for others
 
-    Relevant candidates that were not found count as missed. Equal scores are put in an order that depends on nothing
-    but the candidates' numbers, and not on which of them is the greater: a model that cannot tell candidates apart
-    gains nothing by the order in which a file lists them. A query without relevant candidates has 0.0.
+    Relevant candidates that are not ranked count as missed. Ties are broken by a hash of the candidates' numbers, so
+    that a model that cannot tell candidates apart gains nothing from their order in a file. A query without relevant
+    candidates scores 0.0.
     """
-    values = np.zeros((len(found), len(MEASURES)))
-    for n, (scores, relevance) in enumerate(zip(found, judged, strict=True)):
+    values = np.zeros((len(ranked), len(MEASURES)))
+    for n, (scores, relevance) in enumerate(zip(ranked, judged, strict=True)):
         ideal = np.sort([gain for gain in relevance.values() if gain > 0])[::-1]
-        if len(ideal):
-            gains = np.array([max(relevance.get(each, 0.0), 0.0) for each in rank_candidates(scores)])
-            values[n] = _measures(gains, ideal)
+        if not len(ideal):
+            continue
+        gains = np.array([max(relevance.get(candidate, 0.0), 0.0) for candidate in rank_candidates(scores)])
+        hits = gains > 0
+        places = np.flatnonzero(hits)
+        precisions = np.cumsum(hits)[places] / (places + 1)
+        values[n] = (
+            _discounted_gain(gains) / _discounted_gain(ideal),
+            1.0 / (places[0] + 1) if len(places) and places[0] < CUT else 0.0,
+            float(precisions.sum()) / len(ideal),
+            *(float(hits[:cut].sum()) / len(ideal) for cut in (10, 100)),
+        )
     return dict(zip(MEASURES, values.T, strict=True))
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Hold which rows of a split are the candidates of one query.
+    """Hold the rows of a split as the candidates of their queries.
 
-    query_R   the number of each row's query, from 0 without gaps
-    place_R   the number of each row among those of its query
+    query_R   the query of each row, counted from 0 without gaps
     label_R   its relevance
-    key_R     a number that is the row's own, whatever other queries are in the split: see `query_scores`
+    key_R     the candidate's number, which does not depend on the other queries of the split: see `query_scores`
     """
 
     query_R: NDArray[np.int64]
-    place_R: NDArray[np.int64]
     label_R: NDArray[np.float64]
     key_R: NDArray[np.int64]
 
@@ -70,35 +77,35 @@ class Candidates:
         place_R = np.empty_like(query_R)
         place_R[order_R] = np.arange(len(query_R)) - begins_Q[query_R[order_R]]
         labels = np.asarray(split["label"][:], dtype=np.float64)
-        return Candidates(query_R, place_R, labels, named_R * MOST_CANDIDATES + place_R)
+        return Candidates(query_R, labels, named_R * MOST_CANDIDATES + place_R)
 
     def __len__(self) -> int:
         """Count the queries."""
         return int(self.query_R.max(initial=-1)) + 1
 
-    def of_each(self, values_R: Array) -> list[dict[int, float]]:
-        """Gather a value of each row by query: the row's own number -> its value."""
-        found: list[dict[int, float]] = [{} for _ in range(len(self))]
+    def group(self, values_R: Array) -> list[dict[int, float]]:
+        """Group a value of each row by query: candidate -> value."""
+        groups: list[dict[int, float]] = [{} for _ in range(len(self))]
         for query, key, value in zip(self.query_R.tolist(), self.key_R.tolist(), values_R.tolist(), strict=True):
-            found[query][key] = value
-        return found
+            groups[query][key] = value
+        return groups
 
     def scores(self, score_R: Array) -> dict[str, NDArray[np.float64]]:
         """Compute MEASURES of every query from the score of each row."""
-        return query_scores(self.of_each(score_R), self.of_each(self.label_R))
+        return query_scores(self.group(score_R), self.group(self.label_R))
 
     def first(self, score_R: Array) -> NDArray[np.int64]:
-        """Return the candidate of each query that stands first, by its own number: (queries,)."""
-        return np.array([rank_candidates(scores)[0] for scores in self.of_each(score_R)], dtype=np.int64)
+        """Return the candidate of each query that ranks first: (queries,)."""
+        return np.array([rank_candidates(scores)[0] for scores in self.group(score_R)], dtype=np.int64)
 
-    def alike(self, one_R: Array, other_R: Array) -> float:
-        """Compute the share of pairs of a query's candidates that both scores put in the same order, mean over queries.
+    def pair_agreement(self, one_R: Array, other_R: Array) -> float:
+        """Compute the share of pairs of a query's candidates that both scores rank alike, averaged over queries.
 
-        It is (1 + Kendall's tau) / 2 where no scores are equal; equal ones have the order of `query_scores`. Queries
-        with one candidate are passed over; 1.0 where no query has two.
+        It equals (1 + Kendall's tau) / 2 without ties; ties are broken as in `query_scores`. Queries with one candidate
+        are left out; 1.0 if no query has two.
         """
         shares = []
-        for one, other in zip(self.of_each(one_R), self.of_each(other_R), strict=True):
+        for one, other in zip(self.group(one_R), self.group(other_R), strict=True):
             if len(one) > 1:
                 place = {key: n for n, key in enumerate(rank_candidates(other))}
                 order = np.array([place[key] for key in rank_candidates(one)])
@@ -106,41 +113,25 @@ class Candidates:
                 shares.append(float((order[later[0]] < order[later[1]]).mean()))
         return float(np.mean(shares)) if shares else 1.0
 
-    def centred(self, score_R: Array) -> Array:
-        """Subtract from each score the mean of its query's: what all candidates share puts none before another."""
+    def centre(self, score_R: Array) -> Array:
+        """Subtract the mean score of its query from each score."""
         means_Q = np.bincount(self.query_R, score_R) / np.bincount(self.query_R)
         return np.asarray(score_R - means_Q[self.query_R])
 
 
 def rank_candidates(scores: Mapping[int, float]) -> list[int]:
-    """Return the candidates from the highest score to the lowest; see `query_scores` for equal ones."""
-    names = np.fromiter(scores, np.int64, len(scores))
-    order = np.lexsort((mix(names), -np.fromiter(scores.values(), np.float64, len(scores))))
-    return [int(name) for name in names[order]]
-
-
-def mix(names: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Scatter whole numbers, different ones differently: SplitMix64's last step (Steele et al. 2014)."""
-    mixed = names.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    """Return the candidates from the highest score to the lowest; see `query_scores` for ties."""
+    numbers = np.fromiter(scores, np.int64, len(scores))
+    # SplitMix64's finaliser (Steele et al. 2014) as the hash that breaks ties
+    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+    mixed ^= mixed >> np.uint64(31)
+    order = np.lexsort((mixed, -np.fromiter(scores.values(), np.float64, len(scores))))
+    return [int(number) for number in numbers[order]]
 
 
-def _measures(gains: Array, ideal: Array) -> tuple[float, ...]:
-    """Compute MEASURES of one query from the gains in the order found, and all that there are, in the best order."""
-    hits = gains > 0
-    places = np.flatnonzero(hits)
-    precisions = np.cumsum(hits)[places] / (places + 1)
-    return (
-        _sum_discounted(gains) / _sum_discounted(ideal),
-        1.0 / (places[0] + 1) if len(places) and places[0] < CUT else 0.0,
-        float(precisions.sum()) / len(ideal),
-        *(float(hits[:most].sum()) / len(ideal) for most in (10, 100)),
-    )
-
-
-def _sum_discounted(gains: Array) -> float:
-    """Compute DCG@10 (Järvelin & Kekäläinen 2002) with the relevance itself as the gain."""
+def _discounted_gain(gains: Array) -> float:
+    """Compute DCG@10 (Järvelin & Kekäläinen 2002), with the relevance itself as the gain."""
     first = gains[:CUT]
     return float((first / np.log2(np.arange(len(first)) + 2)).sum())

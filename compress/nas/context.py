@@ -167,7 +167,7 @@ class SupernetEvaluator:
         device = next(whole.parameters()).device
         batches = [
             EvaluationBatches.from_evaluator(
-                evaluator.spread(ceil(share * len(evaluator.split))), training.collate, device=device
+                evaluator.subsample(ceil(share * len(evaluator.split))), training.collate, device=device
             )
             for share in costs.search.space.rungs
         ]

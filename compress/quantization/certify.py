@@ -89,7 +89,7 @@ def compare_logits(evaluator: Evaluator, exact: Logits, other: Logits, *, thresh
     """Compare `other` with `exact`, logits of the evaluator's rows. `threshold`: qa, see `Evaluator.scores`."""
     before, after = (evaluator.scores(each, threshold=threshold)[evaluator.task.metric] for each in (exact, other))
     thresholds = (threshold, threshold)
-    changed = evaluator.changed(other, exact, thresholds=thresholds)
+    changed = evaluator.count_changed(other, exact, thresholds=thresholds)
     ranking = evaluator.task.kind == "ranking"
     return ScoreDrop(
         before,
@@ -121,8 +121,8 @@ class QuantizationEvaluator:
         bundle: Bundle, evaluator: Evaluator, *, threads: int, products: int = MANY
     ) -> "QuantizationEvaluator":
         """Run the fp32 file. The more `products` there are to be tried, the fewer rows the probe has."""
-        evaluator = evaluator.spread(ROWS)
-        probe = evaluator.spread(max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))).rows
+        evaluator = evaluator.subsample(ROWS)
+        probe = evaluator.subsample(max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))).rows
         exact, expected = (bundle.logits(rows, precision="fp32", threads=threads) for rows in (evaluator.rows, probe))
         return QuantizationEvaluator(bundle, evaluator, exact, probe, expected, threads)
 

@@ -227,7 +227,7 @@ def write_npu(
     judged = longest.evaluator(data.validation)
     # no longer than its texts are: files of a fixed length compute the padding too
     planned = min(lengths[-1], max(len(ids) for ids in judged.rows["input_ids"]))
-    rows = longest.evaluator(data.train).spread(CALIBRATION_ROWS).rows
+    rows = longest.evaluator(data.train).subsample(CALIBRATION_ROWS).rows
     if len(rows) < LEAST_ROWS:
         raise ExportError(
             f"{data.name}: the train split has {len(rows)} {'row' if len(rows) == 1 else 'rows'} to calibrate on; "
@@ -372,10 +372,10 @@ def certify_emulated(
     """
     evaluator, split = _proof_rows(bundle, data)
     fewest, most = EMULATED_ROWS
-    chosen, outputs = evaluator.spread(fewest), VECTORS.get(bundle.task.kind)
+    chosen, outputs = evaluator.subsample(fewest), VECTORS.get(bundle.task.kind)
     found = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
     if (rows := min(most, len(evaluator), int(EMULATED_SECONDS / found.seconds))) > fewest:
-        chosen = evaluator.spread(rows)
+        chosen = evaluator.subsample(rows)
         found = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
     before = bundle.logits(chosen.rows, precision="fp32", threads=os.cpu_count() or 1)
     outcome = _compare(bundle, chosen, before, join_answers(bundle.task, found.answers))

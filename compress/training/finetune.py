@@ -233,7 +233,7 @@ def check_logits(
     exam = Evaluator(data.task, data.validation, data.validation if rows is None else rows)
     scores, majority = exam.scores(logits), baselines.majority(data, data.validation)
     metric = data.task.metric
-    ahead, error = baselines.lead(data, exam, logits)
+    ahead, error = baselines.lead_over_majority(data, exam, logits)
     ranking = data.task.kind == "ranking"
     rows, other = ("queries", "a random order") if ranking else ("rows", "always giving the most frequent answer")
     figures = (

@@ -147,7 +147,7 @@ def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, evaluator: Evalua
 
 
 def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, evaluator: Evaluator) -> None:
-    few = evaluator.spread(5)
+    few = evaluator.subsample(5)
     device = Rule(fastest(TURNED, TURNED_INT8))
     tune(shipped, device=device, settings=SETTINGS, evaluator=evaluator, proof=few, split="test", max_drop=1.0)
     (proof,) = Report.from_json(shipped.path / "report.json").certificates

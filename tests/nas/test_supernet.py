@@ -274,7 +274,7 @@ def test_a_score_is_the_extracted_models(bf16: bool) -> None:
 
 def test_fewer_examples_for_a_first_look() -> None:
     whole = tiny.model("bert")
-    sheets = EvaluationBatches.from_evaluator(exam().spread(8), Collate(tiny.tokenizer()))
+    sheets = EvaluationBatches.from_evaluator(exam().subsample(8), Collate(tiny.tokenizer()))
     assert len(Supernet(whole).logits(Sizes.from_config(whole.config), sheets)[0]) == 8
 
 

@@ -153,4 +153,4 @@ def test_answers_of_a_regression_all_differ_and_the_limit_is_the_limit() -> None
 def test_answers_are_counted_by_the_example() -> None:
     task = Task("multilabel", ("text",), "label", ("a", "b"), "f1")
     evaluator = Evaluator(task, Dataset.from_dict({"label": [[1.0, 1.0]] * 3}), Dataset.from_dict({"length": [1] * 3}))
-    assert evaluator.changed(np.array([[1, 1], [-1, -1], [1, 1]]), np.array([[1, 1], [1, 1], [1, -1]])) == 2
+    assert evaluator.count_changed(np.array([[1, 1], [-1, -1], [1, 1]]), np.array([[1, 1], [1, 1], [1, -1]])) == 2
