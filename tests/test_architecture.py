@@ -34,29 +34,27 @@ MODULES = modules()
 @cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Return the modules of ours that a file imports, and whether only inside a function or for type checks."""
-    return list(_imports(path))
+    return list(_imports(ast.parse(path.read_text(encoding="utf-8")), lazy=False))
 
 
-def _imports(path: Path) -> Iterator[tuple[str, bool]]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    inside = {
-        id(node) for each in ast.walk(tree)
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-        or (isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
-        for node in ast.walk(each)
-    }  # fmt: skip
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{each.name}" for each in node.names]
-        for name in names:
-            package, _, below = name.partition(".")
-            if package == "compress" and below != "__version__":
-                while below and below not in MODULES:
-                    below = below.rpartition(".")[0]
-                yield below, id(node) in inside
+def _imports(node: ast.AST, *, lazy: bool) -> Iterator[tuple[str, bool]]:
+    names = []
+    if isinstance(node, ast.Import):
+        names = [each.name for each in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        names = [f"{node.module}.{each.name}" for each in node.names]
+    for name in names:
+        package, _, below = name.partition(".")
+        if package == "compress" and below != "__version__":
+            while below and below not in MODULES:
+                below = below.rpartition(".")[0]
+            yield below, lazy
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            hidden = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or (
+                isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"
+            )
+            yield from _imports(child, lazy=lazy or hidden)
 
 
 def test_every_package_has_its_place() -> None:

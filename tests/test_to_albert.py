@@ -237,7 +237,7 @@ def test_another_head_keeps_what_it_drew(head: Any) -> None:
         ({"embedding_size": 1}, "an embedding of width 1"),
         ({"layers": 8, "num_hidden_groups": 8}, "8 groups over 8 layers leave some without any of the teacher's 4"),
         ({"layer": "avarage"}, r"no layer 'avarage'\. Did you mean 'average'\?"),
-        ({"layer": 4}, "layer 4: a group stands for 4 of the teacher's layers"),
+        ({"layer": 4}, "layer 4: a group replaces 4 of the teacher's layers"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:

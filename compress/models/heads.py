@@ -1,9 +1,8 @@
-"""Put different heads on the same encoder: a stage names the head of its model, each kind of task has its own."""
+"""Choose, create and exchange the heads of models: a stage names its head, and each kind of task has its own."""
 
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from compress.data.task import Kind, Task
@@ -15,43 +14,33 @@ if TYPE_CHECKING:
 
     from compress.config.recipe import Head
 
-CLASSES: Final[Mapping[Kind, str]] = MappingProxyType(
-    {
-        "classification": "AutoModelForSequenceClassification",
-        "multilabel": "AutoModelForSequenceClassification",
-        "regression": "AutoModelForSequenceClassification",
-        "tagging": "AutoModelForTokenClassification",
-        "qa": "AutoModelForQuestionAnswering",
-        "embedding": "AutoModelForSentenceEmbedding",
-        "ranking": "AutoModelForSequenceClassification",
-    }
-)
-ENDINGS: Final[Mapping[Kind, str]] = MappingProxyType(
-    {kind: name.removeprefix("AutoModel") for kind, name in CLASSES.items()}
-)
+CLASSES: Final[Mapping[Kind, str]] = {
+    "classification": "AutoModelForSequenceClassification",
+    "multilabel": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "tagging": "AutoModelForTokenClassification",
+    "qa": "AutoModelForQuestionAnswering",
+    "embedding": "AutoModelForSentenceEmbedding",
+    "ranking": "AutoModelForSequenceClassification",
+}
+ENDINGS: Final[Mapping[Kind, str]] = {kind: name.removeprefix("AutoModel") for kind, name in CLASSES.items()}
 """The endings of the `architectures` of a checkpoint with such a head: ForSequenceClassification, ..."""
-
-PROBLEMS: Final[Mapping[Kind, str]] = MappingProxyType(
-    {
-        "classification": "single_label_classification",
-        "multilabel": "multi_label_classification",
-        "regression": "regression",
-        "ranking": "regression",
-    }
-)
-"""The name of the task in a sequence classifier's config; the other heads have only one."""
-
-OTHERS: Final[Mapping["Head", str]] = MappingProxyType(
-    {
-        "encoder": "AutoModel",
-        "masked_lm": "AutoModelForMaskedLM",
-        "pretraining": "AutoModelForPreTraining",
-        "causal_lm": "AutoModelForCausalLM",
-        "seq2seq": "AutoModelForSeq2SeqLM",
-    }
-)
+PROBLEMS: Final[Mapping[Kind, str]] = {
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+    "ranking": "regression",
+}
+"""The `problem_type` of a sequence classifier's config; other heads have none."""
+OTHERS: Final[Mapping["Head", str]] = {
+    "encoder": "AutoModel",
+    "masked_lm": "AutoModelForMaskedLM",
+    "pretraining": "AutoModelForPreTraining",
+    "causal_lm": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
 LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm", "seq2seq")
-"""Heads that predict tokens: what they learn is scored by perplexity."""
+"""Heads that predict tokens, and are scored by perplexity."""
 
 
 def task_class(kind: Kind) -> Any:
@@ -64,16 +53,14 @@ def task_class(kind: Kind) -> Any:
 
 
 def output_names(task: Task) -> tuple[str, ...]:
-    """Name the outputs of the task's head for a config; of an embedding, which has no labels, the config keeps two."""
-    if task.kind == "qa":
-        return ("start", "end")
-    if task.kind == "embedding":
-        return ("LABEL_0", "LABEL_1")
+    """Name the outputs of the task's head for a config; an embedding has no labels, but its config keeps two."""
+    if task.kind in ("qa", "embedding"):
+        return ("start", "end") if task.kind == "qa" else ("LABEL_0", "LABEL_1")
     return task.labels or ("score",)
 
 
 def count_outputs(config: "PreTrainedConfig", kind: Kind) -> int:
-    """Count what a model of this config answers with: its labels, or the numbers of its vectors."""
+    """Count the outputs of a model of this config: its labels, or the width of its vectors."""
     return width_of(config) if kind == "embedding" else len(config.id2label or {})
 
 
@@ -89,7 +76,7 @@ def auto(head: "Head", kind: Kind | None) -> Any:
 
 
 def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "type[PreTrainedModel]":
-    """Return the class that the family of `config` has for this head. Raises StudentError where it has none."""
+    """Return the class that the family of `config` has for this head. Raises StudentError if it has none."""
     found = auto(head, kind)._model_mapping.get(type(config), None)
     if found is None:
         raise StudentError(
@@ -102,43 +89,7 @@ def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> 
 
 def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
     """Create a model with weights drawn from torch's generator."""
-    return _set_labels(config, auto(head, kind).from_config(_ending(config, head)))
-
-
-def _ending(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
-    """Give ALBERT two labels for its sentence-order head, which has as many outputs as the config has labels."""
-    if head == "pretraining" and config.model_type == "albert":
-        config = copy.deepcopy(config)
-        config.num_labels = 2
-    return config
-
-
-def _set_labels(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
-    """Keep the task's labels in the model's config, for the head that comes with the task."""
-    model.config.id2label, model.config.label2id = config.id2label, config.label2id
-    return model
-
-
-def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """Return `model` itself where it has this head, else a new model with this head and the encoder's weights.
-
-    Head weights of the same name and shape are kept (a next-sentence model's masked language model), the others are
-    drawn from torch's generator.
-    """
-    from compress.models.sharing import share_again
-
-    if type(model) is model_class(model.config, head, kind):
-        return model
-    config = copy.deepcopy(model.config)
-    config._attn_implementation = None
-    other = create(config, head, kind)
-    known = {_plain(name, model): tensor for name, tensor in model.state_dict().items()}
-    for name, tensor in other.state_dict().items():
-        carried = known.get(_plain(name, other))
-        if carried is not None and carried.shape == tensor.shape:
-            tensor.copy_(carried)
-    share_again(other)
-    return other.to(model.device)  # type: ignore[arg-type]  # transformers wraps `to` and loses self
+    return _restore_labels(config, auto(head, kind).from_config(_adapt_labels(config, head)))
 
 
 def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
@@ -148,11 +99,42 @@ def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
     from compress.models.sharing import share_again
 
     config = AutoConfig.from_pretrained(folder)
-    found = auto(head, kind).from_pretrained(folder, config=_ending(config, head), use_safetensors=True)
-    share_again(found)
-    return _set_labels(config, found)
+    model = auto(head, kind).from_pretrained(folder, config=_adapt_labels(config, head), use_safetensors=True)
+    share_again(model)
+    return _restore_labels(config, model)
 
 
-def _plain(name: str, model: "PreTrainedModel") -> str:
-    """Strip a weight's name of the prefix that models with a head put before the encoder's."""
-    return name if model.base_model is model else name.removeprefix(f"{model.base_model_prefix}.")
+def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrainedModel":
+    """Return `model` if it has this head, else a new model with this head and the encoder's weights.
+
+    Head weights of the same name and shape are kept (the masked language model of a next-sentence model), the others
+    are drawn from torch's generator.
+    """
+    from compress.models.init_weights import strip_prefix
+    from compress.models.sharing import share_again
+
+    if type(model) is model_class(model.config, head, kind):
+        return model
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = None
+    other = create(config, head, kind)
+    source = strip_prefix(model, model.state_dict())
+    for name, tensor in strip_prefix(other, other.state_dict()).items():
+        if name in source and source[name].shape == tensor.shape:
+            tensor.copy_(source[name])
+    share_again(other)
+    return other.to(model.device)  # type: ignore[arg-type]  # transformers wraps `to` and loses self
+
+
+def _adapt_labels(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
+    """Give ALBERT two labels for its sentence-order head, which has as many outputs as the config has labels."""
+    if head == "pretraining" and config.model_type == "albert":
+        config = copy.deepcopy(config)
+        config.num_labels = 2
+    return config
+
+
+def _restore_labels(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
+    """Keep the task's labels in the model's config, for the head that comes with the task."""
+    model.config.id2label, model.config.label2id = config.id2label, config.label2id
+    return model

@@ -1,27 +1,27 @@
 """Turn a trained BERT into an ALBERT: its embedding factorised, its layers shared, nothing trained yet.
 
-The embedding. BERT's is LN_W(x) with x = word + position + type in R^W, ALBERT's is M LN_E(x') + b with x' in R^E.
+Embedding. BERT's is LN_W(x) with x = word + position + type in R^W, ALBERT's is M LN_E(x') + b with x' in R^E.
 With the centring C = I - 11'/W, gain gamma, shift beta and per-row deviation sigma(x),
 
     LN_W(x) = diag(gamma) C x / sigma(x) + beta
 
-is linear in x but for sigma, which is the length of C x alone. So take U, W x (E - 1) with orthonormal columns, and Q,
-E x (E - 1) with orthonormal columns that each sum to zero, and let
+is linear in x except for sigma, which depends only on the length of C x. So take U, W x (E - 1) with orthonormal
+columns, and Q, E x (E - 1) with orthonormal columns that each sum to zero, and let
 
     x' = sqrt(E/W) Q U' C x,    LN_E without gain and shift,    M = g sqrt(W/E) diag(gamma) U Q',    b = beta
 
 x' is centred already, and LN_E divides it by the deviation of U U' C x. Hence the result is the teacher's embedding of
 the projected row, U U' C x, times g: **exact where U spans the tables**, which it does from E = W on (W - 1 columns
-suffice, as C x has none along 1), so that the place of the norm, in E before the up-projection instead of in W after
-the sum, costs nothing. **Not exact below**: U has the E - 1 leading directions of the normalised rows C x / sigma(x)
-over all words, each at a position and type in turn (their truncated SVD, by the eigenvectors of the second moment);
-what is outside is lost, and g, the mean cosine between a row and its projection, makes the length of what remains the
-one of least squares. An embedding that is factorised in the teacher too (ELECTRA) is a narrower W whose own
+suffice, as C x has no component along 1): it costs nothing that the norm is applied in E before the up-projection
+instead of in W after the sum. **Not exact below**: U has the E - 1 leading directions of the normalised rows
+C x / sigma(x) over all words, each at a position and type in turn (their truncated SVD, by the eigenvectors of the
+second moment); the rest is lost, and g, the mean cosine between a row and its projection, scales what remains to the
+least-squares length. If the teacher's embedding is factorised too (ELECTRA), W is its narrower width, and its own
 up-projection is folded into M and b.
 
-The layers. ALBERT's layer i is group int(i / N groups) (Lan et al. 2020, arXiv:1909.11942; authors' code), so a group
-takes the place of several of the teacher's layers: of their mean, or of one of them. With a group per layer it is the
-teacher's encoder, exactly.
+Layers. ALBERT's layer i uses group int(i / N groups) (Lan et al. 2020, arXiv:1909.11942; authors' code), so a group
+replaces several teacher layers: by their mean, or by one of them. With a group per layer it is exactly the teacher's
+encoder.
 
 Shapes: V vocabulary, W width of the teacher's embedding, E of the student's, D hidden, R directions kept, N rows.
 """
@@ -36,7 +36,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from compress.errors import StudentError, did_you_mean
-from compress.models.init_weights import KNOWN, Weight, directions, tables, weight_of
+from compress.models.init_weights import KNOWN, Weight, directions, tables, weights_by_role
 from compress.slicing.shape import Shape
 
 _LAYER = {
@@ -54,29 +54,34 @@ CHOICES = ("average", "first", "middle", "last")
 
 @torch.no_grad()
 def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str | int = "average") -> None:
-    """Fill an ALBERT of the teacher's width, heads and FFN with the teacher's weights; layers and E are its own.
+    """Fill an ALBERT of the teacher's width, heads and FFN with the teacher's weights; it may have other layers and E.
 
-    layer: what a shared group gets from the teacher's layers that it replaces: their `average`, the `first`,
-    `middle` or `last` of them, or one by its number among them (negative: from the end).
+    layer: what a shared group takes from the teacher layers that it replaces: their `average`, the `first`, `middle`
+    or `last` of them, or one by its number among them (negative: from the end).
 
-    The activation and the norms' epsilon become the teacher's. Pooler and classifier are copied; ELECTRA and
-    DistilBERT activate what ALBERT's pooler is given by another function than tanh, so their heads only start close.
-    A masked-LM head stays as drawn: none of a BERT's parts fits behind an activation in E. Raises StudentError.
+    The student adopts the teacher's activation and the epsilon of its norms. Pooler and classifier are copied; ELECTRA
+    and DistilBERT have another activation than tanh there, so their heads are only close at first. A masked-LM head
+    stays as drawn: no part of a BERT fits behind an activation in E. Raises StudentError.
     """
     _check_shapes(student, teacher)
     albert: Any = student.base_model
-    every = teacher.named_parameters(remove_duplicate=False)  # layers may share
-    named = {weight_of(name): parameter.data.to(albert.device) for name, parameter in every}
-    source = {weight: tensor for weight, tensor in named.items() if weight is not None}
-    _follow(student, teacher)
+    source = {weight: tensor.to(albert.device) for weight, tensor in weights_by_role(teacher).items()}
+    norm = next(module for module in teacher.modules() if isinstance(module, nn.LayerNorm))
+    activation = getattr(teacher.config, "hidden_act", None) or getattr(teacher.config, "activation", "gelu")
+    student.config.hidden_act, student.config.layer_norm_eps = activation, norm.eps
+    module: Any
+    for module in student.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = norm.eps
+        elif hasattr(module, "full_layer_layer_norm"):
+            module.activation = ACT2FN[activation]
     _fill_embeddings(albert, teacher, source)
-    for group, numbers in enumerate(_members(student, Shape.from_config(teacher.config).layers)):
+    for group, numbers in enumerate(_group_layers(student, Shape.from_config(teacher.config).layers)):
         chosen = _choose(numbers, layer)
         (inner,) = albert.encoder.albert_layer_groups[group].albert_layers
         for role, name in _LAYER.items():
             for part, parameter in inner.get_submodule(name).named_parameters():
-                mean = torch.stack([source[Weight(role, n, part)].double() for n in chosen]).mean(0)
-                parameter.copy_(mean)
+                parameter.copy_(torch.stack([source[Weight(role, n, part)].double() for n in chosen]).mean(0))
     for role, module in (("pooler", albert.pooler), ("classifier", getattr(student, "classifier", None))):
         for part, parameter in module.named_parameters() if isinstance(module, nn.Linear) else ():
             tensor = source.get(Weight(role, None, part))
@@ -97,27 +102,17 @@ def _check_shapes(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
                 f"student.{size} out"
             )
     if mine.embedding < 2:
-        raise StudentError("albert.from_bert: an embedding of width 1 has nothing left after its norm; give more")
+        raise StudentError(
+            "albert.from_bert: the norm of an embedding of width 1 removes everything; expected 2 or more"
+        )
     if student.config.inner_group_num != 1:
         raise StudentError(
-            f"albert.from_bert: inner_group_num is {student.config.inner_group_num}; ask for more layers instead"
+            f"albert.from_bert: inner_group_num is {student.config.inner_group_num}; set more layers instead"
         )
 
 
-def _follow(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Set the teacher's activation and epsilon in the student's modules and config."""
-    norm = next(module for module in teacher.modules() if isinstance(module, nn.LayerNorm))
-    activation = getattr(teacher.config, "hidden_act", None) or getattr(teacher.config, "activation", "gelu")
-    student.config.hidden_act, student.config.layer_norm_eps = activation, norm.eps
-    for module in student.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = norm.eps
-        elif hasattr(module, "full_layer_layer_norm"):
-            module.activation = ACT2FN[activation]
-
-
-def _members(student: PreTrainedModel, teachers: int) -> list[list[int]]:
-    """List the teacher's layers that each group replaces, ascending."""
+def _group_layers(student: PreTrainedModel, teachers: int) -> list[list[int]]:
+    """List the teacher layers that each group replaces, in ascending order."""
     layers, groups = student.config.num_hidden_layers, student.config.num_hidden_groups
     members: list[list[int]] = [[] for _ in range(groups)]
     for number in range(teachers):
@@ -125,7 +120,7 @@ def _members(student: PreTrainedModel, teachers: int) -> list[list[int]]:
     if not all(members):
         raise StudentError(
             f"albert.from_bert: {groups} groups over {layers} layers leave some without any of the teacher's "
-            f"{teachers} layers; give at most {min(layers, teachers)}"
+            f"{teachers} layers; expected at most {min(layers, teachers)}"
         )
     return members
 
@@ -139,8 +134,7 @@ def _choose(members: Sequence[int], layer: str | int) -> Sequence[int]:
         raise StudentError(f"albert.from_bert: no layer {layer!r}.{did_you_mean(str(layer), CHOICES)}")
     if not -len(members) <= place < len(members):
         raise StudentError(
-            f"albert.from_bert: layer {place}: a group stands for {len(members)} of the teacher's layers, numbered "
-            "from 0"
+            f"albert.from_bert: layer {place}: a group replaces {len(members)} of the teacher's layers, numbered from 0"
         )
     return [members[place]]
 
@@ -172,7 +166,7 @@ def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weig
 
 
 def _zero_sums(E: int) -> Tensor:
-    """Return (E, E - 1) orthonormal columns of sum zero, by a reflection that takes the first axis to 1 / sqrt E."""
+    """Return (E, E - 1) orthonormal columns that sum to zero: a reflection that maps the first axis to 1 / sqrt E."""
     ones_E = torch.full((E,), 1 / math.sqrt(E), dtype=torch.float64)
     normal_E = ones_E - torch.eye(E, dtype=torch.float64)[0]
     return (torch.eye(E).double() - 2 * torch.outer(normal_E, normal_E) / normal_E.dot(normal_E))[:, 1:]
