@@ -1,16 +1,16 @@
-"""Say results in words: a headline for each page, and ten fixed remarks on what its figures cannot bear."""
+"""Say results in words: a headline for each page, and remarks on what its figures cannot bear."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from compress.evaluation.statistics import SHARES, wilson_interval
-from compress.records.class_scores import describe, fallen
+from compress.records.class_scores import ClassChange, describe, fallen
 from compress.records.latency import NOISE_FACTOR, Latency
 from compress.records.run_report import Report, ReportRow, finite
 from compress.records.search_report import Anchor, ObjectiveName, SearchReport, TrialRecord
 from compress.reporting import format as units
-from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, Pick
+from compress.reporting.compare import OWN, Comparison, Limits, Pick
 from compress.reporting.format import GAP, capitalise, listed
 
 MACRO = 0.05
@@ -24,23 +24,6 @@ COSTS: Mapping[ObjectiveName, tuple[str, str]] = {
     "flops_per_token": ("FLOPs / token", ""),
 }
 """A cost's name, and its unit."""
-REMARKS = {
-    "class": "{name} finds {what}, beside {beside}.",
-    "macro": "{name} loses on rare classes what {metric} does not show: macro F1 falls from {before} to {after}.",
-    "baseline": "{name} is {how} the baseline {baseline} ({own} against {score}).",
-    "certificate": "{name} is not certified: {reason}.",
-    "rows": "{rows:,} rows leave an accuracy of {score} uncertain: 95\u00a0% interval {low} to {high}{more}.",
-    "tie": "{rows:,} rows cannot tell {metric} {score} from that of {others} (95\u00a0%, as independent answers).",
-    "no interval": "How far apart two values of {metric} must be on {rows:,} rows is not known from them alone.",
-    "timing": "Take the times as approximate: {what}.",
-    "left out": "Not compared: {what}.",
-    "unproved": "Not proved yet: {what}.",
-}
-
-
-def remark(kind: str, **facts: object) -> str:
-    """Fill in one of the fixed remarks."""
-    return REMARKS[kind].format(**facts)
 
 
 def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
@@ -48,17 +31,16 @@ def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
 
     None for other rows, and where one of the values is missing.
     """
-    teacher = report.teacher_row
-    if teacher is None or row.role != "student":
+    if report.teacher_row is None or row.role != "student":
         return None
-    if what == "score":
-        values = [report.score(row), report.score(teacher)]
-    elif what == "p50_ms":
-        values = [one.p50_ms if one else None for one in (report.latency(row), report.latency(teacher))]
-    else:
-        values = [getattr(row, what), getattr(teacher, what)]
-    own, theirs = map(finite, values)
-    return None if own is None or theirs is None or theirs <= 0 or own < 0 else own / theirs
+    values = []
+    for one in (row, report.teacher_row):
+        latency = report.latency(one)
+        p50_ms = latency.p50_ms if latency else None
+        known = {"score": report.score(one), "p50_ms": p50_ms}
+        values.append(finite(known[what] if what in known else getattr(one, what)))
+    own, teachers = values
+    return None if own is None or teachers is None or teachers <= 0 or own < 0 else own / teachers
 
 
 def run_headline(report: Report) -> str:
@@ -71,14 +53,14 @@ def run_headline(report: Report) -> str:
         return f"{name} has no valid {metric}."
     if teacher is None:
         return f"{name} reaches {metric} {units.score(own)}; no teacher was measured beside it."
-    theirs, kept = report.score(teacher), over_teacher(report, row, "score")
-    if kept is None or theirs is None:
-        said = f"{name} reaches {metric} {units.score(own)} against the teacher’s {units.score(theirs)}"
-    elif own < theirs:
-        said = f"{name} keeps {100 * kept:.{1 if kept < 0.9995 else 2}f}{GAP}% of the teacher’s {metric}"
+    teachers, kept = report.score(teacher), over_teacher(report, row, "score")
+    if kept is None or teachers is None:
+        text = f"{name} reaches {metric} {units.score(own)} against the teacher’s {units.score(teachers)}"
+    elif own < teachers:
+        text = f"{name} keeps {100 * kept:.{1 if kept < 0.9995 else 2}f}{GAP}% of the teacher’s {metric}"
     else:
-        shown = units.score(own) if own == theirs else f"{units.score(own)} against {units.score(theirs)}"
-        said = f"{name} {'matches' if own == theirs else 'exceeds'} the teacher’s {metric} ({shown})"
+        shown = units.score(own) if own == teachers else f"{units.score(own)} against {units.score(teachers)}"
+        text = f"{name} {'matches' if own == teachers else 'exceeds'} the teacher’s {metric} ({shown})"
     gains, losses = [], [f"finds {describe(hurt)}"] if (hurt := report.fallen(row)) else []
     if time := over_teacher(report, row, "p50_ms"):  # 5 % either way is the same
         if time > 1.05:
@@ -90,70 +72,75 @@ def run_headline(report: Report) -> str:
             losses.append(f"is {units.times(size)} as large")
         else:
             gains.append(f"{units.percent(size)} of the size" if size < 0.95 else "the same size")
-    said += f" at {' and '.join(gains)}" if gains else ""
-    return said + (f", but {' and '.join(losses)}." if losses else ".")
+    text += f" at {' and '.join(gains)}" if gains else ""
+    return text + (f", but {' and '.join(losses)}." if losses else ".")
 
 
 def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
-    """Say which classes a student has lost, and where macro F1 falls far more than the score does.
+    """Name the classes that a student has lost, and the students whose macro F1 falls far more than their score.
 
-    shipped  whether classes of the shipped student are said, which its headline names
+    shipped  whether to name the lost classes of the shipped student, which the headline names as well
     """
-    students, teacher = report.of_role("student"), report.teacher_row
-    said = [
-        remark("class", name=capitalise(row.name), what=describe(hurt), beside="the teacher")
-        for row in (students if shipped else students[:-1])
-        if (hurt := report.fallen(row))
-    ]
+    students, teacher, warnings = report.of_role("student"), report.teacher_row, list[str]()
+    for row in students if shipped else students[:-1]:
+        warnings += _remark_classes(capitalise(row.name), report.fallen(row), "the teacher")
+    before, macro_before = (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
     for row in students:
-        if teacher is None:
-            break
-        before, macro_before = report.score(teacher), report.macro_f1(teacher)
         after, macro_after = report.score(row), report.macro_f1(row)
         if before is None or after is None or macro_before is None or macro_after is None:
             continue
         if (macro_before - macro_after) - max(0.0, before - after) > MACRO:
-            falls = {"before": units.score(macro_before), "after": units.score(macro_after)}
-            said.append(remark("macro", name=capitalise(row.name), metric=units.metric(report.metric), **falls))
-    return said + [
-        remark("class", name=proof.artefact, what=describe(hurt), beside=f"its fp32 file on {proof.split}")
-        for proof in report.certificates
-        if (hurt := fallen(proof.classes))
-    ]
+            warnings.append(
+                f"{capitalise(row.name)} loses on rare classes what {units.metric(report.metric)} does not show: "
+                f"macro F1 falls from {units.score(macro_before)} to {units.score(macro_after)}."
+            )
+    for proof in report.certificates:
+        warnings += _remark_classes(proof.artefact, fallen(proof.classes), f"its fp32 file on {proof.split}")
+    return warnings
+
+
+def _remark_classes(name: str, hurt: Sequence[ClassChange], reference: str) -> list[str]:
+    """Name the classes of which a model finds less than another one."""
+    return [f"{name} finds {describe(hurt)}, beside {reference}."] if hurt else []
 
 
 def run_remarks(report: Report) -> list[str]:
     """Say what keeps the headline of a run honest: lost classes, baselines, noise, and the sample's size."""
-    student, teacher, said = report.shipped, report.teacher_row, run_warnings(report, shipped=False)
+    student, teacher, remarks = report.shipped, report.teacher_row, run_warnings(report, shipped=False)
     baselines = [(score, row.name) for row in report.of_role("baseline") if (score := report.score(row)) is not None]
     for row in (teacher, student):
         if row is None or not baselines or (own := report.score(row)) is None:
             continue
         best, name = max(baselines)
-        how = "no better than" if own <= best else ""
-        if not how and row is teacher and report.metric != "mse" and own < best + BARELY * (1 - best):
-            how = "barely better than"
-        if how:
-            facts = {"baseline": name, "own": units.score(own), "score": units.score(best)}
-            said.append(remark("baseline", name=capitalise(row.name), how=how, **facts))
-    what = _noise((row.name, one) for row in report.rows for one in (row.latency or {}).values())
-    said += [remark("timing", what="; ".join(what))] if what else []
-    return [*said, *_interval(report.metric, report.score(student) if student else None, report.split_rows)]
+        little = row is teacher and report.metric != "mse" and own < best + BARELY * (1 - best)
+        remarks += _remark_baseline(capitalise(row.name), own, name, best, "barely better than" if little else "")
+    noise = _describe_noise((row.name, one) for row in report.rows for one in (row.latency or {}).values())
+    remarks += [f"Take the times as approximate: {'; '.join(noise)}."] if noise else []
+    return remarks + _remark_interval(report.metric, report.score(student) if student else None, report.split_rows)
 
 
-def _noise(timed: Iterable[tuple[str, Latency]]) -> list[str]:
+def _remark_baseline(name: str, own: float, baseline: str, best: float, better: str = "") -> list[str]:
+    """Say that a model is no better than the best baseline, or (`better`) by how little; nothing for a good one."""
+    how = "no better than" if own <= best else better
+    return [f"{name} is {how} the baseline {baseline} ({units.score(own)} against {units.score(best)})."] if how else []
+
+
+def _describe_noise(times: Iterable[tuple[str, Latency]]) -> list[str]:
     """Say which files' times are noisy, and what else ran on the machine."""
-    times = list(timed)
+    times = list(times)
     noisy = dict.fromkeys(name for name, one in times if one.noisy)
-    what = [f"{listed(list(noisy))} changed between the two passes (noisy, ~)"] if noisy else []
-    return what + ([max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else [])
+    noise = [f"{listed(list(noisy))} changed between the two passes (noisy, ~)"] if noisy else []
+    return noise + ([max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else [])
 
 
-def _interval(metric: str, score: float | None, rows: int | None, more: str = "") -> Iterator[str]:
+def _remark_interval(metric: str, score: float | None, rows: int | None, more: str = "") -> list[str]:
     """Say which interval the number of rows leaves around an accuracy; nothing for another metric."""
-    if metric == "accuracy" and rows and score is not None and 0 <= score <= 1:
-        low, high = map(units.score, wilson_interval(score, rows))
-        yield remark("rows", rows=rows, score=units.score(score), low=low, high=high, more=more)
+    if metric != "accuracy" or not rows or score is None or not 0 <= score <= 1:
+        return []
+    low, high = map(units.score, wilson_interval(score, rows))
+    return [
+        f"{rows:,} rows leave an accuracy of {units.score(score)} uncertain: 95{GAP}% interval {low} to {high}{more}."
+    ]
 
 
 def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
@@ -162,7 +149,7 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
     costs = [(limits.budget_ms, "ms"), (limits.max_mb, "MB")]
     within = " and ".join(f"{value:g}{GAP}{unit}" for value, unit in costs if value is not None)
     least = f"with {metric} of at least {units.score(limits.min_score)}" if limits.min_score is not None else ""
-    asked = " and ".join(part for part in (f"Within {within}" if within else "", least) if part)
+    request = " and ".join(part for part in (f"Within {within}" if within else "", least) if part)
     if one is None:  # how near they come to limits that none keeps
         scored = [each for each in comparison.candidates if comparison.score(each) is not None]
         times = [took for each in scored if (took := each.median_ms(view)) is not None]
@@ -172,86 +159,80 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
         ends = [f"the best score is {max(units.score(comparison.score(each)) for each in scored)}"]
         ends.append(f"the fastest takes {units.measure(min(times), 'ms')}" if times else "none was timed")
         ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
-        return f"{asked}, there is nothing: {', '.join(ends)}."
+        return f"{request}, there is nothing: {', '.join(ends)}."
     known = [(one.median_ms(view), "ms"), (one.size_mb, "MB")]
     at = " and ".join(units.measure(value, unit) for value, unit in known if value is not None)
-    how = f"{asked}, {one.name} scores best" if asked else f"{one.name} scores best"
+    how = f"{request}, {one.name} scores best" if request else f"{one.name} scores best"
     if limits.cheapest:
         how = f"{one.name} is the {'smallest' if one.median_ms(view) is None else 'fastest'} {least}"
-    said = f"{how}: {metric} {units.score(comparison.score(one))}{f' at {at}' if at else ''}"
+    text = f"{how}: {metric} {units.score(comparison.score(one))}{f' at {at}' if at else ''}"
     if chosen.thrifty and comparison.basis and not limits.cheapest:
         time = units.measure(chosen.thrifty.median_ms(view), "ms")
-        said += (
+        text += (
             f"; on {comparison.basis.rows:,} rows {chosen.thrifty.name} cannot be told from it, and takes {time} "
             f"for {units.measure(chosen.thrifty.size_mb, 'MB')}"
         )
-    return said + "."
+    return text + "."
 
 
 def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
     """Say what keeps a pick honest: ties, proofs, lost classes, baselines, times, and what was left out."""
-    one, task, basis = chosen.candidate, comparison.task, comparison.basis
-    metric, said = units.metric(task.metric), []
+    one, metric, basis = chosen.candidate, units.metric(comparison.task.metric), comparison.basis
+    remarks: list[str] = []
     if one and basis and chosen.level:
         others = listed([f"{each.name} ({units.score(comparison.score(each))})" for each in chosen.level])
-        score = units.score(comparison.score(one))
-        said.append(remark("tie", rows=basis.rows, metric=metric, score=score, others=others))
-    elif one and basis and task.metric not in SHARES and len(comparison.candidates) > 1:
-        said.append(remark("no interval", metric=metric, rows=basis.rows))
+        score = f"{metric} {units.score(comparison.score(one))}"
+        remarks.append(
+            f"{basis.rows:,} rows cannot tell {score} from that of {others} (95{GAP}%, as independent answers)."
+        )
+    elif one and basis and comparison.task.metric not in SHARES and len(comparison.candidates) > 1:
+        remarks.append(
+            f"How far apart two values of {metric} must be on {basis.rows:,} rows is not known from them alone."
+        )
     if one and one.certified is False:
-        said.append(remark("certificate", name=one.name, reason=one.reason))
-    for each in (one, chosen.thrifty):
-        if each and each.fallen:
-            said.append(remark("class", name=each.name, what=describe(each.fallen), beside="what it was made from"))
-    own = comparison.score(one) if one else None
-    if one and own is not None and comparison.baselines:
-        name, best = max(comparison.baselines, key=lambda each: each[1])
-        if best >= own:
-            facts = {"baseline": name, "own": units.score(own), "score": units.score(best)}
-            said.append(remark("baseline", name=one.name, how="no better than", **facts))
-    for kind, what in (("timing", _say_disturbed(comparison)), ("left out", _say_left_out(comparison))):
-        said += [remark(kind, what="; ".join(what))] if what else []
-    return said
+        remarks.append(f"{one.name} is not certified: {one.reason}.")
+    for each in filter(None, (one, chosen.thrifty)):
+        remarks += _remark_classes(each.name, each.fallen, "what it was made from")
+    if one and comparison.baselines and (own := comparison.score(one)) is not None:
+        remarks += _remark_baseline(one.name, own, *max(comparison.baselines, key=lambda each: each[1]))
+    disturbed, left_out = _describe_disturbance(comparison), _describe_left_out(comparison)
+    remarks += [f"Take the times as approximate: {'; '.join(disturbed)}."] if disturbed else []
+    return remarks + ([f"Not compared: {'; '.join(left_out)}."] if left_out else [])
 
 
-def _say_disturbed(comparison: Comparison) -> list[str]:
+def _describe_disturbance(comparison: Comparison) -> list[str]:
     """Say which times are noisy, were taken beside others, or are of races of their own."""
     view = comparison.view
     timed = [(one, found) for one in comparison.candidates if (found := one.latency(view))]
-    what = _noise((one.name, found) for one, found in timed)
+    notes = _describe_noise((one.name, found) for one, found in timed)
     if view and view.device == OWN and len({one.bundle for one, _ in timed}) > 1:
         races: dict[str, list[float]] = {}
         for report in (bundle.report for bundle in comparison.bundles if bundle.report):
             for row in report.of_role("teacher"):
                 times = (row.latency or {}).values()
                 races.setdefault(row.name, []).extend(each.p50_ms for each in times if each.setting == view.setting)
-        what.append("files of different runs were not raced together, as `compress bench` of all bundles at once would")
+        notes.append(
+            "files of different runs were not raced together, as `compress bench` of all bundles at once would"
+        )
         wide = max((times for times in races.values() if times), key=lambda times: max(times) / min(times), default=[])
         if wide and max(wide) > NOISE_FACTOR * min(wide):
             spread = f"{units.three_digits(min(wide))} to {units.measure(max(wide), 'ms')}"
-            what.append(f"the same teacher took {spread} in them")
-    return what
+            notes.append(f"the same teacher took {spread} in them")
+    return notes
 
 
-def _say_left_out(comparison: Comparison) -> list[str]:
+def _describe_left_out(comparison: Comparison) -> list[str]:
     """Say which candidates are scored on other rows, or not at all, were not timed, and what is of no file here."""
-    view = comparison.view
-
-    def several(chosen: list[ComparedModel], said: str) -> list[str]:
-        return [said.format(listed([one.name for one in chosen]))] if chosen else []
-
-    other = [one for one in comparison.candidates if one.scores and comparison.score(one) is None]
+    view, candidates = comparison.view, comparison.candidates
+    other = [one for one in candidates if one.scores and comparison.score(one) is None]
     rows = "; ".join(sorted({str(basis) for one in other for basis in one.scores}))
-    what = several(other, f"{{}} on other rows ({rows})") if other else []
-    what += several([one for one in comparison.candidates if not one.scores], "{} without a score")
+    groups = [(other, f"on other rows ({rows})"), ([one for one in candidates if not one.scores], "without a score")]
+    if view:
+        groups.append(([one for one in candidates if not one.latency(view)], f"not timed at {view.name}"))
+    notes = [f"{listed([one.name for one in group])} {why}" for group, why in groups if group]
     if view is None:
-        what.append("latency, as nothing was timed: give this the result files of `compress bench` too")
-    else:
-        what += several(
-            [one for one in comparison.candidates if not one.latency(view)], f"{{}} not timed at {view.name}"
-        )
-    what += [f"of no file given here: {listed(comparison.unmatched)}"] if comparison.unmatched else []
-    return what
+        notes.append("latency, as nothing was timed: give this the result files of `compress bench` too")
+    return notes + ([f"of no file given here: {listed(comparison.unmatched)}"] if comparison.unmatched else [])
 
 
 def shape(choice: Mapping[str, int | float | str]) -> str:
@@ -327,13 +308,13 @@ def search_headline(found: SearchReport) -> str:
     point = answer(found)
     if point is None:
         return f"{capitalise(unmet(found))}."
-    asked = f"With {budgets_text(found)}, a student" if found.budgets else "A student"
-    said = f"{asked} of {short_shape(point.choice)} reaches {value_text(found, 'score', point.score)}"
-    said += f" against the teacher’s {units.score(found.teacher_score)}" if found.teacher_score is not None else ""
+    student = f"With {budgets_text(found)}, a student" if found.budgets else "A student"
+    text = f"{student} of {short_shape(point.choice)} reaches {value_text(found, 'score', point.score)}"
+    text += f" against the teacher’s {units.score(found.teacher_score)}" if found.teacher_score is not None else ""
     if (ms := found.ms(point)) is not None:
-        said += f" in {units.measure(ms, 'ms')}{' as predicted' if found.measured_ms(point) is None else ''}"
+        text += f" in {units.measure(ms, 'ms')}{' as predicted' if found.measured_ms(point) is None else ''}"
     speed = speed_of(found, point)
-    return said + (f": {units.times(speed)} the speed." if speed else ".")
+    return text + (f": {units.times(speed)} the speed." if speed else ".")
 
 
 def search_remarks(found: SearchReport) -> list[str]:
@@ -341,15 +322,17 @@ def search_remarks(found: SearchReport) -> list[str]:
     point = answer(found)
     if point is None:
         return []
-    what = [f"{value_text(found, name, found.value(point, name))} is over the budget" for name in found.exceeded(point)]
-    what += ["its score is from before any training of its own"] if point.stage == "subnet" else []
+    doubts = [
+        f"{value_text(found, name, found.value(point, name))} is over the budget" for name in found.exceeded(point)
+    ]
+    doubts += ["its score is from before any training of its own"] if point.stage == "subnet" else []
     if found.measured_ms(point) is None and point.predicted_ms is not None:
-        what.append("its latency is predicted, not measured")
-    what += ["no score of the teacher is on record"] if found.teacher_score is None else []
+        doubts.append("its latency is predicted, not measured")
+    doubts += ["no score of the teacher is on record"] if found.teacher_score is None else []
     scored = sum(one.score is not None for one in found.points)
     lucky = f"; the best of {scored:,} shapes was chosen by these same rows, and may be a little lucky"
-    said = [remark("unproved", what="; ".join(what))] if what else []
-    return [*said, *_interval(found.metric, point.score, found.split_rows, lucky)]
+    remarks = [f"Not proved yet: {'; '.join(doubts)}."] if doubts else []
+    return remarks + _remark_interval(found.metric, point.score, found.split_rows, lucky)
 
 
 def unmet(found: SearchReport) -> str:
