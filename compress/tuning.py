@@ -46,7 +46,7 @@ from compress.exporters.session import (
 )
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import attach_certificate, certify, compare_logits, compute_logits
-from compress.records.certificate import Tried
+from compress.records.certificate import VariantResult
 from compress.records.latency import DeviceError, Latency, Setting
 
 if TYPE_CHECKING:
@@ -280,10 +280,10 @@ class Tuned:
     """The bundle with the files that were chosen, and all that were tried, in the order of the races."""
 
     bundle: Bundle
-    tried: tuple[Tried, ...]
+    tried: tuple[VariantResult, ...]
 
     @property
-    def chosen(self) -> tuple[Tried, ...]:
+    def chosen(self) -> tuple[VariantResult, ...]:
         """Return the chosen variants, of fp32 and, where it was raced, of int8."""
         return tuple(each for each in self.tried if each.chosen)
 
@@ -456,7 +456,7 @@ def _race(
     rounds: int,
     runs: int,
     say: Say,
-) -> tuple[list[Tried], Checked]:
+) -> tuple[list[VariantResult], Checked]:
     """Race the files; return what each took, and the one to ship. `beside`: runs too, as what ratios are to; else that
     is the first, the bundle's own."""
     base = beside or checked[0]
@@ -478,7 +478,7 @@ def _race(
     facts = device.facts()
     described = ", ".join(filter(None, (device.name, facts.get("cpu", ""), facts.get("instructions", ""))))
     tried = [
-        Tried(
+        VariantResult(
             variant=each.variant.name,
             device=described,
             p50_ms={str(time.setting): time.p50_ms for time in times.get(each.variant.name, ())},

@@ -14,7 +14,7 @@ import compress
 from compress.cli import app
 from compress.config import catalog, loader
 from compress.config.recipe import Recipe
-from compress.records.bench_result import Result
+from compress.records.bench_result import BenchResult
 from compress.records.run_report import Report
 from compress.reporting.html import render_html
 from compress.reporting.tables import Cell, ResultTable, latency_tables, run_table
@@ -112,7 +112,7 @@ def gallery() -> str:
         parts += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(run_table(report))]
         parts.append(f"{known}; {machine}. [Full report](gallery/{name}.html).\n")
         for path in sorted(GALLERY.glob(f"{name}@*.json")):
-            result = Result.from_json(path)
+            result = BenchResult.from_json(path)
             for table in latency_tables((one.name.rpartition(":")[2], one) for one in result.latencies):
                 parts += [f"### On {result.device}, {table.title}\n", markdown(table)]
     return "\n".join(parts)

@@ -6,7 +6,14 @@ from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from compress.data.task import Task
 from compress.evaluation import metrics
-from compress.records.class_scores import ClassChange, ClassScore, changes, describe, fallen, macro_f1
+from compress.records.class_scores import (
+    ClassChange,
+    ClassScore,
+    compare_classes,
+    describe_changes,
+    macro_f1,
+    select_fallen,
+)
 
 THREE = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
 MANY = Task("multilabel", ("text",), "label", ("x", "y"), "f1")
@@ -61,13 +68,13 @@ def test_macro_f1_is_of_the_classes_that_occur() -> None:
 )
 def test_what_has_collapsed_is_told_from_chance(change: ClassChange, collapsed: bool, lost: bool) -> None:
     assert (change.collapsed, change.lost) == (collapsed, lost)
-    assert bool(fallen([change])) == (collapsed or lost)
+    assert bool(select_fallen([change])) == (collapsed or lost)
 
 
 def test_the_largest_fall_is_named_first_with_its_rows() -> None:
     before = [ClassScore(f"c{n}", 1.0, 1.0, 1.0, 50) for n in range(6)]
     after = [ClassScore(f"c{n}", 1.0, n / 10, 1.0, 50) for n in range(6)]
-    found = fallen(changes(before, after))
+    found = select_fallen(compare_classes(before, after))
     assert [one.label for one in found] == ["c0", "c1", "c2", "c3", "c4", "c5"]
-    assert "nothing of c0 (recall 1.000 to 0.000, support 50)" in describe(found)
-    assert describe(found).endswith("and 3 more")
+    assert "nothing of c0 (recall 1.000 to 0.000, support 50)" in describe_changes(found)
+    assert describe_changes(found).endswith("and 3 more")

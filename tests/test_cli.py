@@ -19,7 +19,7 @@ from compress.commands import bench as benching
 from compress.config import loader
 from compress.config.options import PANELS
 from compress.exporters import predictor
-from compress.records.bench_result import Result
+from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError
 from tests import command, tiny, unshipped
 from tests.command import Shelf
@@ -400,9 +400,9 @@ def test_bench_refuses_settings_that_are_none(bundle: str, words: str, said: str
 def test_each_visitor_has_a_file_and_a_lost_one_takes_none_of_the_others(
     bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = iter([Result("browser", {}, "", "", ()), Result("browser", {}, "", "", ())])
+    measured = iter([BenchResult("browser", {}, "", "", ()), BenchResult("browser", {}, "", "", ())])
 
-    def bench(files: Any, **options: Any) -> Result:
+    def bench(files: Any, **options: Any) -> BenchResult:
         for result in measured:
             return result
         raise DeviceError("browser: the page was left")
@@ -412,7 +412,7 @@ def test_each_visitor_has_a_file_and_a_lost_one_takes_none_of_the_others(
     told = command.run(*words)
     assert (told.code, "the page was left" in told.err) == (2, True)
     files = sorted(tmp_path.glob("*.json"))
-    assert [(file.name, Result.from_json(file).device) for file in files] == [
+    assert [(file.name, BenchResult.from_json(file).device) for file in files] == [
         ("phones-1.json", "browser 1"), ("phones-2.json", "browser 2"),
     ]  # fmt: skip
 

@@ -29,7 +29,7 @@ from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from compress.models.init_weights import APART, KNOWN, SLICED, WHOLE
 from compress.pruning import l0
-from compress.records.bench_result import Result
+from compress.records.bench_result import BenchResult
 from compress.records.latency import Setting
 from compress.records.run_report import Report, ReportRow
 from compress.slicing import rules
@@ -275,7 +275,9 @@ def test_the_gallery_shows_every_report_and_what_each_device_took(
     row = ReportRow("student int8", "student", {"accuracy": 0.5}, file_mb=1.5)
     told = {"split": "test", "split_rows": 10, "command": "compress distill", "date": "2026-11-23"}
     report = Report("bad", "r", "t", "d", "classification", "accuracy", 2, rows=(row,), **told)
-    timed = Result("a phone", {}, "2026-11-23", "compress bench", (steady("bundle:int8", Setting(1, 1, 32), 7.25),))
+    timed = BenchResult(
+        "a phone", {}, "2026-11-23", "compress bench", (steady("bundle:int8", Setting(1, 1, 32), 7.25),)
+    )
     for name, each in {"bad": report, "bad@phone": timed}.items():
         (tmp_path / f"{name}.json").write_text(each.to_json(), encoding="utf-8")
     monkeypatch.setattr(reference, "GALLERY", tmp_path)

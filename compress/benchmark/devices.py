@@ -17,7 +17,7 @@ from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
 from compress.io import sha256
 from compress.provenance import command_line
-from compress.records.bench_result import Result
+from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
 KINDS = ("local", "ssh", "browser", "adb")
@@ -137,13 +137,13 @@ def measure(
     rounds: int,
     runs: int,
     seconds: float | None,
-) -> Result:
+) -> BenchResult:
     """Race the files at every setting; then, where `seconds` is given, run each alone for so long at the first."""
     check(device.name, device.facts().get("cores", ""), files, settings)
     digests = {name: sha256(path) for name, path in files.items()}
     latencies = device.race(files, settings, rounds=rounds, runs=runs)
     sustained = device.sustain(files, settings[0], seconds=seconds) if seconds is not None else []
-    return Result(
+    return BenchResult(
         device=device.name,
         machine=device.facts(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compress.records.latency import NOISE_FACTOR, DeviceError, Latency, Setting, Sustained, contention
+from compress.records.latency import NOISE_FACTOR, DeviceError, Latency, Setting, Sustained, describe_load
 
 MINUTE = 60.0
 
@@ -108,7 +108,7 @@ def summarise(name: str, setting: Setting, first: PassTimes, second: PassTimes, 
         affinity=affinity,
         celsius=second.celsius,
         other_load=load if cpus else None,
-        busy=contention(load, cpus, setting.threads) if cpus else "",
+        busy=describe_load(load, cpus, setting.threads) if cpus else "",
     )  # fmt: skip
 
 

@@ -52,7 +52,6 @@ def bench(
         from compress.benchmark import options
         from compress.commands.bench import bench as run
         from compress.commands.bench import bench_visitors
-        from compress.records.bench_result import save
         from compress.reporting.terminal import print_bench
 
         options.place(out)
@@ -66,7 +65,7 @@ def bench(
         results = [run(bundles, **asked)] if visitors == 1 else bench_visitors(bundles, visitors, **asked)
         for number, result in enumerate(results, 1):
             if out is not None:
-                save(result, out if visitors == 1 else out.with_stem(f"{out.stem}-{number}"))
+                result.write(out if visitors == 1 else out.with_stem(f"{out.stem}-{number}"))
             if as_json:
                 print_json("bench", result.to_json())
             else:

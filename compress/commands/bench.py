@@ -9,7 +9,7 @@ from typing import Any
 from compress.benchmark import options
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
-from compress.records.bench_result import Result
+from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Setting
 
 
@@ -25,7 +25,7 @@ def bench(
     runs: int = 15,
     sustain: float | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> Result:
+) -> BenchResult:
     """Measure the latency of files on a device: interleaved, warmed up, in two passes, with a verdict on noise.
 
     files      folders of bundles, or .onnx, .xml or .tflite files; they are raced together
@@ -50,7 +50,7 @@ def bench_visitors(
     device: DeviceOptions,
     say: Callable[[str], None] = lambda _: None,
     **options: Any,
-) -> Iterator[Result]:
+) -> Iterator[BenchResult]:
     """Measure in so many browsers, one after the other, as `bench` does in one; yield what each measured.
 
     Each has a link of its own, and the name `browser 1` and so on: what a page over plain http tells does not tell two

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.exporters.int8 import Ranges
-    from compress.records.certificate import Tried
+    from compress.records.certificate import VariantResult
     from compress.records.latency import Setting
 
 CALIBRATION_ROWS = 256
@@ -103,7 +103,7 @@ def export(
         return bundle.load_data(data, text=text, label=label)
 
     load_data = None if data is None else load
-    tried: Sequence[Tried] = ()
+    tried: Sequence[VariantResult] = ()
     writers = {
         "npu": partial(write_npu, **asdict(fixed), say=say), "coreml": partial(write_coreml, lengths=fixed.lengths),
     }  # fmt: skip
@@ -128,7 +128,7 @@ def export(
 @contextmanager
 def tuned(
     source: Source, race: RaceOptions, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
-) -> Iterator[tuple[Bundle, "Sequence[Tried]"]]:
+) -> Iterator[tuple[Bundle, "Sequence[VariantResult]"]]:
     """Yield the bundle with the files that are fastest on the device, and all that were tried.
 
     Of the data the validation split decides, the test split certifies where it has labels. `in_place`: the tuned bundle

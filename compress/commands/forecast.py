@@ -41,7 +41,7 @@ from compress.exporters.session import open_session
 from compress.latency.measure import exported
 from compress.models.teacher import Teacher
 from compress.quantization.certify import ROWS as ROWS_JUDGED
-from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
+from compress.records.forecast import Forecast, Phase, size_mb, time_call
 from compress.records.latency import Setting
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model, trains_language_model
@@ -237,11 +237,11 @@ class Trials:
                     seconds = time.perf_counter() - began
                     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
                     raced = partial(race, files, [Setting(1, 1, each) for each in lengths], rounds=2)
-                    seconds += RACED / 2 * seconds_of(raced)
+                    seconds += RACED / 2 * time_call(raced)
                     for name, file in files.items():
                         run = partial(run_rows, open_session(file, threads=threads), rows, threads=threads)
                         judged = min(ROWS_JUDGED, len(data.validation)) if name != "teacher" else 0
-                        seconds += seconds_of(run) / len(rows) * (judged + len(split) * (1 if name == "teacher" else 2))
+                        seconds += time_call(run) / len(rows) * (judged + len(split) * (1 if name == "teacher" else 2))
                 break
             except ExportError:
                 continue

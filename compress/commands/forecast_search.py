@@ -37,7 +37,7 @@ from compress.nas.study import close_study, join_study
 from compress.nas.supernet import Ladder, Supernet, draw_from, put_in_order, with_looks
 from compress.nas.trial import count_scored
 from compress.pruning.budget import device_messages
-from compress.records.forecast import Forecast, Phase, seconds_of
+from compress.records.forecast import Forecast, Phase, time_call
 from compress.training.run import Run
 from compress.training.trainer import peak_rss_mb
 
@@ -220,7 +220,7 @@ def _try_scoring(
     rows = Evaluator.from_split(task, context.data.validation, context.tokenizer, costs.search.max_length)
     few = rows.subsample(SCORED)
     judge = SupernetEvaluator.from_model(costs, net, few, context)
-    took = [[seconds_of(partial(judge.score, each, rung)) for rung in range(judge.rungs)] for each in ends]
+    took = [[time_call(partial(judge.score, each, rung)) for rung in range(judge.rungs)] for each in ends]
     share = len(rows) / len(few)
     return share * fmean(each[0] for each in took), share * fmean(map(sum, took))
 

@@ -22,8 +22,7 @@ from compress.models import checkpoints
 from compress.models.checkpoints import ALIASES, EMBEDDED
 from compress.provenance import option_of
 from compress.records.inspection import Form, Inspection
-from compress.records.run_report import NAME as REPORT
-from compress.records.run_report import Report
+from compress.records.run_report import REPORT, Report
 from compress.records.search_report import SearchReport
 from compress.slicing.shape import sizes_of
 from compress.training.run import continuation

@@ -44,7 +44,7 @@ from compress.quantization.sensitivity import ROUNDS as PRICED_ROUNDS
 from compress.quantization.sensitivity import RUNS as PRICED_RUNS
 from compress.quantization.sensitivity import mix, price_float, race_products
 from compress.quantization.smoothquant import channels, smooth
-from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
+from compress.records.forecast import Forecast, Phase, size_mb, time_call
 from compress.records.latency import Latency, Setting
 from compress.training.trainer import peak_rss_mb
 
@@ -233,7 +233,7 @@ def forecast_quantization(
         files = QuantizationEvaluator.from_bundle(bundle, few, threads=threads, products=len(parts))
         seen = observe(source, rows, threads=threads)
         write = partial(quantize_static, form=int8.form, reduce_range=int8.reduce_range)
-        made = seconds_of(lambda: write(source, file, ranges=choose_ranges(seen, "minmax")))
+        made = time_call(lambda: write(source, file, ranges=choose_ranges(seen, "minmax")))
         exact, scored = (_by_rows(partial(files.logits, each), few.rows) for each in (source, file))
         judged, probed = len(judging.rows), len(files.probe)
         way, answers = made + scored(probed), exact(judged) + exact(probed)
@@ -241,7 +241,7 @@ def forecast_quantization(
         observed = _by_rows(lambda some: observe(source, some, threads=threads), rows)(int8.rows)
         static = observed + (len(CALIBRATIONS) if int8.calibration is None else 1) * way
         watched = _by_rows(lambda some: channels(source, some, threads=threads), rows)(int8.rows)
-        smoothing = seconds_of(
+        smoothing = time_call(
             lambda: smooth(source, smoothed, channels(source, rows, threads=threads), alpha=ALPHAS[0])
         )
         again = observed if int8.calibration not in (None, "minmax") else 0.0
@@ -255,7 +255,7 @@ def forecast_quantization(
         whole = made + scored(judged)
         setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
         raced = {"fp32": source, "int8": file, BEFORE: bundle.files().get("int8", file)}
-        racing = seconds_of(lambda: there.race(raced, [setting], rounds=2, runs=RUNS))
+        racing = time_call(lambda: there.race(raced, [setting], rounds=2, runs=RUNS))
         tried = (2 * len(parts) + 1) * way + 2 * math.log2(2 * len(parts)) * whole
         tried += (_count_kinds(parts, graph) + 3) * (
             made + racing / len(raced) * PRICED_ROUNDS * PRICED_RUNS / (2 * RUNS)
@@ -287,7 +287,7 @@ def _count_kinds(parts: Sequence[Product], graph: onnx.GraphProto) -> int:
 
 def _by_rows(run: Callable[[Dataset], object], rows: Dataset) -> Callable[[int], float]:
     """Time a run over one row, and over all of `rows`; return the seconds that it takes over any number of them."""
-    one, whole = seconds_of(lambda: run(rows.select(range(1)))), seconds_of(lambda: run(rows))
+    one, whole = time_call(lambda: run(rows.select(range(1)))), time_call(lambda: run(rows))
     each = max(0.0, whole - one) / max(1, len(rows) - 1)
     return lambda count: one + each * count
 

@@ -30,10 +30,10 @@ from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.models.checkpoints import resolve
 from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
 from compress.records.certificate import Certificate
-from compress.records.class_scores import changes
-from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
-from compress.records.latency import identity
-from compress.records.run_report import NAME as REPORT
+from compress.records.class_scores import compare_classes
+from compress.records.forecast import Forecast, Phase, size_mb, time_call
+from compress.records.latency import describe_device
+from compress.records.run_report import REPORT
 from compress.training.trainer import peak_rss_mb
 from compress.trimming import (
     Trimmed,
@@ -167,20 +167,20 @@ def forecast_trimming(
     reading = time.perf_counter() - began
     tokenizer = plain(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
     counts(tokenizer, first)  # the first time is slower
-    encoding = seconds_of(lambda: counts(tokenizer, first)) * characters / max(1, sum(map(len, first)))
+    encoding = time_call(lambda: counts(tokenizer, first)) * characters / max(1, sum(map(len, first)))
     passes = 2 if min_count == 1 else 1  # that compare how texts are read before and after
     taken = (1 + passes) * reading + (1 + 2 * passes) * encoding
     phases.append(Phase("counting tokens", seconds=(taken, taken), note=f"{characters:,} characters"))
     with TemporaryDirectory() as scratch, (console or Console(quiet=True)).status("trying each phase"):
         write = partial(trim_checkpoint, folder) if bundle is None else partial(trim_bundle, bundle)
-        taken = seconds_of(lambda: write(first, Path(scratch) / out.name, min_count=min_count, keep=keep))
+        taken = time_call(lambda: write(first, Path(scratch) / out.name, min_count=min_count, keep=keep))
     phases.append(Phase("writing", seconds=(taken, taken), disk_mb=size_mb(folder)))
     if bundle is not None and found is not None:
         split = found.validation if found.test is None else found.test
         rows, files = bundle.evaluator(split).subsample(SCORED).rows, [each for each in FILES if each in bundle.files()]
         for each in files:
             bundle.logits(rows.select(range(1)), precision=each, threads=threads)  # the first time is slower
-        taken = sum(seconds_of(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
+        taken = sum(time_call(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
         taken *= 2 * len(split) / min(SCORED, len(split))
         phases.append(Phase("scoring", seconds=(taken, taken), note=f"{len(split):,} rows"))
     return Forecast(f"{model}, trimmed", tuple(phases), peak_rss_mb())
@@ -236,7 +236,7 @@ def certified(
             agreement=outcome.agreement,
             max_logit_difference=outcome.difference,
             rows=len(split),
-            device=identity("local", facts),
+            device=describe_device("local", facts),
             runtime=f"onnxruntime {onnxruntime.__version__}",
             certified=good,
             reason=reason,
@@ -255,7 +255,7 @@ def _outcome(bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[L
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     scored = zip(evaluators, logits, strict=True)
     before, after = (evaluator.scores(each, threshold=threshold)[bundle.task.metric] for evaluator, each in scored)
-    recalls = changes(*(evaluator.by_class(each) for evaluator, each in zip(evaluators, logits, strict=True)))
+    recalls = compare_classes(*(evaluator.by_class(each) for evaluator, each in zip(evaluators, logits, strict=True)))
     if not bundle.task.tokenwise:
         agreement, changed = (
             evaluators[0].agreement(logits[1], logits[0]),

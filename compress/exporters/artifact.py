@@ -32,9 +32,8 @@ from compress.io import atomic_file, atomic_folder
 from compress.models.heads import PROBLEMS, count_outputs, output_names
 from compress.models.pooling import pooling_of, set_pooling
 from compress.provenance import option_of
-from compress.records.certificate import Certificate, Sensitivity, Tried
-from compress.records.run_report import NAME as REPORT
-from compress.records.run_report import Report
+from compress.records.certificate import Certificate, Sensitivity, VariantResult
+from compress.records.run_report import REPORT, Report
 from compress.slicing.shape import positions
 
 if TYPE_CHECKING:
@@ -302,7 +301,7 @@ class Bundle:
         *,
         certificates: Sequence[Certificate] = (),
         sensitivity: Sequence[Sensitivity] = (),
-        tuning: Sequence[Tried] = (),
+        tuning: Sequence[VariantResult] = (),
     ) -> "Bundle":
         """Keep this evidence in the bundle's report.
 
@@ -310,7 +309,7 @@ class Bundle:
         place of an older one on the same device; sensitivities, of all older ones. Raises BundleError for a figure
         that is not finite: JSON cannot hold it.
         """
-        given: tuple[Certificate | Sensitivity | Tried, ...] = (*certificates, *sensitivity, *tuning)
+        given: tuple[Certificate | Sensitivity | VariantResult, ...] = (*certificates, *sensitivity, *tuning)
         for each in given:
             for name, value in asdict(each).items():
                 if isinstance(value, float) and not math.isfinite(value):

@@ -35,7 +35,7 @@ from compress.models import heads
 from compress.models.sharing import share, share_again
 from compress.records import search_report
 from compress.records.json_text import from_json, load_record
-from compress.records.latency import FEWEST_SHAPES, Setting, identity
+from compress.records.latency import FEWEST_SHAPES, Setting, describe_device
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
 
@@ -291,7 +291,8 @@ class ShapeTimer:
         Measurements of this device at this setting are cached under $COMPRESS_HOME/latency.
         """
         whole = max(configs.values(), key=lambda config: tuple(Sizes.from_config(config).plain().values()))
-        key: list[Any] = [identity(self.device.name, self.device.facts()), str(self.setting), self.precision, self.kind]
+        device = describe_device(self.device.name, self.device.facts())
+        key: list[Any] = [device, str(self.setting), self.precision, self.kind]
         key += [self.segments, whole.model_type, Sizes.from_config(whole).plain(), len(configs)]
         entry = home() / "latency" / io.hash_value(key)[:24]
         if is_whole(entry):

@@ -19,8 +19,8 @@ from compress.exporters.predictor import open_predictor
 from compress.exporters.session import certified, read_model
 from compress.io import sha256
 from compress.records.certificate import Certificate, Sensitivity
-from compress.records.class_scores import ClassChange, changes, describe, fallen
-from compress.records.latency import identity
+from compress.records.class_scores import ClassChange, compare_classes, describe_changes, select_fallen
+from compress.records.latency import describe_device
 
 if TYPE_CHECKING:
     from compress.quantization.sensitivity import FloatCost
@@ -96,7 +96,7 @@ def compare_logits(evaluator: Evaluator, exact: Logits, other: Logits, *, thresh
         after,
         evaluator.agreement(other, exact, thresholds=thresholds),
         float(np.abs(other - exact).max()),
-        changes(evaluator.by_class(exact), evaluator.by_class(other)),
+        compare_classes(evaluator.by_class(exact), evaluator.by_class(other)),
         changed,
         1 - changed / len(evaluator) if ranking and changed is not None else None,
     )
@@ -169,7 +169,7 @@ def certify(
     facts = device.facts()
     proof = record_outcome(
         outcome, bundle.task.metric, FILES[precision], method=method, max_drop=max_drop, rows=len(evaluator),
-        split=split, data=data, device=identity(device.name, facts), runtime=facts.get("runtime", ""),
+        split=split, data=data, device=describe_device(device.name, facts), runtime=facts.get("runtime", ""),
     )  # fmt: skip
     return replace(
         proof,
@@ -221,8 +221,8 @@ def verdict(outcome: ScoreDrop, max_drop: float) -> tuple[bool, str]:
     """Decide whether the drop is within the limit and no class has collapsed by more, and say why in a sentence."""
     lost, limit = 100 * outcome.drop, 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"
-    hurt = fallen(outcome.classes)
-    named = f"; finds {describe(hurt)}" if hurt else ""
+    hurt = select_fallen(outcome.classes)
+    named = f"; finds {describe_changes(hurt)}" if hurt else ""
     if outcome.drop <= max_drop + ROUNDING:
         kept = not any(one.collapsed and one.before - one.after > max_drop + ROUNDING for one in hurt)
         return kept, f"{change} points where {limit:g} are allowed{named}"

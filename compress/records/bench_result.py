@@ -15,7 +15,7 @@ MOST_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle folder>:<precision>`.
 
     sha256  name -> the digest of the file that ran
@@ -34,35 +34,33 @@ class Result:
         """Write indented JSON, `format` first."""
         return to_json(self)
 
+    def write(self, path: Path) -> None:
+        """Write the result to a file, whole or not at all."""
+        with atomic_file(path) as partial:
+            partial.write_text(self.to_json(), encoding="utf-8")
+
     @staticmethod
-    def from_json(path: Path) -> "Result":
-        """Read the result in a file. Raises DeviceError naming each field in error, and the figures that no clock
-        shows."""
-        found = from_json(
-            Result, path, DeviceError, "result of `compress bench --out`", "expected format 1. Measure again"
+    def from_json(path: Path) -> "BenchResult":
+        """Read a result file. Raises DeviceError naming each field in error, and each time that no clock can show."""
+        result = from_json(
+            BenchResult, path, DeviceError, "result of `compress bench --out`", "expected format 1. Measure again"
         )
 
-        def shown(value: float) -> bool:
+        def is_time(value: float) -> bool:
             return math.isfinite(value) and value > 0
 
         problems = [
-            f"latencies.{index}.{key}: {getattr(one, key)} is no time"
-            for index, one in enumerate(found.latencies)
+            f"latencies.{index}.{key}: {getattr(latency, key)} is not a time above 0"
+            for index, latency in enumerate(result.latencies)
             for key in ("min_ms", "p50_ms", "p95_ms")
-            if not shown(getattr(one, key))
+            if not is_time(getattr(latency, key))
         ]
         problems += [
             f"sustained.{index}: expected one time above 0 and one temperature for every minute"
-            for index, run in enumerate(found.sustained)
-            if not all(map(shown, run.minutes)) or len(run.temperatures) != len(run.minutes)
+            for index, run in enumerate(result.sustained)
+            if not all(map(is_time, run.minutes)) or len(run.temperatures) != len(run.minutes)
         ]
         if problems:
             more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
             raise DeviceError(f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}; measure again")
-        return found
-
-
-def save(result: Result, path: Path) -> None:
-    """Write the result, whole or not at all."""
-    with atomic_file(path) as partial:
-        partial.write_text(result.to_json(), encoding="utf-8")
+        return result

@@ -89,7 +89,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Tried:
+class VariantResult:
     """One variant of a graph in a race, on one device.
 
     variant      `raw, dynamic int8`; entries: session settings it ran with

@@ -64,7 +64,7 @@ class ClassChange:
         return f"{how} of {self.label} (recall {self.before:.3f} to {self.after:.3f}, support {self.support:,})"
 
 
-def changes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -> tuple[ClassChange, ...]:
+def compare_classes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -> tuple[ClassChange, ...]:
     """Pair the recalls that two models have on the same rows, class by class; classes without a row are left out."""
     recalls = {one.label: one.recall for one in after}
     return tuple(
@@ -74,12 +74,12 @@ def changes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -> tuple[
     )
 
 
-def fallen(found: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
+def select_fallen(found: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
     """Choose the classes that are lost, however few rows they have, or have collapsed; the largest fall first."""
     return tuple(sorted((one for one in found if one.lost or one.collapsed), key=lambda one: one.after - one.before))
 
 
-def describe(found: Sequence[ClassChange]) -> str:
+def describe_changes(found: Sequence[ClassChange]) -> str:
     """Say what is found of the first few classes, with their recalls, and count the others."""
     named = ", ".join(map(str, found[:MOST_NAMED]))
     return f"{named} and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else named

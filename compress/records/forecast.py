@@ -63,7 +63,7 @@ def size_mb(*paths: Path) -> float:
     return sum(file.stat().st_size for file in files) / 1e6
 
 
-def seconds_of(run: Callable[[], object]) -> float:
+def time_call(run: Callable[[], object]) -> float:
     """Return the seconds that this takes."""
     began = time.perf_counter()
     run()

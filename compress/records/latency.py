@@ -102,7 +102,7 @@ class Sustained:
     started: float | None = None
 
 
-def contention(other_load: float | None, cpus: int, threads: int) -> str:
+def describe_load(other_load: float | None, cpus: int, threads: int) -> str:
     """Say what other processes took of the CPUs that `threads` threads need; '' for little, or where it is unknown.
 
     Half of the CPUs count: the others may be second threads of the same cores.
@@ -112,6 +112,6 @@ def contention(other_load: float | None, cpus: int, threads: int) -> str:
     return f"other processes kept {other_load:.1f} of {cpus} CPUs busy"
 
 
-def identity(name: str, facts: Mapping[str, str]) -> str:
+def describe_device(name: str, facts: Mapping[str, str]) -> str:
     """Describe a device as evidence names it: name, processor and instruction sets, as far as it tells them."""
     return ", ".join(filter(None, (name, facts.get("cpu", ""), facts.get("instructions", ""))))

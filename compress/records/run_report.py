@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from compress.errors import BundleError
-from compress.records.certificate import Certificate, Sensitivity, Tried
-from compress.records.class_scores import ClassChange, ClassScore, changes, fallen, macro_f1
+from compress.records.certificate import Certificate, Sensitivity, VariantResult
+from compress.records.class_scores import ClassChange, ClassScore, compare_classes, macro_f1, select_fallen
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import Latency
 
-NAME = "report.json"
+REPORT = "report.json"
 Kind = Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking"]
 Point = Mapping[str, float | None]
 
@@ -92,7 +92,7 @@ class Report:
     notes: tuple[str, ...] = ()
     certificates: tuple[Certificate, ...] = ()
     sensitivity: tuple[Sensitivity, ...] = ()
-    tuning: tuple[Tried, ...] = ()
+    tuning: tuple[VariantResult, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -121,7 +121,7 @@ class Report:
     def fallen(self, row: ReportRow) -> tuple[ClassChange, ...]:
         """Choose the classes of which a student finds nothing, or far less than the first teacher."""
         teacher = self.teacher_row
-        return fallen(changes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
+        return select_fallen(compare_classes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
 
     def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[ReportRow, ...]:
         """List the rows of one role."""

@@ -287,7 +287,7 @@ def bar_figure(
     items: Iterable[Bar], heading: str, unit: str, key: str, *, caption: str = "", width: float = SIDE
 ) -> Figure | None:
     """Draw the bars whose value is known; None without any."""
-    if not (bars := [item for item in items if units.known(item.value)]):
+    if not (bars := [item for item in items if units.is_known(item.value)]):
         return None
     return draw_figure(heading, partial(draw_bars, bars, heading, unit), key, width, caption=caption)
 

@@ -15,11 +15,11 @@ from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import differ_significantly
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.manifest import Manifest, find_bundle
-from compress.records.bench_result import Result
+from compress.records.bench_result import BenchResult
 from compress.records.certificate import Certificate
-from compress.records.class_scores import ClassChange, ClassScore, fallen, macro_f1
+from compress.records.class_scores import ClassChange, ClassScore, macro_f1, select_fallen
 from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
-from compress.records.run_report import NAME, Report, ReportRow, finite
+from compress.records.run_report import REPORT, Report, ReportRow, finite
 from compress.training.run import continuation
 
 OWN = "own races"
@@ -351,7 +351,7 @@ def _one_task(bundles: Sequence[ComparedBundle]) -> Task:
     return next(iter(tasks.values()))
 
 
-def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, Result]]]:
+def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, BenchResult]]]:
     """Read runs, bundles and result files, told apart by what they hold, each once and in the order given."""
     folders, files = [], []
     for path in paths:
@@ -376,9 +376,9 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
     bundles = []
     for path, name in zip(known, _names(known), strict=True):
         bundle = Bundle.load(path)  # every file checked: a report is of the files that the manifest lists
-        report = Report.from_json(path / NAME) if NAME in bundle.manifest.files else None
+        report = Report.from_json(path / REPORT) if REPORT in bundle.manifest.files else None
         bundles.append(ComparedBundle(path, name, bundle.task, bundle.manifest, report))
-    return tuple(bundles), [(file, Result.from_json(file)) for file in dict.fromkeys(files)]
+    return tuple(bundles), [(file, BenchResult.from_json(file)) for file in dict.fromkeys(files)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -409,7 +409,7 @@ def _files_of(bundle: ComparedBundle) -> Iterator[ComparedModel]:
         for basis, value in _list_proved(report, own, "after"):
             scores[basis] = min(value, scores.get(basis, value))
         before = dict(_list_proved(report, (one for one in certificates if one.exact_sha256 == stamp.sha256), "before"))
-        changes = [change for one in own for change in fallen(one.classes)]
+        changes = [change for one in own for change in select_fallen(one.classes)]
         changes += report.fallen(row) if report and row else ()
         changes.sort(key=lambda one: one.after - one.before)
         yield ComparedModel(
@@ -466,16 +466,16 @@ def _own_times(row: ReportRow | None) -> dict[str, dict[Setting, Latency]]:
 
 
 def _join(
-    results: Sequence[tuple[Path, Result]], candidates: Sequence[ComparedModel]
+    results: Sequence[tuple[Path, BenchResult]], candidates: Sequence[ComparedModel]
 ) -> tuple[list[MeasuredDevice], list[ComparedModel], list[str]]:
     """Join results to the files whose digest they name: devices, candidates with times, names of no file here.
 
     Results of the same device and processor are of one device; of the same file and setting, the later ones count.
     """
     times: dict[str, dict[str, dict[Setting, Latency]]] = {}  # candidate -> device -> setting -> times
-    groups: dict[tuple[str, str], list[tuple[Path, Result]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Path, BenchResult]]] = {}
 
-    def moment(one: tuple[Path, Result]) -> datetime:
+    def moment(one: tuple[Path, BenchResult]) -> datetime:
         try:
             found = datetime.fromisoformat(one[1].date)
         except ValueError:  # what is no date is before all others

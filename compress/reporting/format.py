@@ -12,7 +12,7 @@ MOST_NAMED = 3
 """Things that a sentence names before it counts."""
 
 
-def known(value: float | None) -> TypeGuard[float]:
+def is_known(value: float | None) -> TypeGuard[float]:
     """Say whether there is a number to show."""
     return value is not None and math.isfinite(value)
 
@@ -22,7 +22,7 @@ def capitalise(name: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def listed(names: Sequence[str], most: int = MOST_NAMED) -> str:
+def join_names(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Join the first few names, and count the others: `a, b, c and 2 more`."""
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
@@ -40,19 +40,19 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 
 def score(value: float | None) -> str:
     """Format a score: 0.8944 -> `0.894`."""
-    return f"{value:.3f}".replace("-", "−") if known(value) else MISSING
+    return f"{value:.3f}".replace("-", "−") if is_known(value) else MISSING
 
 
 def change(drop: float | None) -> str:
     """Format a drop of 0.004 as `−0.004`, a gain with a plus; less than three decimals show is 0.000."""
-    if not known(drop):
+    if not is_known(drop):
         return MISSING
     return "0.000" if abs(drop) < 0.0005 else f"{-drop:+.3f}".replace("-", "−")
 
 
 def share(value: float | None) -> str:
     """Format a share: 0.984 -> `98.4 %`."""
-    if not known(value):
+    if not is_known(value):
         return MISSING
     rounded = round(100 * value, 1) or 0.0  # no minus before nothing
     return f"{rounded:.1f}{GAP}%".replace("-", "−")
@@ -60,7 +60,7 @@ def share(value: float | None) -> str:
 
 def magnitude(value: float | None) -> str:
     """Format a count with three digits: 22_713_216 -> `22.7 M`."""
-    if not known(value):
+    if not is_known(value):
         return MISSING
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * unit:
@@ -70,7 +70,7 @@ def magnitude(value: float | None) -> str:
 
 def three_digits(value: float | None) -> str:
     """Format with at least three digits, never an exponent: 0.0123, 3.41, 14.5, 1234."""
-    if not known(value):
+    if not is_known(value):
         return MISSING
     if value == 0:
         return "0"
@@ -81,7 +81,7 @@ def three_digits(value: float | None) -> str:
 
 def small(value: float | None) -> str:
     """Format what may be tiny: 0.0123 as it is, 0.00000123 -> `1.2·10⁻⁶`."""
-    if not known(value) or value == 0 or abs(value) >= 0.001:
+    if not is_known(value) or value == 0 or abs(value) >= 0.001:
         return three_digits(value)
     digits, _, power = f"{value:.1e}".partition("e")
     raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -90,12 +90,12 @@ def small(value: float | None) -> str:
 
 def measure(value: float | None, unit: str) -> str:
     """Format a value with its unit: 14.5, "ms" -> `14.5 ms`."""
-    return f"{three_digits(value)}{GAP}{unit}" if known(value) else MISSING
+    return f"{three_digits(value)}{GAP}{unit}" if is_known(value) else MISSING
 
 
 def duration(seconds: float | None) -> str:
     """Format seconds: 3725 -> `1 h 2 min`; 252 -> `4 min 12 s`; 3.4 -> `3.4 s`."""
-    if not known(seconds):
+    if not is_known(seconds):
         return MISSING
     if seconds < 59.95:
         return f"{seconds:.1f}{GAP}s"
@@ -118,7 +118,7 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:.{0 if ratio >= 0.0095 else 1}f}{GAP}%"
 
 
-def telling(names: Sequence[str]) -> list[str]:
+def drop_shared_parts(names: Sequence[str]) -> list[str]:
     """Drop the parts that all names of settings share: `64 tokens`, `16 tokens`. One alone stays whole."""
     parts = [name.split(", ") for name in names]
     if len(names) < 2 or len({len(each) for each in parts}) > 1:

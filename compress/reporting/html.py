@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from compress.exporters.artifact import FILES
-from compress.records.certificate import Sensitivity, Tried
+from compress.records.certificate import Sensitivity, VariantResult
 from compress.records.run_report import Report, finite
 from compress.records.search_report import LatencyPrediction, ObjectiveName, SearchReport
 from compress.reporting import charts, remarks, tables
@@ -68,41 +68,37 @@ def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
     roles = [line.role for line in table.rows]
     if "student" not in roles:
         return []
-    own, theirs = len(roles) - 1 - roles[::-1].index("student"), roles.index("teacher") if "teacher" in roles else None
-    found = []
+    student = len(roles) - 1 - roles[::-1].index("student")
+    figures = []
     for one in sorted(table.on_page, key=lambda one: one.rank):
-        cell, teacher = one.cells[own], one.cells[theirs] if theirs is not None else Cell(MISSING)
+        cell, teacher = one.cells[student], one.cells[roles.index("teacher")] if "teacher" in roles else Cell(MISSING)
         if one.rank > KEY or cell.missing:
             continue
-        beside = [cell.detail] if cell.detail else []
-        beside += [] if teacher.missing else [f"teacher {teacher.text}"]
-        said = f"{cell.detail} of the teacher’s {teacher.text}" if cell.detail.endswith("%") else ", ".join(beside)
-        found.append((one.alone or one.heading, cell.text, said))
-    return found
+        notes = [*filter(None, [cell.detail]), *([] if teacher.missing else [f"teacher {teacher.text}"])]
+        ratio = cell.detail.endswith("%")
+        comparison = f"{cell.detail} of the teacher’s {teacher.text}" if ratio else ", ".join(notes)
+        figures.append((one.alone or one.heading, cell.text, comparison))
+    return figures
 
 
-def heat_map(found: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, list[Cell | None]]]]:
-    """Lay out the share of the error by layer and product, in the order of the graph: headings, and (name, fields).
+def heat_map(products: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, list[Cell | None]]]]:
+    """Lay out the share of the error by layer and product, in the order of the graph: headings, and (name, cells).
 
-    A field's tone says how strong it is, its detail what hovering says; None where a layer has no such product. What
-    is of no layer has one field.
+    A cell's tone says how strong it is, its detail what hovering says; None where a layer has no such product. What
+    is of no layer has one cell, and comes last.
     """
-    strongest = max((one.share for one in found if units.known(one.share)), default=0.0)
-    fields: dict[str, dict[str, Cell]] = {}
-    for one in found:
-        match = re.fullmatch(r"(layer \d+),? (.+)", one.layer)
-        level = round(HEAT_LEVELS * max(0.0, one.share) / strongest) if strongest > 0 and units.known(one.share) else 0
+    strongest = max((one.share for one in products if units.is_known(one.share)), default=0.0)
+    rows: dict[str, dict[str, Cell]] = {}
+    for one in products:
+        strength = one.share / strongest if strongest > 0 and units.is_known(one.share) else 0.0
         hint = f"{one.layer}: {units.share(one.share)} of the error; alone {units.small(one.error)}; {one.product}"
-        cell = Cell(units.share(one.share), hint, f"h{level}{' kept' if one.kept else ''}")
-        fields.setdefault(match[1] if match else one.layer, {})[match[2] if match else ""] = cell
-    headings = list(dict.fromkeys(part for there in fields.values() for part in there if part))
-    return headings, sorted(
-        (
-            (name, [there[""]] if "" in there else [there.get(part) for part in headings])
-            for name, there in fields.items()
-        ),
-        key=lambda row: "" in fields[row[0]],
-    )
+        tone = f"h{round(HEAT_LEVELS * max(0.0, strength))}{' kept' if one.kept else ''}"
+        match = re.fullmatch(r"(layer \d+),? (.+)", one.layer)
+        name, part = match.groups() if match else (one.layer, "")
+        rows.setdefault(name, {})[part] = Cell(units.share(one.share), hint, tone)
+    headings = list(dict.fromkeys(part for row in rows.values() for part in row if part))
+    order = sorted(rows.items(), key=lambda item: "" in item[1])
+    return headings, [(name, [row[""]] if "" in row else [row.get(part) for part in headings]) for name, row in order]
 
 
 def render_html(report: Report) -> str:
@@ -159,7 +155,7 @@ def render_html(report: Report) -> str:
     )
 
 
-def _races(tried: Sequence[Tried], key: str, of: str = "") -> list[tuple[str, Figure | None, ResultTable]]:
+def _races(tried: Sequence[VariantResult], key: str, of: str = "") -> list[tuple[str, Figure | None, ResultTable]]:
     """Show the variants raced on each device: a heading, bars of their times, and all that was measured.
 
     `key` is unique on the page, `of` the bundle where there are several.
@@ -172,7 +168,7 @@ def _races(tried: Sequence[Tried], key: str, of: str = "") -> list[tuple[str, Fi
         bars = [
             Bar(one.variant, ratio, "student" if one.chosen else "other", f"{ratio:.2f}×{' noisy' * one.noisy}")
             for one in group
-            if units.known(ratio := one.ratio.get(setting))
+            if units.is_known(ratio := one.ratio.get(setting))
         ]
         figure = bar_figure(bars, f"Time beside the first variant’s: {setting}", "×", f"{key}-{index}", width=MAIN)
         found.append((", ".join(part for part in (of, device) if part), figure, tables.race_table(group)))
@@ -202,7 +198,7 @@ def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
             for setting, at in enumerate(settings)
         ] + [_picture(comparison, limits, chosen, None, (None, None))],
         devices=list(enumerate(devices)),
-        settings=list(enumerate(units.telling([str(at) for at in settings]))),
+        settings=list(enumerate(units.drop_shared_parts([str(at) for at in settings]))),
         device=devices.index(view.device) if view else 0,
         setting=settings.index(view.setting) if view else 0,
         candidates=table,
@@ -241,7 +237,7 @@ def _picture(
     if scatter.crowded(narrow=True):
         said.append("Numbers are those of the table below.")
     if off := [f"{point.what} {units.score(point.score)}" for point in scatter.points if point.score < scatter.lowest]:
-        said.append(f"Below this scale: {units.listed(off, 4)}.")
+        said.append(f"Below this scale: {units.join_names(off, 4)}.")
     figure = draw_figure(" against ".join(reversed(scatter.axes)), scatter.draw, key, MAIN, caption=" ".join(said))
     return bare | {"figure": figure, "points": points}
 
@@ -321,7 +317,7 @@ def _draw_predictions(prediction: LatencyPrediction) -> list[Figure]:
         draw = partial(charts.draw_predictions, timings)
         figures.append(draw_figure("", draw, "timings", MAIN, caption=" ".join(notes)))  # its section has the heading
     errors = [("this predictor", prediction.error, "student"), ("FLOPs alone", prediction.flops_error, "other")]
-    bars = [Bar(name, 100 * error, style, units.share(error)) for name, error, style in errors if units.known(error)]
+    bars = [Bar(name, 100 * error, style, units.share(error)) for name, error, style in errors if units.is_known(error)]
     accuracy = bar_figure(bars, "Mean error on a shape it has not seen", "%", "prediction-error")
     return [*figures, accuracy] if accuracy else figures
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from compress.evaluation.statistics import SHARES, wilson_interval
-from compress.records.class_scores import ClassChange, describe, fallen
+from compress.records.class_scores import ClassChange, describe_changes, select_fallen
 from compress.records.latency import NOISE_FACTOR, Latency
 from compress.records.run_report import Report, ReportRow, finite
 from compress.records.search_report import Anchor, ObjectiveName, SearchReport, TrialRecord
 from compress.reporting import format as units
 from compress.reporting.compare import OWN, Comparison, Limits, Pick
-from compress.reporting.format import GAP, capitalise, listed
+from compress.reporting.format import GAP, capitalise, join_names
 
 MACRO = 0.05
 """The most by which macro F1 may fall further than the score without a remark."""
@@ -61,7 +61,7 @@ def run_headline(report: Report) -> str:
     else:
         shown = units.score(own) if own == teachers else f"{units.score(own)} against {units.score(teachers)}"
         text = f"{name} {'matches' if own == teachers else 'exceeds'} the teacher’s {metric} ({shown})"
-    gains, losses = [], [f"finds {describe(hurt)}"] if (hurt := report.fallen(row)) else []
+    gains, losses = [], [f"finds {describe_changes(hurt)}"] if (hurt := report.fallen(row)) else []
     if time := over_teacher(report, row, "p50_ms"):  # 5 % either way is the same
         if time > 1.05:
             losses.append(f"takes {units.times(time)} as long")
@@ -95,13 +95,13 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
                 f"macro F1 falls from {units.score(macro_before)} to {units.score(macro_after)}."
             )
     for proof in report.certificates:
-        warnings += _remark_classes(proof.artefact, fallen(proof.classes), f"its fp32 file on {proof.split}")
+        warnings += _remark_classes(proof.artefact, select_fallen(proof.classes), f"its fp32 file on {proof.split}")
     return warnings
 
 
 def _remark_classes(name: str, hurt: Sequence[ClassChange], reference: str) -> list[str]:
     """Name the classes of which a model finds less than another one."""
-    return [f"{name} finds {describe(hurt)}, beside {reference}."] if hurt else []
+    return [f"{name} finds {describe_changes(hurt)}, beside {reference}."] if hurt else []
 
 
 def run_remarks(report: Report) -> list[str]:
@@ -129,7 +129,7 @@ def _describe_noise(times: Iterable[tuple[str, Latency]]) -> list[str]:
     """Say which files' times are noisy, and what else ran on the machine."""
     times = list(times)
     noisy = dict.fromkeys(name for name, one in times if one.noisy)
-    noise = [f"{listed(list(noisy))} changed between the two passes (noisy, ~)"] if noisy else []
+    noise = [f"{join_names(list(noisy))} changed between the two passes (noisy, ~)"] if noisy else []
     return noise + ([max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else [])
 
 
@@ -180,7 +180,7 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
     one, metric, basis = chosen.candidate, units.metric(comparison.task.metric), comparison.basis
     remarks: list[str] = []
     if one and basis and chosen.level:
-        others = listed([f"{each.name} ({units.score(comparison.score(each))})" for each in chosen.level])
+        others = join_names([f"{each.name} ({units.score(comparison.score(each))})" for each in chosen.level])
         score = f"{metric} {units.score(comparison.score(one))}"
         remarks.append(
             f"{basis.rows:,} rows cannot tell {score} from that of {others} (95{GAP}%, as independent answers)."
@@ -229,10 +229,10 @@ def _describe_left_out(comparison: Comparison) -> list[str]:
     groups = [(other, f"on other rows ({rows})"), ([one for one in candidates if not one.scores], "without a score")]
     if view:
         groups.append(([one for one in candidates if not one.latency(view)], f"not timed at {view.name}"))
-    notes = [f"{listed([one.name for one in group])} {why}" for group, why in groups if group]
+    notes = [f"{join_names([one.name for one in group])} {why}" for group, why in groups if group]
     if view is None:
         notes.append("latency, as nothing was timed: give this the result files of `compress bench` too")
-    return notes + ([f"of no file given here: {listed(comparison.unmatched)}"] if comparison.unmatched else [])
+    return notes + ([f"of no file given here: {join_names(comparison.unmatched)}"] if comparison.unmatched else [])
 
 
 def shape(choice: Mapping[str, int | float | str]) -> str:

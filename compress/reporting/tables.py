@@ -7,7 +7,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from compress.records.certificate import Certificate, Tried
+from compress.records.certificate import Certificate, VariantResult
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import STAGES, Anchor, SearchReport, TrialRecord
@@ -333,22 +333,22 @@ def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Result
     return ResultTable.build((Line(name) for name, _ in certificates), columns)
 
 
-def race_table(tried: Sequence[Tried]) -> ResultTable:
+def race_table(tried: Sequence[VariantResult]) -> ResultTable:
     """Lay out the variants of one race, in their order."""
     of = partial(column, tried)
 
-    def time(setting: str, one: Tried) -> Cell:
+    def time(setting: str, one: VariantResult) -> Cell:
         if setting not in one.p50_ms:
             return Cell(MISSING)
         ratio = f"{one.ratio[setting]:.2f}×" if setting in one.ratio else ""
         return Cell(f"{'~' if one.noisy else ''}{units.three_digits(one.p50_ms[setting])}", ratio)
 
-    def result(one: Tried) -> Cell:
+    def result(one: VariantResult) -> Cell:
         return (
             Cell("chosen" if one.chosen else "passed", one.reason) if one.passed else Cell("failed", one.reason, "bad")
         )
 
-    def fused(one: Tried) -> Cell:
+    def fused(one: VariantResult) -> Cell:
         said = ", ".join(f"{count} {name}" for name, count in one.fused.items())
         return Cell(str(sum(one.fused.values())) if said else MISSING, said)
 
@@ -357,7 +357,7 @@ def race_table(tried: Sequence[Tried]) -> ResultTable:
         of("Verdict", "result", result, 1),
         *(
             of("p50, ms", name, partial(time, setting), 2)
-            for setting, name in zip(settings, units.telling(settings), strict=True)
+            for setting, name in zip(settings, units.drop_shared_parts(settings), strict=True)
         ),
         of("Graph", "fused", fused),
         of("Graph", "file, MB", lambda one: units.three_digits(one.file_mb)),
@@ -387,7 +387,7 @@ def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> Trial
     """Lay out a trial in full; `front`: the numbers of those on it."""
     values = (point.score, *(found.value(point, cost) for cost in ("latency", "file_mb", "parameters")))
     became = STANDING.get(point.stage or "", "") if point.state == "complete" else point.state
-    scores = [units.score(value) for stage in STAGES if units.known(value := point.scores.get(stage))]
+    scores = [units.score(value) for stage in STAGES if units.is_known(value := point.scores.get(stage))]
     cells = (
         shape(point.choice),
         ": ".join(filter(None, (became, point.reason))),

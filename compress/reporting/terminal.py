@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.exporters.card import escaped
-from compress.records.bench_result import Result
+from compress.records.bench_result import BenchResult
 from compress.records.forecast import Forecast
 from compress.records.gate_result import GateCheck, GateResult
 from compress.records.latency import NOISE_FACTOR, Sustained
@@ -91,7 +91,7 @@ def print_wide(console: Console, table: Table) -> None:
     console.width = width
 
 
-def print_bench(console: Console, result: Result, *, wide: bool = False) -> None:
+def print_bench(console: Console, result: BenchResult, *, wide: bool = False) -> None:
     """Print what was measured on one device: what it is, the race at each setting, sustained curves."""
     facts = Table.grid(padding=(0, 2))
     for name, value in {"measured on": result.device, **result.machine}.items():
@@ -104,7 +104,7 @@ def print_bench(console: Console, result: Result, *, wide: bool = False) -> None
         print_table(console, _curves(result, known), wide=wide)
 
 
-def _curves(result: Result, known: Mapping[str, str]) -> ResultTable:
+def _curves(result: BenchResult, known: Mapping[str, str]) -> ResultTable:
     """Lay out p50 of each minute, and the temperature at its end; files in the order in which they ran."""
     curves = result.sustained
 
@@ -135,7 +135,7 @@ def format_quantized(done: "Quantized") -> str:
     """Say what quantisation cost, what stayed in float32, and the verdict."""
     from compress.exporters.rewrite.graph import layer
 
-    proof, kept = done.proof, units.listed([layer(name) for name in done.proof.kept], MOST_SHOWN)
+    proof, kept = done.proof, units.join_names([layer(name) for name in done.proof.kept], MOST_SHOWN)
     lines = [
         f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, {proof.device}, {proof.runtime}",
         f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; agreement {proof.agreement:.4f}",

@@ -3,7 +3,7 @@
 import pytest
 
 from compress.benchmark.race import PassTimes, summarise
-from compress.records.latency import DeviceError, Latency, Setting, contention
+from compress.records.latency import DeviceError, Latency, Setting, describe_load
 
 
 def summary(*passes: list[float]) -> Latency:
@@ -52,7 +52,7 @@ def test_a_setting_of_nothing_is_refused(name: str) -> None:
 def test_a_load_is_told_where_it_takes_what_the_measurement_needs(
     other: float | None, cpus: int, threads: int, said: bool
 ) -> None:
-    assert bool(contention(other, cpus, threads)) is said
+    assert bool(describe_load(other, cpus, threads)) is said
 
 
 def test_more_tokens_in_one_forward_than_a_machine_holds_are_refused() -> None:

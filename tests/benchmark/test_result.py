@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from compress.benchmark.race import PassTimes, summarise
-from compress.records.bench_result import Result, save
+from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from compress.reporting.terminal import print_bench
 
@@ -17,7 +17,7 @@ def latency(name: str, setting: Setting, *passes: float) -> Latency:
     return summarise(name, setting, first, second, affinity="0-3")
 
 
-RESULT = Result(
+RESULT = BenchResult(
     device="ssh:pi",
     machine={"cpu": "a processor", "load": "0.10"},
     date="2026-01-01T00:00:00+00:00",
@@ -35,8 +35,8 @@ RESULT = Result(
 
 
 def test_a_result_survives_its_file(tmp_path: Path) -> None:
-    save(RESULT, tmp_path / "x.json")
-    assert Result.from_json(tmp_path / "x.json") == RESULT
+    RESULT.write(tmp_path / "x.json")
+    assert BenchResult.from_json(tmp_path / "x.json") == RESULT
     assert (tmp_path / "x.json").read_text().startswith('{\n "format": 1,\n "device": "ssh:pi"')
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
 
@@ -48,7 +48,7 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
 def test_what_is_no_result_is_refused_with_every_field_in_error(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(DeviceError, match=rf"x\.json: not a result of `compress bench --out` \(.*{said}"):
-        Result.from_json(tmp_path / "x.json")
+        BenchResult.from_json(tmp_path / "x.json")
 
 
 def test_tables_have_a_ratio_a_verdict_and_the_curve_and_fit_80_columns() -> None:

@@ -19,7 +19,7 @@ from compress.exporters.rewrite import FORM_KEY, SHIPPED
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
 from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, opset_of, read_model
-from compress.records.certificate import Tried
+from compress.records.certificate import VariantResult
 from compress.records.latency import DeviceError, Setting
 from compress.records.run_report import Report
 from compress.tuning import Tuned, fp32_variants, tune
@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def named(tuned: Tuned, name: str) -> Tried:
+def named(tuned: Tuned, name: str) -> VariantResult:
     return next(each for each in tuned.tried if each.variant == name)
 
 

@@ -10,7 +10,7 @@ from compress.data.task import Task
 from compress.exporters import manifest as manifests
 from compress.exporters.artifact import FILES, Precision
 from compress.exporters.manifest import Manifest, Stamp
-from compress.records.certificate import Certificate, Sensitivity, Tried
+from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report
 from tests.reporting.sample import ROWS, latency, report
@@ -135,9 +135,13 @@ def proved(**changes: Any) -> Report:
     """A report with every kind of evidence."""
     at = "1 thread, batch 1, 128 tokens"
     race = (
-        Tried("raw, fp32", "local", {at: 6.0}, {at: 1.0}, 1e-7, 57.0, True, False),
-        Tried("merged, int8", "local", {at: 3.0}, {at: 0.5}, 0.02, 14.0, True, True, fused={"Gelu": 4}, agreement=0.98),
-        Tried("bad, int8", "local", {at: 2.0}, {at: 0.33}, 9.0, 14.0, False, False, reason="logits differ by 9"),
+        VariantResult("raw, fp32", "local", {at: 6.0}, {at: 1.0}, 1e-7, 57.0, True, False),
+        VariantResult(
+            "merged, int8", "local", {at: 3.0}, {at: 0.5}, 0.02, 14.0, True, True, fused={"Gelu": 4}, agreement=0.98
+        ),
+        VariantResult(
+            "bad, int8", "local", {at: 2.0}, {at: 0.33}, 9.0, 14.0, False, False, reason="logits differ by 9"
+        ),
     )
     found = (
         Sensitivity("/a", "layer 0, output", 1e-3, 0.5, True),

@@ -360,7 +360,7 @@ def test_a_result_file_is_read_strictly(
 def test_times_that_no_clock_shows_are_refused(tmp_path: Path, three: list[Path], time: str) -> None:
     path = bench(tmp_path / "b.json", {"good:int8": 5.0})
     path.write_text(path.read_text().replace('"p50_ms": 5.0', f'"p50_ms": {time}'))
-    with pytest.raises(CompressError, match=r"b.json: latencies.0.p50_ms: .* is no time"):
+    with pytest.raises(CompressError, match=r"b.json: latencies.0.p50_ms: .* is not a time"):
         compare.compare([*three, path])
 
 

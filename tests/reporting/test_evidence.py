@@ -7,7 +7,7 @@ import pytest
 
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
-from compress.records.certificate import Certificate, Sensitivity, Tried
+from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import Report
 from tests.exporters.test_bundle import write
 from tests.reporting import sample
@@ -17,7 +17,7 @@ HERE = Certificate(
     max_drop=0.005, agreement=0.97, max_logit_difference=0.2, rows=100, split="dev", data="reviews", device="local",
     runtime="onnxruntime 1.31", certified=False, reason="0.010 lower, 0.005 allowed", date="2026-11-21",
 )  # fmt: skip
-WON = Tried("raw", "local", {"1 thread": 2.0}, {"1 thread": 1.0}, 1e-6, 5.0, passed=True, chosen=True)
+WON = VariantResult("raw", "local", {"1 thread": 2.0}, {"1 thread": 1.0}, 1e-6, 5.0, passed=True, chosen=True)
 
 
 def test_a_bundle_without_a_report_gets_one_that_says_what_it_is(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from compress.provenance import install_command, versions
 if TYPE_CHECKING:
     from compress.data.task import TaskData
     from compress.exporters.int8 import Ranges
-    from compress.records.certificate import Certificate, Tried
+    from compress.records.certificate import Certificate, VariantResult
 
 Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -107,7 +107,7 @@ class ExportResult:
     path: Path = Path()
     to: Format = "onnx"
     sizes: Mapping[str, int] = field(default_factory=dict)
-    tried: "tuple[Tried, ...]" = ()
+    tried: "tuple[VariantResult, ...]" = ()
 
 
 def export(

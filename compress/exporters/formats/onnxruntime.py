@@ -37,7 +37,7 @@ from compress.exporters.session import (
     session_options,
 )
 from compress.exporters.tokenizer import text_file
-from compress.records.run_report import NAME as REPORT
+from compress.records.run_report import REPORT
 
 if TYPE_CHECKING:
     from compress.exporters.predictor import Text
