@@ -65,7 +65,7 @@ from compress.prompting.prompt import Prompt
 from compress.provenance import versions
 from compress.slicing.shape import Shape
 from compress.training.finetune import load_task_teacher
-from compress.training.generation import continued
+from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
 from compress.training.stage import Trained, stage_seed
 
@@ -437,7 +437,7 @@ def kl_on_own_text(student: Any, teacher: Any, rows: Any, collate: Any, *, pad: 
         batch = {name: value[:, :16] for name, value in collate(list(rows.select(range(start, start + 64)))).items()
                  if value.ndim == 2}  # fmt: skip
         with evaluating(student), torch.no_grad():
-            text = continued(student, batch, prompt=16, new_tokens=32, pad=pad, temperature=1.0)
+            text = sample_continuations(student, batch, prompt=16, new_tokens=32, pad=pad, temperature=1.0)
             own, his = (model(input_ids=text["input_ids"], attention_mask=text["attention_mask"]).logits.log_softmax(-1)
                         for model in (student, teacher))  # fmt: skip
         found.append((own.exp() * (own - his)).sum(-1)[text["labels"] != IGNORE_INDEX].numpy())

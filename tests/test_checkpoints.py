@@ -16,7 +16,7 @@ from compress.io import CHECKSUMS, seal, verify
 from compress.training.scoring import Scoring
 from compress.training.stage import Trained, train
 from compress.training.step import Distillation
-from compress.training.trainer import Spent, checkpoints
+from compress.training.trainer import Spent, list_checkpoints
 from tests import learning
 from tests.damage import KINDS, damaged
 from tests.test_train import ByStep, Interrupting, assert_same, logged
@@ -63,7 +63,7 @@ def stage_of(path: Path) -> Path:
 
 
 def test_the_newest_two_are_kept_sealed_and_share_no_file(interrupted: Path) -> None:
-    kept = checkpoints(stage_of(interrupted))
+    kept = list_checkpoints(stage_of(interrupted))
     assert [each.name for each in kept] == ["checkpoint-6", "checkpoint-4"]
     for each in kept:
         verify(each)
@@ -82,7 +82,7 @@ def test_the_newest_two_are_kept_sealed_and_share_no_file(interrupted: Path) -> 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
     copy: Path, whole: tuple[Distillation, Path], name: str, damage: str
 ) -> None:
-    newest, before = checkpoints(stage_of(copy))
+    newest, before = list_checkpoints(stage_of(copy))
     damaged(newest / name, damage)
     step, _, said = run(copy)
     assert_same(step, whole[0], atol=0)
@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
 def test_without_a_whole_checkpoint_the_stage_starts_from_its_beginning(
     copy: Path, whole: tuple[Distillation, Path]
 ) -> None:
-    for each in checkpoints(stage_of(copy)):
+    for each in list_checkpoints(stage_of(copy)):
         damaged(each / "optimizer.pt", "bit")
     step, trained, said = run(copy)
     assert_same(step, whole[0], atol=0)
@@ -105,7 +105,7 @@ def test_without_a_whole_checkpoint_the_stage_starts_from_its_beginning(
     assert "beginning" in said
     assert trained is not None
     assert trained.steps == 8
-    assert [each.name for each in checkpoints(stage_of(copy))] == ["checkpoint-8", "checkpoint-6"]
+    assert [each.name for each in list_checkpoints(stage_of(copy))] == ["checkpoint-8", "checkpoint-6"]
 
 
 class Poison:
@@ -118,7 +118,7 @@ class Poison:
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "costs.json"])
 def test_a_checkpoint_made_by_others_runs_no_code_and_is_told(copy: Path, name: str) -> None:
     """Its checksums are right: who can write the file can write them, too."""
-    newest = checkpoints(stage_of(copy))[0]
+    newest = list_checkpoints(stage_of(copy))[0]
     torch.save({"state": Poison()}, newest / name, pickle_module=pickle)
     (newest / CHECKSUMS).unlink()
     seal(newest)
@@ -152,13 +152,13 @@ def test_what_is_spent_is_the_sum_over_all_processes_whose_work_was_kept(
     assert (trained.steps, trained.examples, trained.seconds) == (8, 64, 8.0)
     _, again, _ = run(tmp_path)
     assert again == trained
-    assert Spent.load(checkpoints(stage_of(tmp_path))[0]).peak_rss_mb == trained.peak_rss_mb > 0
+    assert Spent.load(list_checkpoints(stage_of(tmp_path))[0]).peak_rss_mb == trained.peak_rss_mb > 0
 
 
 def test_the_log_sums_up_the_whole_stage(copy: Path, whole: tuple[Distillation, Path]) -> None:
     run(copy)
     assert logged(copy)[-1]["train_loss"] == logged(whole[1])[-1]["train_loss"]
-    spent = json.loads((checkpoints(stage_of(copy))[0] / "costs.json").read_text(encoding="utf-8"))
+    spent = json.loads((list_checkpoints(stage_of(copy))[0] / "costs.json").read_text(encoding="utf-8"))
     assert spent["seconds"] <= logged(copy)[-1]["train_runtime"]
 
 

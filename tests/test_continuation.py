@@ -7,7 +7,7 @@ from torch import Tensor
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import CompressError
 from compress.papers.gpt2 import next_tokens
-from compress.training.generation import continued, packed, prompts, until
+from compress.training.generation import pack, prompts, sample_continuations, until_end
 from tests import generative
 
 TEXTS = ("a good film", "bad", "the story was too slow")
@@ -40,20 +40,20 @@ def test_an_instruction_is_the_prompt_of_its_row(left: bool) -> None:
 
 def test_packing_keeps_order_and_forgets_columns_without_a_token() -> None:
     tokens, keep = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([[0, 1, 0, 1], [1, 0, 0, 0]]).bool()
-    assert [each.tolist() for each in packed(tokens, keep, 9, left=True)] == [[[2, 4], [9, 5]], [[1, 1], [0, 1]]]
-    assert [each.tolist() for each in packed(tokens, keep, 9, left=False)] == [[[2, 4], [5, 9]], [[1, 1], [1, 0]]]
+    assert [each.tolist() for each in pack(tokens, keep, 9, left=True)] == [[[2, 4], [9, 5]], [[1, 1], [0, 1]]]
+    assert [each.tolist() for each in pack(tokens, keep, 9, left=False)] == [[[2, 4], [5, 9]], [[1, 1], [1, 0]]]
 
 
 def test_the_end_token_counts_once_though_it_pads_as_well() -> None:
     tokens = torch.tensor([[3, 0, 0, 0], [0, 0, 0, 0], [3, 4, 5, 6]])
-    assert until(tokens, [0]).tolist() == [[True, True, False, False], [True, False, False, False], [True] * 4]
-    assert until(tokens, []).all()
+    assert until_end(tokens, [0]).tolist() == [[True, True, False, False], [True, False, False, False], [True] * 4]
+    assert until_end(tokens, []).all()
 
 
 @pytest.mark.parametrize("left", [True, False])
 def test_rows_are_the_prompt_and_what_was_sampled_and_only_that_is_labelled(left: bool) -> None:
     model = generative.gpt2()
-    rows = continued(model, batch(left=left), prompt=6, new_tokens=8, pad=0)
+    rows = sample_continuations(model, batch(left=left), prompt=6, new_tokens=8, pad=0)
     texts = real(rows["input_ids"], rows["attention_mask"])
     starts = real(*prompts(batch(left=left), 6, pad=0).values())
     for text, start, labels in zip(texts, starts, rows["labels"].tolist(), strict=True):
@@ -71,7 +71,7 @@ def test_where_the_padding_is_does_not_change_what_is_sampled() -> None:
     drawn = []
     for left in (True, False):
         torch.manual_seed(3)
-        rows = continued(model, batch(left=left), prompt=6, new_tokens=8, pad=0)
+        rows = sample_continuations(model, batch(left=left), prompt=6, new_tokens=8, pad=0)
         drawn.append(real(rows["input_ids"], rows["attention_mask"]))
     assert drawn[0] == drawn[1]
 
@@ -81,7 +81,7 @@ def test_the_generator_decides() -> None:
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(continued(model, batch(), prompt=3, new_tokens=8, pad=0)["input_ids"].tolist())
+        drawn.append(sample_continuations(model, batch(), prompt=3, new_tokens=8, pad=0)["input_ids"].tolist())
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -89,7 +89,7 @@ def test_the_generator_decides() -> None:
 def test_tokens_come_from_the_models_whole_distribution(temperature: float) -> None:
     model = generative.gpt2()
     text = batch(*["a good film"] * 4000)
-    rows = continued(model, text, prompt=20, new_tokens=1, pad=0, temperature=temperature)
+    rows = sample_continuations(model, text, prompt=20, new_tokens=1, pad=0, temperature=temperature)
     drawn = rows["labels"].max(1).values.bincount(minlength=model.config.vocab_size) / 4000
     with torch.no_grad():
         expected = (model(text["input_ids"][:1]).logits[0, -1] / temperature).softmax(-1)
@@ -99,14 +99,14 @@ def test_tokens_come_from_the_models_whole_distribution(temperature: float) -> N
 
 def test_a_model_without_positions_for_so_many_is_refused() -> None:
     with pytest.raises(CompressError, match=r"prompt of 6 tokens and 60 new ones .* 64 positions; lower"):
-        continued(generative.gpt2(), batch(), prompt=6, new_tokens=60, pad=0)
+        sample_continuations(generative.gpt2(), batch(), prompt=6, new_tokens=60, pad=0)
 
 
 def test_an_encoder_decoder_answers_its_source() -> None:
     tokenizer = generative.t5_tokenizer()
     found = tokenizer(list(TEXTS), padding=True, return_tensors="pt")
     source = {name: found[name] for name in ("input_ids", "attention_mask")}
-    rows = continued(generative.t5(), source, prompt=5, new_tokens=6, pad=0)
+    rows = sample_continuations(generative.t5(), source, prompt=5, new_tokens=6, pad=0)
     assert torch.equal(rows["input_ids"], source["input_ids"])
     for labels, begun in zip(rows["labels"].tolist(), rows["decoder_input_ids"].tolist(), strict=True):
         fresh = [label for label in labels if label != IGNORE_INDEX]

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForPreTraining, Trainer
 
 from compress.models.ibbert import IBBertConfig, IBBertForPreTraining
-from compress.training.optimizer import Lamb, group_parameters, optimizer_of
+from compress.training.optimizer import Lamb, choose_optimizer, group_parameters
 from tests import learning, tiny
 
 Matrix = list[list[float]]
@@ -82,7 +82,7 @@ def adafactor(x: Matrix, *, lr: float) -> Matrix:
 
 def test_two_steps_of_adafactor_by_hand() -> None:
     begin = [[1.0, -2.0], [0.5, 3.0]]
-    chosen = optimizer_of(learning.stage(optimizer="adafactor", lr=0.05))
+    chosen = choose_optimizer(learning.stage(optimizer="adafactor", lr=0.05))
     assert chosen is not None
     parameter = nn.Parameter(torch.tensor(begin))
     found = stepped(chosen[0]([parameter], **chosen[1]), parameter)

@@ -229,7 +229,7 @@ def test_seconds_are_of_all_processes(tmp_path: Path, recipe: Recipe, monkeypatc
         with closing(opened(path, recipe, resume=True)) as run:
             assert run.before == before
             clock[0] += 10.0
-            run.keep_seconds()
+            run.save_seconds()
             clock[0] += 5.0  # whose work was not kept
     (path / "seconds.json").write_text('{"secondr": 20}', encoding="utf-8")
     with pytest.raises(DamagedError, match=r"seconds\.json.* Remove it"):

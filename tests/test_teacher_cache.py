@@ -155,14 +155,14 @@ def test_sentence_vectors_are_kept_in_float16(tmp_path: Path) -> None:
 def _open_as(rank: int, folder: Path, begin: Any) -> None:
     caches.SHARD = 6  # four shards
     caches.PartialState = lambda: SimpleNamespace(process_index=rank, num_processes=2)
-    write = caches._write
+    progress = caches.Progress
 
-    def writing(teacher: Any, rows: Any, collate: Any, entry: Path, shard: int, **options: Any) -> None:
-        begin.wait(30)  # both have one under way
-        (folder / f"{shard} by {rank}").touch()
-        write(teacher, rows, collate, entry, shard, **options)
+    def begin_shard(*args: Any, done: int) -> Any:
+        begin.wait(30)  # both processes are writing a shard
+        (folder / f"{done // 6} by {rank}").touch()
+        return progress(*args, done=done)
 
-    caches._write = writing
+    caches.Progress = begin_shard
     opened(folder)
 
 

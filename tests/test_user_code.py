@@ -95,7 +95,7 @@ def test_a_function_without_a_mark_is_told_what_it_reads(tmp_path: Path) -> None
     loaded = Recipe.load(recipe(tmp_path, loss="mine.plain", reads="layers"), allow_code=folder(tmp_path))
     assert find_loss(loaded.training[0].objective[0]).reading.signal == "layers"
     loaded = Recipe.load(recipe(tmp_path, loss="mine.plain"), allow_code=tmp_path / "code")
-    assert "does not say what it reads" in check_terms(loaded.training[0].objective, "here")[0]
+    assert "does not declare what it reads" in check_terms(loaded.training[0].objective, "here")[0]
 
 
 def test_modules_beside_it_and_packages_are_in_reach(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def of_all_pairs(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) ->
 def test_a_loss_that_bears_no_windows_is_refused_where_there_is_one() -> None:
     term = Term(of_all_pairs, layers="uniform")  # type: ignore[arg-type]
     assert compared([term], tiny.batch((3, 2)))["total"] > 0
-    with pytest.raises(ObjectiveError, match="layers 1 of the student and 1 of the teacher see a window only"):
+    with pytest.raises(ObjectiveError, match="layer 1 of the student or 1 of the teacher attends within a window"):
         compared([term], tiny.batch(LENGTHS))
 
 

@@ -28,7 +28,7 @@ from compress.provenance import command_line
 from compress.training import finetune
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.run import Run
-from compress.training.stage import taken
+from compress.training.stage import load_trained
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -70,7 +70,7 @@ def pretrain(
         if run.main:
             run.finish()
         for stage in stages if run.main else ():
-            spent = taken(run, stage.name, console)
+            spent = load_trained(run, stage.name, console)
             if spent is None:
                 continue
             score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"

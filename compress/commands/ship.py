@@ -44,7 +44,7 @@ from compress.reporting.terminal import print_table
 from compress.training.context import TrainingContext
 from compress.training.logging import curves, mend
 from compress.training.run import Run
-from compress.training.stage import Trained, taken
+from compress.training.stage import Trained, load_trained
 
 LENGTHS = (128, 32)
 """Tokens at which latency is measured, one text and one thread at a time; at most what the bundle was made for."""
@@ -114,7 +114,7 @@ def measure(
     context.console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
     with context.console.status("timing") as status:  # a line that is not there but on a terminal
         times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths], say=status.update)
-    spent = {stage.name: taken(run, stage.name, context.console) for stage in (recipe.teacher, *recipe.stages)}
+    spent = {stage.name: load_trained(run, stage.name, context.console) for stage in (recipe.teacher, *recipe.stages)}
     rows = [
         *(ReportRow(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
         _row(teacher, room.evaluator, times, [spent[recipe.teacher.name]]),

@@ -34,7 +34,7 @@ from compress.reporting.html import render_search
 from compress.reporting.remarks import show_command, unmet
 from compress.reporting.tables import front_table
 from compress.reporting.terminal import print_table
-from compress.training.stage import taken
+from compress.training.stage import load_trained
 
 RECORD, PAGE = "search.json", "search.html"
 LIBRARIES = ("compress", "optuna", "torch", "transformers", "datasets", "onnxruntime", "onnx", "numpy")
@@ -181,7 +181,7 @@ def _stage_rungs(context: SearchContext, known: Sequence[TrialRecord]) -> list[R
             score = point.scores.get(which)  # type: ignore[call-overload]
             if score is None or point.body_parameters is None:
                 continue
-            spent = taken(context.student_run(point.number), stage.name, context.training.console)
+            spent = load_trained(context.student_run(point.number), stage.name, context.training.console)
             if spent is None:
                 continue
             flops = BACKWARD * (point.flops_per_token or 0.0) * context.mean_tokens * spent.examples

@@ -39,7 +39,7 @@ from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import logits_of, read
 from compress.papers.bert import masked_lm
 from compress.papers.hinton import mean_over
-from compress.training.objective import MASKED, Objective, count_items
+from compress.training.objective import Objective, count_items, over_positions
 from compress.training.reads import reads
 from compress.training.step import Distillation, WrappedStep
 
@@ -223,7 +223,7 @@ class ScaleInvariantFineTuning(WrappedStep):
         """Return one distribution (or one number) per row: per example, per token, or per start and end."""
         kind, mask_BL = self.minimise.objective.kind, batch["attention_mask"]
         if kind == "qa":
-            return logits.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
+            return over_positions(logits, mask_BL)
         if kind == "multilabel":
             return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
         return logits[mask_BL.bool()] if logits.dim() == 3 else logits

@@ -140,12 +140,12 @@ class Sandwich(WrappedStep):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         items = batch.pop("items", None)
-        shown, lookup = self.distillation.shown(batch), self.supernet.lookup(batch)
+        teacher, lookup = self.distillation.read_teacher(batch), self.supernet.lookup(batch)
         losses: list[Tensor] = []
         logged: dict[str, Tensor] = {}
         subnets = self.subnets()
         for name, sizes in subnets:
-            parts = self._parts(sizes, batch, shown, items, lookup)
+            parts = self._parts(sizes, batch, teacher, items, lookup)
             losses.append(self._weight(sizes) * parts.pop("total"))
             alike = sum(each == name for each, _ in subnets)
             for term, part in parts.items():
@@ -154,13 +154,13 @@ class Sandwich(WrappedStep):
         return {"loss": torch.stack(losses).sum(), **logged}
 
     def _parts(
-        self, sizes: Sizes, batch: Mapping[str, Tensor], shown: Signals | None, items: Any, lookup: Lookup
+        self, sizes: Sizes, batch: Mapping[str, Tensor], teacher: Signals | None, items: Any, lookup: Lookup
     ) -> dict[str, Tensor]:
         layers = self.supernet.layers(sizes)
-        at_BL = self.distillation.labelled(self.student, batch)
+        at_BL = self.distillation.find_labelled(self.student, batch)
         student = self.supernet.signals(batch, self.objective.student_wants, sizes, layers, lookup=lookup, at_BL=at_BL)
         pairs = [pairs_of_subnet(each, layers) for each in self.objective.pairs]
-        return self.objective(student, shown, batch, items, pairs)
+        return self.objective(student, teacher, batch, items, pairs)
 
     def _weight(self, sizes: Sizes) -> float:
         return math.pow(inner_weights(sizes) / inner_weights(self.whole), self.power)
@@ -214,4 +214,4 @@ def _check_all_fit(
         return
     theirs = Shape.from_config(teacher.config)
     for sizes in {replace(sizes, layers=1, ffn=1): sizes for sizes in shapes}.values():  # which nothing compares
-        objective.fits(Shape.from_config(resize_config(student.config, sizes)), theirs)
+        objective.check_shapes(Shape.from_config(resize_config(student.config, sizes)), theirs)

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from compress.data.masking import Words
 from compress.errors import ObjectiveError
 from compress.papers.hinton import kl_divergence, mean_over
-from compress.training.generation import continued
+from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
 from compress.training.reads import Temperature, reads
 from compress.training.step import Distillation, WrappedStep
@@ -57,7 +57,7 @@ class OnPolicy(WrappedStep):
 
     share        lambda, the probability that a batch is sampled from the student
     temperature  of the sampling; the objective's terms have their own
-    prompt       tokens of a row that has no prompt of its own (see `generation.continued`)
+    prompt       tokens of a row that has no prompt of its own (see `generation.sample_continuations`)
     new_tokens   the most that are sampled
 
     No gradient flows through the sampling. Causal models and encoder-decoders. Raises ObjectiveError without a model
@@ -91,7 +91,7 @@ class OnPolicy(WrappedStep):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         if torch.rand(()).item() < self.share:
-            batch = continued(
+            batch = sample_continuations(
                 self.student,
                 batch,
                 prompt=self.prompt,

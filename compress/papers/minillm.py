@@ -31,7 +31,7 @@ from compress.data.masking import Words
 from compress.errors import ObjectiveError
 from compress.evaluation.perplexity import logits_at
 from compress.papers.hinton import kl_divergence, mean_over
-from compress.training.generation import continued
+from compress.training.generation import sample_continuations
 from compress.training.objective import Objective
 from compress.training.reads import reads
 from compress.training.step import Distillation, WrappedStep
@@ -120,7 +120,7 @@ class PolicyGradient(WrappedStep):
 
     mix          alpha, the teacher's share in the sampling distribution (Sec. 2.2: 0.2)
     clip         PPO's epsilon
-    prompt       tokens of a row that has no prompt of its own (see `generation.continued`)
+    prompt       tokens of a row that has no prompt of its own (see `generation.sample_continuations`)
     new_tokens   the most that are sampled
 
     The objective is the paper's language-modelling term, such as {loss: bert.masked_lm}. Raises ObjectiveError without
@@ -157,7 +157,7 @@ class PolicyGradient(WrappedStep):
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         teacher = self.corpus.teacher
         assert isinstance(teacher, nn.Module), "checked when the step was built"
-        rows = continued(
+        rows = sample_continuations(
             self.student,
             batch,
             prompt=self.prompt,

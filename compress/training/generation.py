@@ -1,4 +1,4 @@
-"""Let a language model continue prompts taken from a batch: what on-policy distillation learns from.
+"""Sample continuations of prompts, which on-policy distillation learns from.
 
 Shapes: B examples, L tokens.
 """
@@ -15,7 +15,7 @@ from compress.errors import CompressError
 
 
 @torch.no_grad()
-def continued(
+def sample_continuations(
     model: PreTrainedModel,
     batch: Mapping[str, Tensor],
     *,
@@ -23,54 +23,61 @@ def continued(
     new_tokens: int,
     pad: int,
     temperature: float = 1.0,
-    processors: Callable[[Tensor], Sequence[LogitsProcessor]] | None = None,
+    processors: Callable[[Tensor], Sequence[LogitsProcessor]] = lambda _: (),
 ) -> dict[str, Tensor]:
-    """Return the rows of `batch` with what `model` samples in place of what they go on with.
+    """Replace what follows the prompts of `batch` by text that `model` samples.
 
     A causal model continues the prompt of each row: the tokens up to its first label where the row begins with
-    unlabelled tokens (an instruction), else its first `prompt` real tokens. Rows come back padded on the right:
+    unlabelled tokens (an instruction), else its first `prompt` real tokens. Rows are returned padded on the right:
     input_ids, attention_mask and labels (B, L), where labels[t] is the token at t + 1 if the model sampled it, else
-    -100. An encoder-decoder keeps input_ids and attention_mask, and gets labels and decoder_input_ids.
+    -100. For an encoder-decoder input_ids and attention_mask stay, and labels and decoder_input_ids are added.
 
-    At most `new_tokens` are sampled, up to and including the model's end token, from the whole vocabulary; what
-    `processors` makes for the mask of a batch's prompts may change the distribution. Draws from torch's global
-    generator. Raises CompressError when the model has no positions for so many.
+    At most `new_tokens` are sampled, up to and including the model's end token, from the whole vocabulary.
+    `processors` makes logits processors for the attention mask of the prompts. Draws from torch's global generator.
+    Raises CompressError when the model has too few positions.
     """
     known = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ends = [each for each in ([known] if isinstance(known, int) else known or []) if each < model.config.vocab_size]
-    generate: Any = model.generate
-    settings = GenerationConfig(
-        do_sample=True,
-        temperature=temperature,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=new_tokens,
-        pad_token_id=pad,
-        eos_token_id=ends or None,
-        decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
-    )
-    if model.config.is_encoder_decoder:
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        tokens_BL = generate(
-            **inputs, generation_config=settings, logits_processor=_list_processors(processors, inputs)
-        )
-        sampled_BL = until(tokens_BL[:, 1:], ends)
-        labels_BL = tokens_BL[:, 1:].where(sampled_BL, IGNORE_INDEX)
-        return inputs | {"labels": labels_BL, "decoder_input_ids": tokens_BL[:, :-1]}
-    inputs = prompts(batch, prompt, pad)
+    ends = [end for end in ([known] if isinstance(known, int) else known or []) if end < model.config.vocab_size]
+    encoder_decoder = model.config.is_encoder_decoder
+    names = ("input_ids", "attention_mask")
+    inputs = {name: batch[name] for name in names} if encoder_decoder else prompts(batch, prompt, pad)
     start = inputs["input_ids"].shape[1]
     room = getattr(model.config, "max_position_embeddings", None)
-    if room is not None and start + new_tokens > room:
+    if not encoder_decoder and room is not None and start + new_tokens > room:
         raise CompressError(
             f"{model.config.model_type}: a prompt of {start} tokens and {new_tokens} new ones need more than the "
             f"model's {room} positions; lower the step's `prompt` or `new_tokens`, or the stage's max_length"
         )
-    tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_list_processors(processors, inputs))
-    return _rows(tokens_BL, inputs["attention_mask"], until(tokens_BL[:, start:], ends), pad)
+    generate: Any = model.generate
+    tokens_BL = generate(
+        **inputs,
+        generation_config=GenerationConfig(
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=new_tokens,
+            pad_token_id=pad,
+            eos_token_id=ends or None,
+            decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
+        ),
+        logits_processor=LogitsProcessorList(processors(inputs["attention_mask"])),
+    )
+    if encoder_decoder:
+        labels_BL = tokens_BL[:, 1:].where(until_end(tokens_BL[:, 1:], ends), IGNORE_INDEX)
+        return inputs | {"labels": labels_BL, "decoder_input_ids": tokens_BL[:, :-1]}
+    sampled_BL, prompt_BL = until_end(tokens_BL[:, start:], ends), inputs["attention_mask"]
+    keep_BL = torch.cat([prompt_BL.bool(), sampled_BL], 1)
+    new_BL = torch.cat([torch.zeros_like(prompt_BL), sampled_BL.long()], 1)
+    ids_BL, mask_BL = pack(tokens_BL, keep_BL, pad, left=False)
+    new_BL, _ = pack(new_BL, keep_BL, 0, left=False)
+    labels_BL = torch.full_like(ids_BL, IGNORE_INDEX)
+    labels_BL[:, :-1] = ids_BL[:, 1:].where(new_BL[:, 1:].bool(), IGNORE_INDEX)
+    return {"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL}
 
 
 def prompts(batch: Mapping[str, Tensor], prompt: int, pad: int) -> dict[str, Tensor]:
-    """Return input_ids and attention_mask of the prompts of `continued`, padded on the left for generation."""
+    """Return input_ids and attention_mask of the prompts, padded on the left for generation."""
     real_BL = batch["attention_mask"].bool()
     position_BL = real_BL.long().cumsum(1) - 1
     length_B1 = torch.full_like(position_BL[:, :1], prompt)
@@ -79,12 +86,12 @@ def prompts(batch: Mapping[str, Tensor], prompt: int, pad: int) -> dict[str, Ten
         unlabelled_BL = (labels_BL == IGNORE_INDEX) | ~real_BL
         before_B1 = (unlabelled_BL.long().cumprod(1) * real_BL).sum(1, keepdim=True)
         length_B1 = length_B1.where(before_B1 == 0, before_B1 + 1)
-    ids_BL, mask_BL = packed(batch["input_ids"], real_BL & (position_BL < length_B1), pad, left=True)
+    ids_BL, mask_BL = pack(batch["input_ids"], real_BL & (position_BL < length_B1), pad, left=True)
     return {"input_ids": ids_BL, "attention_mask": mask_BL}
 
 
-def packed(tokens_BL: Tensor, keep_BL: Tensor, pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
-    """Return (tokens, mask) of the tokens to keep, in their order, with the padding on the left or on the right."""
+def pack(tokens_BL: Tensor, keep_BL: Tensor, pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """Return (tokens, mask) of the tokens to keep, in order, padded on the left or on the right."""
     kept_BL = keep_BL.long()
     order_BL = kept_BL.argsort(dim=1, descending=not left, stable=True)
     longest = int(kept_BL.sum(1).max())
@@ -93,23 +100,7 @@ def packed(tokens_BL: Tensor, keep_BL: Tensor, pad: int, *, left: bool) -> tuple
     return tokens_BL.gather(1, order_BL)[:, cut].where(mask_BL.bool(), pad), mask_BL
 
 
-def until(tokens_BL: Tensor, ends: Sequence[int]) -> Tensor:
-    """Mark the tokens up to and including the first end token of each row; a pad that ends rows too counts once."""
+def until_end(tokens_BL: Tensor, ends: Sequence[int]) -> Tensor:
+    """Mark the tokens up to and including the first end token of each row."""
     ended_BL = torch.isin(tokens_BL, torch.tensor(ends, dtype=tokens_BL.dtype, device=tokens_BL.device))
     return (ended_BL.long().cumsum(1) - ended_BL.long()) == 0
-
-
-def _rows(tokens_BL: Tensor, prompt_BL: Tensor, sampled_BL: Tensor, pad: int) -> dict[str, Tensor]:
-    keep_BL = torch.cat([prompt_BL.bool(), sampled_BL], 1)
-    fresh_BL = torch.cat([torch.zeros_like(prompt_BL), sampled_BL.long()], 1)
-    ids_BL, mask_BL = packed(tokens_BL, keep_BL, pad, left=False)
-    fresh_BL, _ = packed(fresh_BL, keep_BL, 0, left=False)
-    labels_BL = torch.full_like(ids_BL, IGNORE_INDEX)
-    labels_BL[:, :-1] = ids_BL[:, 1:].where(fresh_BL[:, 1:].bool(), IGNORE_INDEX)
-    return {"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL}
-
-
-def _list_processors(
-    processors: Callable[[Tensor], Sequence[LogitsProcessor]] | None, inputs: Mapping[str, Tensor]
-) -> LogitsProcessorList:
-    return LogitsProcessorList(processors(inputs["attention_mask"]) if processors else [])

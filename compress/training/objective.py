@@ -24,7 +24,7 @@ from compress.training.reads import USUAL_ITEMS, Reading
 
 @dataclass(frozen=True)
 class Loss:
-    """Hold a formula, what it reads, and whether it takes the mask."""
+    """A formula, what it reads, and whether it takes the mask."""
 
     function: Callable[..., Tensor]
     reading: Reading
@@ -37,7 +37,7 @@ class Loss:
 _MASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"labels": ("labels",), "queries": ("query",), "preferences": ("query", "labels")}
 )
-"""The columns of a batch that a mask is made of."""
+"""Columns of a batch that each kind of mask is computed from."""
 _MUST_AGREE = {
     "logits": ("classes",),
     "pair": (),
@@ -49,7 +49,6 @@ _MUST_AGREE = {
     "keys": ("heads", "head_size"),
     "values": ("heads", "head_size"),
 }
-_SIZE = {"hidden": "width"}
 
 
 def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
@@ -57,98 +56,90 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
     reading = loss.reading
     over_tokens = reading.signal == "logits" and reading.per != "example"
     for size in ("vocabulary",) if over_tokens else _MUST_AGREE[reading.signal]:
-        mine, theirs, called = getattr(student, size), getattr(teacher, size), _SIZE.get(size, size)
-        if mine == theirs or called in reading.bridges or (called == "width" and term.project):
+        own, other, name = getattr(student, size), getattr(teacher, size), "width" if size == "hidden" else size
+        if own == other or name in reading.bridges or (name == "width" and term.project):
             continue
         remedy = {
             "width": "add `project: true` to learn a linear map between them",
-            "heads": f"give the student {theirs} heads, or take a loss that bears any number of them: "
+            "heads": f"give the student {other} heads, or use a loss that accepts any number of heads: "
             "tinybert.attention, minilm.query_relations, minilm.key_relations, minilm.value_relations",
             "head_size": "compare relations instead: minilm.value_relations",
             "classes": "both need the same labels",
             "vocabulary": "both need the same tokenizer",
-        }[called]
+        }[name]
         raise ObjectiveError(
-            f"{term.name} compares {reading.signal}, but the student has {called.replace('_', ' ')} {mine} and the "
-            f"teacher {theirs}: {remedy}"
+            f"{term.name} compares {reading.signal}, but the student has {name.replace('_', ' ')} {own} and the "
+            f"teacher {other}: {remedy}"
         )
-    if relation_heads := _relation_heads(term, loss):
+    if "heads" in reading.bridges and "heads" in (known := options(loss.function)):
+        relation_heads = term.options.get("heads", known["heads"].default)
         for side, shape in (("student", student), ("teacher", teacher)):
-            if shape.heads * shape.head_size % relation_heads:
+            if relation_heads and shape.heads * shape.head_size % relation_heads:
                 raise ObjectiveError(
                     f"{term.name}: {relation_heads} relation heads do not divide the {side}'s attention width "
                     f"{shape.heads * shape.head_size}; choose `heads` so that they do"
                 )
 
 
-def _relation_heads(term: Term, loss: Loss) -> int | None:
-    """Return into how many heads a loss splits what it compares; None where it takes the heads that there are."""
-    if "heads" not in loss.reading.bridges:
-        return None
-    known = options(loss.function)
-    found = term.options.get("heads", known["heads"].default if "heads" in known else None)
-    return None if found is None else int(found)
-
-
-def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers: int) -> list[tuple[int, int]]:
+def layer_pairs(layers: str | Sequence[tuple[int, int]], M: int, N: int) -> list[tuple[int, int]]:
     """Return 0-based (student layer, teacher layer) pairs for M student and N teacher layers. Raises ObjectiveError.
 
     uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not divide N
     skip     uniform without the final layer: PKD-Skip
     first    m -> m; top: m -> N - M + m: TinyBERT's bottom and top strategies
-    last     only the last of each: MiniLM
-    spread   uniform, also where the student is the deeper one: n <- floor((n + 1) M / N) - 1 for each teacher layer n
-    pairs    as given; negative numbers count from the end
+    last     the last layer of each: MiniLM
+    spread   uniform; for a student deeper than its teacher floor((n + 1) M / N) - 1 -> n for each teacher layer n
+    pairs    explicit pairs; negative numbers count from the end
     """
     if not isinstance(layers, str):
         for student, teacher in layers:
-            if not (-students <= student < students and -teachers <= teacher < teachers):
+            if not (-M <= student < M and -N <= teacher < N):
                 raise ObjectiveError(
-                    f"layers: [{student}, {teacher}] does not exist: the student has {students} layers, the teacher "
-                    f"{teachers}, numbered from 0"
+                    f"layers: [{student}, {teacher}] does not exist: the student has {M} layers, the teacher {N}, "
+                    "numbered from 0"
                 )
-        pairs = [(student % students, teacher % teachers) for student, teacher in layers]
+        pairs = [(student % M, teacher % N) for student, teacher in layers]
     elif layers == "last":
-        pairs = [(students - 1, teachers - 1)]
-    elif layers == "spread" and students > teachers:
-        pairs = [((n + 1) * students // teachers - 1, n) for n in range(teachers)]
-    elif students > teachers:
+        pairs = [(M - 1, N - 1)]
+    elif layers == "spread" and M > N:
+        pairs = [((n + 1) * M // N - 1, n) for n in range(N)]
+    elif M > N:
         raise ObjectiveError(
-            f"layers: {layers} maps {students} student layers onto only {teachers} of the teacher; give explicit pairs"
+            f"layers: {layers} maps {M} student layers onto only {N} of the teacher; give explicit pairs"
         )
     elif layers == "first":
-        pairs = [(m, m) for m in range(students)]
+        pairs = [(m, m) for m in range(M)]
     elif layers == "top":
-        pairs = [(m, teachers - students + m) for m in range(students)]
+        pairs = [(m, N - M + m) for m in range(M)]
     else:
-        pairs = [(m, (m + 1) * teachers // students - 1) for m in range(students - (layers == "skip"))]
+        pairs = [(m, (m + 1) * N // M - 1) for m in range(M - (layers == "skip"))]
     if not pairs:
-        raise ObjectiveError(f"layers: {layers!r} leaves no layer to compare of the student's {students}")
+        raise ObjectiveError(f"layers: {layers!r} leaves no layer to compare of the student's {M}")
     return pairs
 
 
 def pairs_of_subnet(pairs: Sequence[tuple[int, int]], layers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the (student layer, teacher layer) pairs of a subnet with these layers, in its own numbers.
+    """Return the (student layer, teacher layer) pairs of a subnet that has these layers, in the subnet's numbering.
 
-    A layer is compared with what it is compared with in the whole student; where none of them is, the last one with
-    what the student's last compared layer is.
+    Each layer keeps the teacher layer that it has in the whole student. If no layer of the subnet has one, its last
+    layer takes that of the student's last compared layer.
     """
-    mine = [(m, teacher) for m, source in enumerate(layers) for student, teacher in pairs if student == source]
-    return mine if mine or not pairs else [(len(layers) - 1, max(pairs)[1])]
+    own = [(m, teacher) for m, source in enumerate(layers) for student, teacher in pairs if student == source]
+    return own if own or not pairs else [(len(layers) - 1, max(pairs)[1])]
 
 
 OWN_LABELS: Mapping[str, str] = MappingProxyType({"ranking": "lce.relevance"})
-"""What `bert.labels`, the task's own loss, is of kinds of task that it has no formula for."""
+"""The loss that replaces `bert.labels`, the task's own loss, for kinds of task that it has no formula for."""
 MASKED = -1e4
-"""Score of a pad where a softmax runs over positions: its exp is 0 in float32, also after a temperature."""
+"""Score of padding in a softmax over positions: its exp is 0 in float32, even after a temperature."""
 
 PROJECTABLE = frozenset({"embeddings", "layers", "encoder_layers"})
 
 
 def find_loss(term: Term) -> Loss:
-    """Return the formula of a term, and what it reads: a paper's, or the user's own where that has been imported.
+    """Return the loss that a term names: a paper's, or the user's own if it has been imported.
 
-    Raises ObjectiveError when there is none, when it does not say what it reads, or takes other arguments than a loss.
+    Raises ObjectiveError if there is none, if it does not declare what it reads, or is not called like a loss.
     """
     if term.code is not None or not isinstance(term.loss, str):
         function: Any = term.code or term.loss
@@ -156,35 +147,35 @@ def find_loss(term: Term) -> Loss:
         function = find(term.loss, called="loss", mark="reading")
     marked = getattr(function, "reading", None)
     if isinstance(marked, Reading) and term.reads is not None:
-        raise ObjectiveError(f"{term.name} says itself that it reads {marked.signal}: remove `reads`")
+        raise ObjectiveError(f"{term.name} already declares that it reads {marked.signal}: remove `reads`")
     if not isinstance(marked, Reading):
         if term.reads is None:
             raise ObjectiveError(
-                f"{term.name} does not say what it reads: mark it, as in @compress.reads('logits'), or say it in the "
-                "recipe, as in `reads: logits`"
+                f"{term.name} does not declare what it reads: decorate it, as in @compress.reads('logits'), or add "
+                "`reads: logits` to the term"
             )
         marked = Reading(term.reads, per=USUAL_ITEMS.get(term.reads, "token"))
     return Loss(function, marked, masked=_takes_mask(function, term.name, marked))
 
 
 def _takes_mask(function: Any, name: str, reading: Reading) -> bool:
-    """Tell whether a loss takes the mask. Raises ObjectiveError for arguments that are not those of a loss."""
+    """Return True if a loss takes the mask. Raises ObjectiveError if its parameters are not those of a loss."""
     expected = f"expected def {name.rpartition('.')[2]}(student, {reading.against}[, mask], *, option=...)"
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:  # what is not called, or is of C
+    except (TypeError, ValueError) as error:  # not callable, or written in C
         raise ObjectiveError(f"{name}: its arguments cannot be read; {expected}") from error
     places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     stray = [each for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if len(places) not in (2, 3) or stray:
-        raise ObjectiveError(f"{name} takes {inspect.signature(function)}; {expected}: options stand after the *")
+        raise ObjectiveError(f"{name} takes {inspect.signature(function)}; {expected}: options come after the *")
     return len(places) == 3
 
 
 def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> list[str]:
-    """List every problem of these terms that shows without models: unknown losses and options, senseless settings.
+    """List every problem of these terms that can be found without models: unknown losses, options, invalid settings.
 
-    absent: functions of the user's that have not been imported are passed over.
+    absent: skip the user's own functions that have not been imported.
     """
     problems: list[str] = []
     for i, term in enumerate(terms):
@@ -209,10 +200,10 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
 
 
 class Objective(nn.Module):
-    """Sum weighted terms; owns the learned projections, everything else is the papers' pure functions.
+    """Sum weighted terms. It owns the learned projections; the losses are the papers' pure functions.
 
-    `kind` chooses the terms that serve this kind of task. `teacher` may be None when every term reads labels only.
-    Raises ObjectiveError, saying which loss cannot compare what, when shapes do not fit.
+    `kind` selects the terms that serve this kind of task. `teacher` may be None if every term reads labels only.
+    Raises ObjectiveError for a loss that cannot compare these two shapes.
     """
 
     def __init__(
@@ -257,7 +248,7 @@ class Objective(nn.Module):
 
     @property
     def reads_only_labelled(self) -> bool:
-        """Return True if all that is read of the logits is at labelled positions, as in masked language modelling."""
+        """Return True if logits are read at labelled positions only, as in masked language modelling."""
         items = {reading.per for reading in self.readings if reading.signal == "logits"}
         return items == {"label"}
 
@@ -271,19 +262,19 @@ class Objective(nn.Module):
     ) -> dict[str, Tensor]:
         """Return {term name: weighted loss, ..., "total": their sum}, float32 scalars.
 
-        `targets` is the batch, of which losses read `labels` or another column. `items` gives, for each of
-        Reading.per, the mean number of items over all the parts (processes, accumulation) of the batch of which this
-        is one part: with it the mean over parts of `total` is the loss of the whole batch. `pairs` are the layers that
-        each term compares, where these are not its own: of a subnet that has some of the student's.
+        `targets` is the batch, from which losses read `labels` or another column. If this is one part of a batch that
+        is split over processes or accumulated, `items` gives the mean number of items of each kind (Reading.per) over
+        all parts: the mean of `total` over the parts is then the loss of the whole batch. `pairs` overrides the layers
+        that each term compares, for a subnet with some of the student's layers.
         """
         targets = targets or {}
         parts: dict[str, Tensor] = {}
-        here = self.items({**targets, "attention_mask": student.mask_BL}) if items is not None else {}
+        counts = self.items({**targets, "attention_mask": student.mask_BL}) if items is not None else {}
         for i, name in enumerate(self.names):
             parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets, (pairs or self.pairs)[i])
             if items is not None:
                 per = self.readings[i].per
-                parts[name] = parts[name] * here[per] / items[per].where(items[per] > 0, 1)
+                parts[name] = parts[name] * counts[per] / items[per].where(items[per] > 0, 1)
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -296,8 +287,8 @@ class Objective(nn.Module):
                 counts["preference"] = preferences(batch["query"], batch["labels"]).sum().float()
         return counts
 
-    def fits(self, student: Shape, teacher: Shape) -> None:
-        """Raise ObjectiveError when some term cannot compare these shapes, as a subnet of the student may have."""
+    def check_shapes(self, student: Shape, teacher: Shape) -> None:
+        """Raise ObjectiveError if a term cannot compare these shapes, such as those of a subnet."""
         for term, loss in zip(self.terms, self.losses, strict=True):
             if loss.reading.against == "teacher":
                 check_sizes(term, loss, student, teacher)
@@ -319,104 +310,102 @@ class Objective(nn.Module):
             mask_BL = (targets["query"][:, None] == targets["query"]).to(mask_BL.dtype)
         elif reading.mask == "preferences" and labels is not None:
             mask_BL = preferences(targets["query"], labels).to(mask_BL.dtype)
-        mine = getattr(student, reading.signal)
-        theirs = targets[reading.against] if reading.against != "teacher" else getattr(teacher, reading.signal)
+        own = getattr(student, reading.signal)
+        target = targets[reading.against] if reading.against != "teacher" else getattr(teacher, reading.signal)
         if reading.signal == "logits":
-            mine, theirs, mask_BL = self._answers(reading, mine, theirs, mask_BL, labels)
-            if not mine.numel():  # nothing is labelled in this part of the batch
-                return mine.float().sum()
+            own, target, mask_BL = self._select_rows(reading, own, target, mask_BL, labels)
+            if not own.numel():  # nothing is labelled in this part of the batch
+                return own.float().sum()
 
         def project(hidden_BLD: Tensor) -> Tensor:
-            """Apply a term's linear map; a student narrower than the map takes its first columns."""
+            """Apply the term's linear map; a student narrower than the map uses its first columns."""
             if not term.project:
                 return hidden_BLD
             map_TD = self.projections[self.maps[i]].weight
             return linear(hidden_BLD, map_TD[:, : hidden_BLD.shape[-1]])  # type: ignore[index]
 
-        compared = [(mine, theirs, mask_BL)]
+        compared = [(own, target, mask_BL)]
         if reading.signal in LAYERED:
-            compared = [(mine[m], theirs[n], self._mask_seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
-        values = [loss(project(own), other, mask, **term.options) for own, other, mask in compared]
+            compared = [(own[m], target[n], self._mask_seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
+        values = [loss(project(of_student), other, mask, **term.options) for of_student, other, mask in compared]
         for value in values:
             if not isinstance(value, Tensor) or value.dim():
-                shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise ObjectiveError(f"{term.name} returns {shown}; expected one number, a tensor without dimensions")
+                what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ObjectiveError(f"{term.name} returns {what}; expected one number, a tensor without dimensions")
         over_layers = torch.stack(values)
         return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
 
     def _mask_seen(
         self, i: int, student: Signals, teacher: Signals | None, mask_BL: Tensor, pair: tuple[int, int]
     ) -> Tensor:
-        """Return the mask of real tokens, or where attention of one of these layers is local, of pairs seen in both."""
+        """Return the mask of real tokens, or if one of these layers has local attention, of the pairs seen in both."""
         if self.readings[i].signal not in ATTENTION:
             return mask_BL
-        shown = [
-            side.attention[n].seen_BLL for side, n in zip((student, teacher), pair, strict=True) if side is not None
-        ]
-        local = [seen_BLL for seen_BLL in shown if seen_BLL is not None]
+        sides = zip((student, teacher), pair, strict=True)
+        local = [seen for side, n in sides if side is not None and (seen := side.attention[n].seen_BLL) is not None]
         if not local:
             return mask_BL
         if not self.readings[i].windows:
             raise ObjectiveError(
-                f"{self.terms[i].name} compares attention of all pairs of tokens, but layers {pair[0]} of the student "
-                f"and {pair[1]} of the teacher see a window only, which this batch's texts are longer than: mark the "
-                "loss windows=True in `reads` if it bears a mask (B, L, L), compare global layers by `layers`, or "
-                "choose a smaller max_length"
+                f"{self.terms[i].name} compares attention of all pairs of tokens, but layer {pair[0]} of the student "
+                f"or {pair[1]} of the teacher attends within a window that is shorter than these texts: declare "
+                "windows=True in `reads` if the loss accepts a mask (B, L, L), select global layers with `layers`, or "
+                "lower max_length"
             )
         return torch.stack([mask_BL[:, :, None].bool() & mask_BL[:, None, :].bool(), *local]).all(0)
 
-    def _answers(
-        self, reading: Reading, mine: Tensor, theirs: Tensor, mask_BL: Tensor, labels: Tensor | None
+    def _select_rows(
+        self, reading: Reading, logits: Tensor, target: Tensor, mask_BL: Tensor, labels: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits and targets as this loss takes them: one distribution per row where the task has several per example.
+        """Reshape logits, target and mask to one distribution per row, for tasks that have several per example.
 
-        tagging (B, L, C) -> (R, C) of the R labelled tokens; qa (B, L, 2) -> (2 B, L), starts and ends, which makes a
-        mean over rows the mean of both, as Sanh et al. and Devlin et al. take it.
+        tagging (B, L, C) -> (R, C) at the R labelled tokens; qa (B, L, 2) -> (2 B, L), starts and ends, so that a mean
+        over rows is the mean of both, as in Sanh et al. and Devlin et al.
         """
         chosen = None
-        if reading.per == "label" and mine.dim() == 2 and labels is not None:
+        if reading.per == "label" and logits.dim() == 2 and labels is not None:
             chosen = labels != IGNORE_INDEX
         elif reading.per == "example" and self.kind == "tagging":
             chosen = mask_BL.bool() if labels is None else labels != IGNORE_INDEX
         elif reading.per == "example" and self.kind == "qa":
-            theirs = _over_positions(theirs, mask_BL) if reading.against == "teacher" else theirs.flatten()
-            return _over_positions(mine, mask_BL), theirs, mask_BL
+            target = over_positions(target, mask_BL) if reading.against == "teacher" else target.flatten()
+            return over_positions(logits, mask_BL), target, mask_BL
         if chosen is None:
-            return mine, theirs, mask_BL
-        mine, theirs = (each[chosen] if each.shape[:2] == chosen.shape else each for each in (mine, theirs))
-        return mine, theirs, mask_BL.new_ones(len(mine))
+            return logits, target, mask_BL
+        logits, target = (each[chosen] if each.shape[:2] == chosen.shape else each for each in (logits, target))
+        return logits, target, mask_BL.new_ones(len(logits))
 
     def _check_batch(self, i: int, student: Signals, targets: Mapping[str, Tensor]) -> None:
-        """Raise ObjectiveError when this batch is not of the kind that the loss is about."""
+        """Raise ObjectiveError if the batch or the student's output lacks what the loss reads."""
         name, reading = self.terms[i].name, self.readings[i]
         needed = [reading.against, *_MASKED_BY.get(reading.mask, ())]
         for column in needed:
             if column != "teacher" and column not in targets:
                 raise ObjectiveError(f"{name} needs {column}, and this batch has none: use it on data that has them")
-        shown = getattr(student, reading.signal)
-        if shown is None or (isinstance(shown, tuple) and not shown):
-            raise ObjectiveError(f"{name} reads {reading.signal}, and this model shows none: give the stage its `head`")
-        spread = self.kind in ("tagging", "qa")
-        if reading.signal == "logits" and reading.per == "example" and shown.dim() != 2 and not spread:
+        value = getattr(student, reading.signal)
+        if value is None or (isinstance(value, tuple) and not value):
+            raise ObjectiveError(f"{name} reads {reading.signal}, and this model has none: give the stage its `head`")
+        per_example = reading.per == "example" and self.kind not in ("tagging", "qa")
+        if reading.signal == "logits" and per_example and value.dim() != 2:
             raise ObjectiveError(
                 f"{name} averages over examples, but these logits are one per token: use a token loss, such as "
                 "distilbert.soft_targets or bert.masked_lm"
             )
 
 
-def _over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
-    """(B, L, 2) -> (2 B, L): the scores of starting, and of ending, at each position; pads never win."""
+def over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
+    """Reshape (B, L, 2) to (2 B, L): scores of starting, and of ending, at each position; padding never wins."""
     return logits_BL2.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
 
 
 def preferences(query_B: Tensor, labels: Tensor) -> Tensor:
-    """(B, B): where two rows are of the same query, and the first of them is more relevant than the second."""
+    """Mark pairs of rows of one query of which the first is more relevant than the second, (B, B)."""
     relevance_B = labels.view(-1)
     return (query_B[:, None] == query_B) & (relevance_B[:, None] > relevance_B)
 
 
 def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:
-    """Count the items of each kind (Reading.per) in a batch, as float scalars; `per_token`: each label is one."""
+    """Count the items of each kind (Reading.per) in a batch, as float scalars. per_token: each label is an example."""
     lengths_B = mask_BL.sum(-1).float()
     labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORE_INDEX).sum().float()
     return {
@@ -428,15 +417,11 @@ def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = Fal
 
 
 def _projection(term: Term, name: str) -> str:
-    """Return the key of a term's linear map: the name it shares, else its own."""
+    """Return the key of a term's linear map: the name that terms share, or the term's own."""
     return (term.project if isinstance(term.project, str) else name).replace(".", "_")
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Tell the same loss twice apart in the logs: x, x#2."""
-    seen: dict[str, int] = {}
-    out = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return out
+    """Make names unique in the logs by numbering repetitions: x, x#2."""
+    counts = [names[: at + 1].count(name) for at, name in enumerate(names)]
+    return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, counts, strict=True)]

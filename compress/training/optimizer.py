@@ -1,9 +1,9 @@
-"""Build the optimiser of a stage: its groups of parameters, their rates, and what a group is updated by.
+"""Build the optimiser of a stage, its parameter groups and their learning rates.
 
-adamw       torch's fused AdamW, which the library's own arguments build
-adafactor   transformers' Adafactor, set as T5's authors set theirs (mesh_tensorflow/optimize.py): the rate is relative
-            to the root mean square of each tensor, no momentum, factored second moments. Theirs keeps the second
-            moments of tensors with fewer than 32 rows or columns whole; the library's factors every matrix.
+adamw       torch's fused AdamW, which the library builds from its own arguments
+adafactor   transformers' Adafactor with the settings of T5's authors (mesh_tensorflow/optimize.py): the rate is
+            relative to the root mean square of each tensor, no momentum, factored second moments. Their code does not
+            factor the second moments of tensors with fewer than 32 rows or columns; the library factors every matrix.
 lamb        `Lamb`, below
 """
 
@@ -19,8 +19,8 @@ from transformers.optimization import Adafactor
 from compress.config.recipe import Stage
 
 
-def optimizer_of(stage: Stage) -> tuple[type[Optimizer], dict[str, Any]] | None:
-    """Return the class of the stage's optimiser and its settings; None: AdamW, from the library's arguments."""
+def choose_optimizer(stage: Stage) -> tuple[type[Optimizer], dict[str, Any]] | None:
+    """Return the class and settings of the stage's optimiser; None stands for the library's AdamW."""
     rate = {"lr": stage.lr}
     if stage.optimizer == "adafactor":
         return Adafactor, rate | {"scale_parameter": True, "relative_step": False}
@@ -28,13 +28,13 @@ def optimizer_of(stage: Stage) -> tuple[type[Optimizer], dict[str, Any]] | None:
 
 
 class Lamb(Optimizer):
-    """Update each tensor x by Adam's direction, in a step whose length is `lr` times that of x.
+    """Move each tensor x in Adam's direction, by `lr` times its own norm.
 
     You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv:1904.00962,
     Algorithm 2 with phi(z) = z: m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; u = m / (sqrt(v) + eps) + decay x;
-    x = x - lr |x| / |u| u. The ratio |x| / |u| is 1 where one of them is 0, and for the tensors of groups that say
+    x = x - lr |x| / |u| u. The ratio |x| / |u| is 1 if one of them is 0, and for the tensors of groups with
     `adapt: False`: in ALBERT's and MobileBERT's code biases and norms, which do not decay either. As in these two, m
-    and v are not corrected for their bias, which Algorithm 2 does.
+    and v are not corrected for their bias, unlike in Algorithm 2.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Lamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step with the gradients that there are; return the closure's loss, if there is one."""
+        """Update every tensor that has a gradient; return the loss of the closure, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -66,38 +66,37 @@ class Lamb(Optimizer):
                 v = state["v"].mul_(b2).addcmul_(x.grad, x.grad, value=1 - b2)
                 u = (m / (v.sqrt() + group["eps"])).add_(x, alpha=group["weight_decay"])
                 if group["adapt"]:
-                    length, of_update = x.norm(), u.norm()
-                    u.mul_(torch.where((length > 0) & (of_update > 0), length / of_update, 1.0))
+                    norm_x, norm_u = x.norm(), u.norm()
+                    u.mul_(torch.where((norm_x > 0) & (norm_u > 0), norm_x / norm_u, 1.0))
                 x.add_(u, alpha=-group["lr"])
         return loss
 
 
 def group_parameters(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Make the optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
+    """Split each group of `step.groups()` into an optimiser group with and one without weight decay.
 
-    `decayed` are the names in `step` of the parameters that do; `adapt` says the same to `Lamb`. A step without
-    `groups` has one of all its parameters; a parameter in no group is not trained.
+    `decayed` names the parameters of `step` with weight decay, which `Lamb` also adapts. A step without `groups` has
+    one group of all parameters. A parameter in no group is not trained.
     """
     decays = {id(parameter) for name, parameter in step.named_parameters() if name in decayed}
     groups = []
     for name, parameters in (step.groups() if hasattr(step, "groups") else {"all": step.parameters()}).items():
-        trained: list[nn.Parameter] = [each for each in parameters if each.requires_grad]
+        trained: list[nn.Parameter] = [parameter for parameter in parameters if parameter.requires_grad]
         for decay in (True, False):
-            part = [each for each in trained if (id(each) in decays) == decay]
-            if part:
+            if part := [parameter for parameter in trained if (id(parameter) in decays) == decay]:
                 settings = {"weight_decay": weight_decay if decay else 0.0, "adapt": decay}
                 groups.append({"params": part, "group": name} | settings)
     return groups
 
 
-def per_group(scheduler: LambdaLR, step: Any, total: int) -> None:
-    """Give each of the optimiser's groups its own learning rate, from the first step on: see `Step.factors`, `rates`.
+def set_group_rates(scheduler: LambdaLR, step: Any, total: int) -> None:
+    """Give each optimiser group its own learning rate from the first step on: see `factors` and `rates` of `Step`.
 
-    A group without a factor has the stage's rate.
+    A group without either follows the stage's schedule.
     """
 
-    def changed(schedule: Callable[[int], float], group: Mapping[str, Any]) -> Callable[[int], float]:
-        def share(at: int) -> float:
+    def schedule_group(schedule: Callable[[int], float], group: Mapping[str, Any]) -> Callable[[int], float]:
+        def factor(at: int) -> float:
             """Compute the rate as a share of the stage's peak."""
             rates = step.rates(at, total) if hasattr(step, "rates") else {}
             if group["group"] in rates:
@@ -105,11 +104,11 @@ def per_group(scheduler: LambdaLR, step: Any, total: int) -> None:
             factors = step.factors(at, total) if hasattr(step, "factors") else {}
             return float(schedule(at) * factors.get(group["group"], 1.0))
 
-        return share
+        return factor
 
     groups = scheduler.optimizer.param_groups
     scheduler.lr_lambdas = [
-        changed(schedule, group) for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True)
+        schedule_group(schedule, group) for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True)
     ]
     for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True):
         group["lr"] = group["initial_lr"] * schedule(0)

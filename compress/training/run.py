@@ -1,16 +1,16 @@
-"""Keep the state of a run in one directory, made so that a kill at any moment leaves it resumable.
+"""Keep the state of a run in one directory that can be resumed after a kill at any moment.
 
-    recipe.yaml   the resolved recipe (of a search search.yaml), written before anything runs
-    run.json      what the run is of: teacher, data, seed, precision, versions, command; when it was finished
-    seconds.json  what all processes have taken until their last checkpoint or finished stage
+    recipe.yaml   the resolved recipe (search.yaml for a search), written before anything runs
+    run.json      identity of the run: teacher, data, seed, precision, versions, command; when it was finished
+    seconds.json  time spent by all processes until their last checkpoint or finished stage
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
     tensorboard/  the same for TensorBoard
-    stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into place when complete; they go
-                                                   when the run is finished
-    stages/<name>/model/                           the stage's result, likewise: the stage is done
-    bundle/, report.html                           what was asked for
+    stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into place when complete; they are
+                                                   removed when the run is finished
+    stages/<name>/model/                           the stage's result, written in the same way
+    bundle/, report.html                           the final results
 
-A stage is done when its `model/` is there and whole; there is no other cursor.
+A stage is done when its `model/` exists and is intact; there is no other cursor.
 """
 
 import datetime
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def from_first(compute: Callable[[], T]) -> T:
-    """Compute a value in the first process alone, and return it in all of them."""
+    """Compute a value in the main process only, and return it in all processes."""
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
@@ -49,22 +49,22 @@ def from_first(compute: Callable[[], T]) -> T:
 
 
 _IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns", "code")
-"""The settings that must agree for a run to be continued, besides the recipe."""
+"""The settings that must be the same to resume a run, besides the recipe."""
 _FACTS, _LOCK = "run.json", ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
-"""Written before anything runs; a directory that holds no more than these has nothing to lose."""
+"""Files that are written before anything runs: a directory with no other files may be used again."""
 _SPENT = "costs.json"
-"""The time that a search has spent. Of one that failed at once, nothing is lost with it."""
+"""The time that a search has spent, which is not worth keeping if the search failed at once."""
 _SECONDS = "seconds.json"
-_NO_FACTS = "What the run is of is not known without it: begin anew in another --out"
+_NO_FACTS = "The run cannot be identified without it: start again in another --out"
 _LEFTOVERS = (
     "stages/*/checkpoints", "stages/*/best.safetensors", "stages/*/.partial", ".*.partial", ".*.retired", ".timing-*",
 )  # fmt: skip
-"""The files that only an unfinished run needs, or that a kill has left."""
+"""Files that only an unfinished run needs, or that a killed process has left."""
 
 
 class Resolved(Protocol):
-    """Say what is to be done, with every number: a recipe, or a search."""
+    """A resolved configuration that a run carries out: a recipe, or a search."""
 
     def to_yaml(self) -> str: ...
 
@@ -74,11 +74,11 @@ class Run:
     path: Path
     seed: int
     main: bool
-    """True where this process writes: in all but the first of a multi-process launch it does not."""
+    """True in the process that writes: the first one of a multi-process launch."""
     before: float = 0.0
-    """Seconds that earlier processes have worked on it."""
+    """Seconds that earlier processes have worked on the run."""
     track: str | None = None
-    """The tracker that its stages report to, besides its own log."""
+    """The tracker that stages report to, besides the log."""
     _opened: float = 0.0
     _lock: IO[str] | None = None
 
@@ -93,23 +93,25 @@ class Run:
         name: str = "recipe.yaml",
         track: str | None = None,
     ) -> "Run":
-        """Create the directory, or continue the same run in it with `resume`. Raises RunError.
+        """Create the directory, or with `resume` continue the run in it. Raises RunError.
 
-        A run that ended before it had anything to keep is no run: its directory may be used again, by any other.
-        `identity` holds what the run is of (teacher, data, corpus, seed, precision, columns) and any facts to record.
-        `name` is the file that the recipe is kept in; `track` names a tracker, which may be another when resumed.
+        identity   identifies the run (teacher, data, corpus, seed, precision, columns), with any facts to record
+        name       the file that the recipe is written to
+        track      a tracker, which may be another one after a resume
+
+        The directory of a run that ended before it had any results may be used again by another run.
         """
         if not main:
             return Run(path, identity["seed"], main=False)
-        there = Run.check(path, resume=resume)
+        resumable = Run.check(path, resume=resume)
         try:
             make_folder(path)
         except OSError as error:
             raise RunError(f"{path}: cannot be made ({error.strerror}); choose an --out that can be written") from error
         lock, before = _locked(path), 0.0
         try:
-            if there:
-                _same(path, recipe, identity, name)
+            if resumable:
+                _check_same(path, recipe, identity, name)
                 before = _seconds(path / _SECONDS)
             else:
                 (path / _SPENT).unlink(missing_ok=True)
@@ -124,58 +126,54 @@ class Run:
 
     @staticmethod
     def check(path: Path, *, resume: bool = False) -> bool:
-        """Tell whether a run is there, to be continued; nothing is written.
+        """Return True if the directory holds a run to resume, without writing anything.
 
-        Raises RunError for another's directory, and for `resume` where none was begun.
+        Raises RunError if the directory belongs to something else, or if there is nothing to resume.
         """
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
-        kept = _holds_work(path)
-        there = (path / _FACTS).is_file() and kept
-        if kept and not there:
+        used = _holds_work(path)
+        resumable = (path / _FACTS).is_file() and used
+        if used and not resumable:
             raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
-        if there and not resume:
+        if resumable and not resume:
             raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
         if resume and not (path / _LOCK).exists():
             raise RunError(
                 f"{path}: holds no run that --resume could continue; check --out, or begin one there without --resume"
             )
-        above = next(each for each in (path, *path.absolute().parents) if each.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            locked = hasattr(os, "statvfs") and os.statvfs(above).f_flag & os.ST_RDONLY
-            why = os.strerror((errno.EROFS if locked else errno.EACCES) if above.is_dir() else errno.ENOTDIR)
+        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            read_only = hasattr(os, "statvfs") and os.statvfs(existing).f_flag & os.ST_RDONLY
+            why = os.strerror((errno.EROFS if read_only else errno.EACCES) if existing.is_dir() else errno.ENOTDIR)
             raise RunError(f"{path}: cannot be made ({why}); choose an --out that can be written")
         if (path / _LOCK).is_file():
             with (path / _LOCK).open(encoding="utf-8") as file:
                 _lock(path, file, shared=True)
-        return there
+        return resumable
 
     def stage(self, name: str) -> Path:
         """Return the stage's own folder."""
         return self.path / "stages" / name
 
     def result(self, name: str) -> Path:
-        """Return the stage's result, which exists once the stage is done."""
+        """Return the folder of the stage's result, which exists once the stage is done."""
         return self.stage(name) / "model"
 
     def done(self, name: str, console: "Console") -> bool:
-        """Tell whether the stage's result is there and whole; one that is damaged is removed, with a warning.
-
-        All processes are told the same.
-        """
-
+        """Return True, in all processes, if the stage's result is intact; a damaged one is removed, with a warning."""
         return from_first(lambda: keep_if_intact(self.result(name), partial(warn, console)))
 
     def remaining(self, stages: Sequence[AnyStage], console: "Console") -> tuple[Path | None, list[AnyStage]]:
-        """Find the result of the last stage done (None: none is), and the stages still to run."""
+        """Return the result of the last stage that is done, or None, and the stages still to run."""
         for at in reversed(range(len(stages))):
             if self.done(stages[at].name, console):
                 return self.result(stages[at].name), list(stages[at + 1 :])
         return None, list(stages)
 
     def confirm(self, **digests: str) -> None:
-        """Record the digests of what the run reads, or compare them with those it began with. Raises RunError."""
-        if self.main and self._lock is None:  # a part of a run, such as one student of a search
+        """Record the digests of the run's inputs, or compare them with the recorded ones. Raises RunError."""
+        if self.main and self._lock is None:  # part of another run, such as one student of a search
             return
         facts = load_json(self.path / _FACTS, _NO_FACTS)
         known = facts.get("digests", {})
@@ -186,23 +184,20 @@ class Run:
             if known.get(name, now) != now
         ]
         if differences:
-            raise RunError(
-                f"{self.path}: {'; '.join(differences)}. Put back what it was, or choose another --out for a new run"
-            )
+            raise RunError(f"{self.path}: {'; '.join(differences)}. Restore it, or choose another --out for a new run")
         if self.main and not digests.keys() <= known.keys():
             write_json(self.path / _FACTS, {**facts, "digests": {**known, **digests}})
 
-    def keep_seconds(self) -> None:
-        """Write down what the run has taken until now, for the process that may continue it."""
+    def save_seconds(self) -> None:
+        """Save the time that the run has taken so far, for a process that resumes it."""
         if self._lock is not None:
             write_json(self.path / _SECONDS, {"seconds": round(self.before + time.monotonic() - self._opened, 3)})
 
     def finish(self) -> None:
-        """Record that all that was asked for is there, and remove what only an unfinished run needs."""
+        """Record that the run is finished, and remove what only an unfinished run needs."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         write_json(self.path / _FACTS, {**load_json(self.path / _FACTS, _NO_FACTS), "finished": now})
-        for each in _leftovers(self.path):
-            _remove(each)
+        _remove(_leftovers(self.path))
 
     def close(self) -> None:
         if self._lock is not None:
@@ -210,12 +205,12 @@ class Run:
 
 
 def is_finished(path: Path) -> bool:
-    """Tell whether a folder holds a run that has all that was asked for."""
+    """Return True if a folder holds a finished run."""
     return (path / _FACTS).is_file() and "finished" in load_json(path / _FACTS, _NO_FACTS)
 
 
 def continuation(path: Path) -> str:
-    """Return the command that continues the run in a folder; '' where it was not begun by one, or that is not known."""
+    """Return the command that resumes the run in a folder; '' if it is not known, or the run was not begun by one."""
     try:
         return resume_command(path, str(load_json(path / _FACTS, _NO_FACTS).get("command", "")))
     except DamagedError:
@@ -223,11 +218,11 @@ def continuation(path: Path) -> str:
 
 
 def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int:
-    """Remove the checkpoints of a run's directory and what kills have left in it; returns how many bytes that frees.
+    """Remove checkpoints and the files of killed processes from a run; return the number of bytes freed.
 
-    Bundle, report, log and the stages' results stay. `dry_run`: nothing is removed. Raises RunError for a directory
-    that holds no run, for a run that another process works on, and without `unfinished` for one that is not finished:
-    its interrupted stage would start from its beginning.
+    Bundle, report, log and the stages' results stay. dry_run: only count. Raises RunError for a directory without a
+    run, for a run that another process works on, and unless `unfinished` for a run that is not finished, whose
+    interrupted stage would start from its beginning.
     """
     if not (path / _FACTS).is_file() or not (path / _LOCK).exists():
         raise RunError(f"{path}: holds no run of compress; expected the --out of a run or a search")
@@ -238,10 +233,10 @@ def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int
                 f"{path}: is not finished, and --resume would need its checkpoints. Finish it, or give --unfinished: "
                 "the stage that was interrupted then starts from its beginning"
             )
-        found = _leftovers(path)
-        size = sum(file.stat().st_size for each in found for file in (each, *each.rglob("*")) if file.is_file())
-        for each in () if dry_run else found:
-            _remove(each)
+        leftovers = _leftovers(path)
+        size = sum(file.stat().st_size for each in leftovers for file in (each, *each.rglob("*")) if file.is_file())
+        if not dry_run:
+            _remove(leftovers)
     return size
 
 
@@ -249,33 +244,33 @@ def _seconds(file: Path) -> float:
     if not file.exists():
         return 0.0
     remedy = "Remove it: the time that the run takes is then counted from now on"
-    found = load_json(file, remedy).get("seconds")
-    if not isinstance(found, int | float):
-        raise DamagedError(file, ["it names no number of seconds"], remedy)
-    return found
+    seconds = load_json(file, remedy).get("seconds")
+    if not isinstance(seconds, int | float):
+        raise DamagedError(file, ["it contains no number of seconds"], remedy)
+    return seconds
 
 
 def _leftovers(path: Path) -> list[Path]:
-    return sorted(each for pattern in _LEFTOVERS for each in path.rglob(pattern))
+    return sorted(leftover for pattern in _LEFTOVERS for leftover in path.rglob(pattern))
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _holds_work(path: Path) -> bool:
-    """Return True if a folder holds more than what a run of ours begins with: the lock, then its papers, whole or
-    not."""
+    """Return True if a folder holds more than a run begins with: the lock, and the first files, complete or not."""
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     papers = {_LOCK, _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
     return bool(entries - papers) or (bool(entries) and _LOCK not in entries)
 
 
 def _locked(path: Path) -> IO[str]:
-    """Lock a run as long as the process lives, whatever kills it."""
+    """Lock a run for the lifetime of this process."""
     file = (path / _LOCK).open("a+", encoding="utf-8")
     try:
         _lock(path, file)
@@ -284,14 +279,14 @@ def _locked(path: Path) -> IO[str]:
             file.write(str(os.getpid()))
             file.flush()
     except (OSError, RunError):
-        with suppress(OSError):  # what could not be written before cannot be written when closing
+        with suppress(OSError):  # closing flushes, which fails again
             file.close()
         raise
     return file
 
 
 def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
-    """Lock the file without waiting. Raises RunError where another process holds it."""
+    """Lock the file without waiting. Raises RunError if another process holds the lock."""
     try:
         lock(file, shared=shared)
     except BlockingIOError:
@@ -300,8 +295,8 @@ def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
         raise RunError(f"{path}: another process (pid {owner}) is running this run; wait for it, or stop it") from None
 
 
-def _same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str) -> None:
-    """Refuse to continue a run of something else, naming every difference."""
+def _check_same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str) -> None:
+    """Raise RunError, naming every difference, if the run in the folder is not this one."""
     if not (path / name).is_file():
         raise RunError(f"{path}: is a run of another kind, without {name}; choose another --out")
     before = load_json(path / _FACTS, _NO_FACTS)

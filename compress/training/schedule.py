@@ -1,10 +1,9 @@
-"""Decide how long a stage trains, and at which learning rate, where its recipe says `auto`.
+"""Choose the length and learning rate of stages whose recipe says `auto`.
 
-The rate is warmed up, held, and lowered in a straight line to zero (warmup-stable-decay: Hu et al. 2024,
-arXiv:2404.06395; Haegele et al. 2024, arXiv:2405.18392). How long it is held is decided by the validation split: until
-neither the score nor the distance to the teacher has improved for a while, within limits that depend on the rows. The
-decision is a function of the evaluations alone, which a checkpoint holds: a resumed stage decides as an uninterrupted
-one does.
+The rate is warmed up, held, and lowered linearly to zero (warmup-stable-decay: Hu et al. 2024, arXiv:2404.06395;
+Haegele et al. 2024, arXiv:2405.18392). It is held until neither the score on the validation split nor the distance to
+the teacher has improved for a while, within limits that depend on the number of rows. The decision is a function of the
+evaluations alone, which checkpoints contain: a resumed stage decides like an uninterrupted one.
 """
 
 import json
@@ -23,37 +22,37 @@ from compress.training.run import from_first
 
 Effort = Literal["quick", "normal", "best"]
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
-"""Factors of the steps at least and at most."""
+"""Factors on the least and the most steps."""
 LEAST, MOST = 400, 1500
-"""Steps at least, and at most where three epochs are fewer; chosen by a few runs (docs/LOG.md), not by a grid."""
+"""The least steps, and the most unless three epochs are more; chosen from a few runs (docs/LOG.md), not from a grid."""
 EPOCHS, MANY_EPOCHS = 3, 40
-"""Passes that more rows are given at most, and passes over few rows beyond which nothing was gained."""
+"""The most epochs over many rows, and over few rows, which gain nothing from more."""
 WARMUP = 0.05
-"""Share of the least number of steps in which the rate rises."""
+"""Share of the least steps in which the rate rises."""
 DECAY = 0.25
 """Share of all steps in which the rate falls."""
 PATIENCE, LOOKS = 0.2, 2
-"""Share of the steps so far, and evaluations at least, without an improvement that end the hold."""
+"""The hold ends after this share of the steps so far, and at least so many evaluations, without an improvement."""
 SCORE_GAIN, DISTANCE_GAIN = 0.1, 0.02
-"""A rise of the smoothed score, in units of one over the root of the rows that are scored (a fifth of the largest
-standard error of a share), and a fall of the smoothed distance, as a share of it, that count as improvements."""
+"""The least improvements: a rise of the smoothed score in units of 1 / sqrt(rows scored), a fifth of the largest
+standard error of a proportion, and a relative fall of the smoothed distance."""
 SMOOTHED = 3
-"""Evaluations that are averaged."""
+"""Number of evaluations that are averaged."""
 WIDTH, RATE = 768, 5e-5
-"""BERT-base is fine-tuned at 5e-5 (Devlin et al. 2019, A.3); the rate of other widths goes with 1 / width, as Adam's
-does in Yang et al. 2022, arXiv:2203.03466, Table 3."""
+"""BERT-base is fine-tuned at 5e-5 (Devlin et al. 2019, A.3); other widths scale the rate by 1 / width, as for Adam in
+Yang et al. 2022, arXiv:2203.03466, Table 3."""
 
 
 def learning_rate(hidden: int) -> float:
-    """Return the peak learning rate of a pre-trained model of this width."""
+    """Return the peak learning rate for a pre-trained model of this width."""
     return RATE * WIDTH / hidden
 
 
 @dataclass(frozen=True)
 class Length:
-    """Limit an open-ended stage, in optimiser steps: at least, at most, and from one evaluation to the next.
+    """Limit an open-ended stage: its least and most optimiser steps, and the steps between evaluations.
 
-    gain: what the smoothed score must rise by to count as better; infinite where only the distance tells.
+    gain: the least rise of the smoothed score that is an improvement; infinite if only the distance decides.
     """
 
     least: int
@@ -71,16 +70,16 @@ class Length:
         graded: bool = True,
         whole: bool = False,
     ) -> "Length":
-        """Plan a stage of which an epoch takes `per_epoch` steps, and an evaluation scores `rows`.
+        """Plan a stage whose epoch takes `per_epoch` steps, and whose evaluations score `rows` rows.
 
-        graded: the score is a metric of the task. whole: the least is an epoch, where that is more. Evaluating costs
-        about a tenth of the training: a row's forward pass is taken for a third of its training step.
+        graded: the score is a metric of the task. whole: train for at least an epoch. Evaluations take about a tenth of
+        the time of training, if the forward pass of a row takes a third of its training step.
         """
         factor = EFFORTS[effort]
         most = min(max(EPOCHS * per_epoch, MOST) * factor, MANY_EPOCHS * per_epoch)
-        usual = min(LEAST * factor, most)
-        least = max(usual, per_epoch * factor) if whole else usual
-        every = min(max(rows / 3 / (0.1 * batch), usual / 12), most)
+        shortest = min(LEAST * factor, most)
+        least = max(shortest, per_epoch * factor) if whole else shortest
+        every = min(max(rows / 3 / (0.1 * batch), shortest / 12), most)
         gain = SCORE_GAIN / math.sqrt(rows) if graded and rows else math.inf
         return Length(max(1, math.ceil(least)), max(1, math.ceil(most)), max(1, math.ceil(every)), gain)
 
@@ -90,24 +89,24 @@ class Length:
 
     @property
     def last_start(self) -> int:
-        """Return the step at which the rate begins to fall whatever the evaluations say."""
+        """The step at which the rate begins to fall at the latest."""
         return max(1, self.most - math.ceil(self.most * DECAY))
 
     def decay_start(self, history: Sequence[Mapping[str, float]]) -> int | None:
-        """Return the step after which the rate falls, told from the evaluations so far; None: not yet.
+        """Return the step after which the rate falls, given the evaluations so far; None if it does not fall yet.
 
         `history` holds `step`, `eval_score` (higher is better) and, where there is a teacher, `eval_distance` (lower is
         better), in the order of their steps.
         """
         first = round(self.least * (1 - DECAY))
         best_score, best_distance, improved, looks = -math.inf, math.inf, 0, 0
-        for at, each in enumerate(history):
-            step = int(each["step"])
+        for at, evaluation in enumerate(history):
+            step = int(evaluation["step"])
             if step >= self.last_start:
                 break
             window = history[max(0, at + 1 - SMOOTHED) : at + 1]
-            score = sum(one["eval_score"] for one in window) / len(window)
-            distance = sum(one.get("eval_distance", math.inf) for one in window) / len(window)
+            score = sum(point["eval_score"] for point in window) / len(window)
+            distance = sum(point.get("eval_distance", math.inf) for point in window) / len(window)
             looks += 1
             if score > best_score + self.gain or distance < best_distance * (1 - DISTANCE_GAIN):
                 improved, looks = step, 0
@@ -117,7 +116,7 @@ class Length:
         return None
 
     def end(self, start: int | None) -> int:
-        """Return the last step of a stage whose rate falls from `start` on; None: as far as is known."""
+        """Return the last step of a stage whose rate falls from `start` on; the most steps if that is not known."""
         return self.most if start is None else min(self.most, start + math.ceil(start * DECAY / (1 - DECAY)))
 
     def factor(self, step: int, start: int | None) -> float:
@@ -131,23 +130,23 @@ class Length:
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """End the training of a run by a time (`time.monotonic`), split evenly over the `stages` that are still to come."""
+    """Limit the time of a run: what is left until `ends` (`time.monotonic`) is split evenly over the stages to come."""
 
     ends: float
     stages: tuple[str, ...]
     minutes: float
-    """The limit as it was given, of everything."""
+    """The limit that the user gave, for the whole run."""
 
     def seconds(self, stage: str) -> float:
-        """Return what this stage may take from now on."""
+        """Return the seconds that this stage may take from now on."""
         left = max(0.0, self.ends - time.monotonic())
         return left / (len(self.stages) - self.stages.index(stage)) if stage in self.stages else left
 
 
 class AutoLength(TrainerCallback):
-    """Let the rate fall, and end the stage, when its evaluations say so, or when only the fall still fits in `seconds`.
+    """Lower the rate and end the stage according to its evaluations, or as soon as only that still fits in `seconds`.
 
-    A fall that the time has begun is kept in `record`: a resumed stage ends where it would have ended.
+    If the time limit decides, the step is saved in `record`, so that a resumed stage ends at the same step.
     """
 
     def __init__(self, length: Length, seconds: float | None, record: Path) -> None:
@@ -156,21 +155,21 @@ class AutoLength(TrainerCallback):
         self.began, self.first = time.perf_counter(), 0
 
     def schedule(self, optimizer: Any) -> LambdaLR:
-        """Make the scheduler of this rate."""
+        """Make the scheduler for this rate."""
         return LambdaLR(optimizer, self._factor)
 
     def _factor(self, step: int) -> float:
         return self.length.factor(step, self.start)
 
     def resume(self, state: TrainerState) -> int:
-        """Decide again what the evaluations of a checkpoint, and its time limit, decided; return the last step."""
-        self.start = None if self.seconds is None else from_first(self._read_recorded)
+        """Repeat the decision of a checkpoint's evaluations and its time limit; return the last step."""
+        self.start = None if self.seconds is None else from_first(self._read_record)
         if self.start is None:
-            self.start = self.length.decay_start([each for each in state.log_history if "eval_score" in each])
+            self.start = self.length.decay_start([entry for entry in state.log_history if "eval_score" in entry])
         return self.length.end(self.start)
 
-    def _read_recorded(self) -> int | None:
-        """Read what an earlier process recorded; None where there is nothing, or nothing that can be read."""
+    def _read_record(self) -> int | None:
+        """Read the step that an earlier process saved; None if there is no readable record."""
         try:
             return max(1, int(json.loads(self.record.read_text(encoding="utf-8"))["start"]))
         except (FileNotFoundError, ValueError, TypeError, KeyError):
@@ -199,6 +198,6 @@ class AutoLength(TrainerCallback):
             state.max_steps = self.resume(state)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Forget the best weights of the hold: those of the fall are better than their noisy scores tell."""
+        """Discard the best weights of the hold: weights of the fall are better, even if a noisy score hides it."""
         if state.global_step == (self.length.last_start if self.start is None else self.start):
             state.best_metric, state.best_global_step = None, None

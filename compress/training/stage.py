@@ -1,4 +1,4 @@
-"""A stage is a function from model to model. All of ours minimise an objective: that is what `run_stage` does."""
+"""Run a training stage, a function from model to model that minimises an objective."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ from compress.errors import DamagedError, RecipeError
 from compress.io import atomic_folder, verify
 from compress.models.checkpoints import save_tokenizer
 from compress.models.precision import cast_linear_layers
-from compress.models.signals import ATTENTION, train_faster
+from compress.models.signals import train_faster
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.context import TrainingContext
@@ -43,24 +43,26 @@ from compress.training.run import Run, from_first
 from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Step
-from compress.training.teacher_cache import ENCODING, TeacherCache, of_logits, teacher_cache
+from compress.training.teacher_cache import ENCODING, TeacherCache, cache_logits, explain_uncacheable, teacher_cache
 from compress.training.tracking import report_to_tracker
-from compress.training.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
+from compress.training.trainer import Corrupt, Score, StepTrainer, find_checkpoint, read_steps
 
 CHECKPOINT_STEPS = 200
-"""Steps between checkpoints at least: to write, flush and hash one costs as much as several steps."""
+"""Least number of steps between checkpoints: writing, flushing and hashing one costs as much as several steps."""
 MOST_CACHED = 2_000_000_000
-"""Bytes of a teacher's hidden states and attention scores, in bfloat16, that `cache_teacher: auto` keeps at most."""
+"""Most bytes of a teacher's hidden states and attention scores, in bfloat16, that `cache_teacher: auto` caches."""
 MANY_EPOCHS = 40
 """Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Record what a stage took, in all processes that worked on it one after another.
+    """Record the cost and result of a stage, over all processes that worked on it one after another.
 
-    Optimiser steps and examples seen, wall seconds, the most memory that one process held; the best score and its step
-    (None where the stage scores nothing); what the step said when it finished, for the report.
+    steps, examples     optimiser steps, and examples seen
+    seconds             of wall time; peak_rss_mb: the most memory that one process held
+    score, best_step    the best score and its step; None if the stage is not scored
+    note                the warning of the step when it finished
     """
 
     steps: int
@@ -73,11 +75,11 @@ class Trained:
 
     @staticmethod
     def read(folder: Path) -> "Trained":
-        """Read what is written in a finished stage's folder."""
+        """Read the record in a finished stage's folder."""
         return Trained(**json.loads((folder / "training.json").read_text(encoding="utf-8"))["trained"])
 
     def write(self, folder: Path) -> None:
-        """Write it beside the stage's model."""
+        """Write the record beside the stage's model."""
         content = json.dumps({"trained": asdict(self)}, indent=1) + "\n"
         (folder / "training.json").write_text(content, encoding="utf-8")
 
@@ -95,11 +97,10 @@ def train(
     bf16: bool = False,
     console: Console | None = None,
 ) -> Trained:
-    """Minimise `step` over `rows` as `stage` says; the step's student ends with the best weights scored, or the last.
+    """Minimise `step` over encoded `rows`; its student ends with the weights of the best score, or the last ones.
 
-    Continues from the newest whole checkpoint in the run's directory of this stage, to the same final weights as
-    without the interruption. `rows` are encoded (see data.tokenize.encode). `seconds` limit what the stage takes.
-    Raises CompressError when the loss is not finite.
+    Training resumes from the newest intact checkpoint of this stage, and ends with the same weights as without the
+    interruption. `seconds` limits the duration of the stage. Raises CompressError when the loss is not finite.
     """
     folder = run.stage(stage.name)
     console = console or Console(quiet=True)
@@ -116,45 +117,45 @@ def train(
             length = replace(length, least=plan_steps(stage, per_epoch), most=plan_steps(stage, per_epoch))
     scored = scoring is not None and stage.evaluate > 0
     arguments = _arguments(step, stage, per_epoch, folder, seed=run.seed, scored=scored, length=length, bf16=bf16)
-    if note := repeated(stage, per_epoch, rows):
+    if note := explain_repetition(stage, per_epoch, rows):
         warn(console, note)
-    # steps that corrupt meet tokens that are not in the rows; of a part of a table LAMB and Adafactor take other means
-    known = getattr(step, "only_rows", False) and corrupt is None and stage.optimizer == "adamw"
-    with only_tokens_in_use(step.student, rows) if known else nullcontext():
+    # a corrupted batch has tokens that are not in the rows; LAMB and Adafactor average over the whole table
+    partial_table = getattr(step, "only_rows", False) and corrupt is None and stage.optimizer == "adamw"
+    with only_tokens_in_use(step.student, rows) if partial_table else nullcontext():
         trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
         trainer.score, trainer.corrupt = scoring.score if scoring else None, corrupt
         if length is not None:
             trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
-        checkpoint = from_first(lambda: newest_checkpoint(folder, partial(warn, console)))
+        checkpoint = from_first(lambda: find_checkpoint(folder, partial(warn, console)))
         journal = None
         if run.main:
-            shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # a checkpoint that a kill left half-written
-            forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint), partial(warn, console))
+            shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # the rest of an interrupted checkpoint
+            forget_after(run.path / "log.jsonl", stage.name, read_steps(checkpoint), partial(warn, console))
             journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
             trainer.add_callback(journal)
-            trainer.on_saved = run.keep_seconds
+            trainer.on_save = run.save_seconds
         try:
             with report_to_tracker(trainer, stage.name, run, console):
                 trainer.train_from(checkpoint)
-            trainer.accelerator.wait_for_everyone()  # they look into the folder that is removed next
+            trainer.accelerator.wait_for_everyone()  # other processes read the folder that is removed next
         finally:
             if journal is not None:
                 journal.close()
                 shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
         spent, steps = trainer.spent, trainer.state.global_step
         trainer.restore_best()
-        said = step.finish() if hasattr(step, "finish") else None
-        if said is not None:
-            said = f"{stage.name}: {said}"
-            warn(console, said)
+        message = step.finish() if hasattr(step, "finish") else None
+        if message is not None:
+            message = f"{stage.name}: {message}"
+            warn(console, message)
         best = trainer.state.best_global_step
-        examples = round(steps * len(rows) / per_epoch) if not isinstance(order, LengthGrouped) else steps * stage.batch
-        best_score = trainer.state.best_metric if best else None
-        return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb, said)
+        score = trainer.state.best_metric if best else None
+        examples = steps * stage.batch if isinstance(order, LengthGrouped) else round(steps * len(rows) / per_epoch)
+        return Trained(steps, examples, spent.seconds, score, best, spent.peak_rss_mb, message)
 
 
 def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
-    """Decide which rows come when: so many to a batch, of whole queries, or as many as a budget of tokens holds."""
+    """Choose the order of rows: batches of a fixed size, of whole queries, or within a budget of tokens."""
     if stage.tokens is None and "query" in rows.column_names:
         micro, _ = shares(stage, _processes())
         return QueryGrouped(rows["query"][:], rows["length"][:], rows["labels"][:], micro, seed=seed)
@@ -173,12 +174,12 @@ def steps_per_epoch(stage: Stage, order: Order) -> int:
 
 
 def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True) -> Length:
-    """Plan a stage of open length (see `Length.plan`). New texts are worth seeing once, whatever their number."""
+    """Plan a stage of open length (see `Length.plan`). All texts of a corpus are seen at least once."""
     return Length.plan(per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus)
 
 
 def plan_steps(stage: Stage, per_epoch: int) -> int:
-    """Count the optimiser steps of a stage over data of which an epoch takes `per_epoch`; of an open end the most."""
+    """Count the optimiser steps of a stage, given those of an epoch; the most if its length is open."""
     if stage.steps is None and stage.epochs == "auto":
         total = plan_length(stage, per_epoch).most
     else:
@@ -186,14 +187,14 @@ def plan_steps(stage: Stage, per_epoch: int) -> int:
     return total if stage.max_epochs is None else min(total, max(1, math.ceil(stage.max_epochs * per_epoch)))
 
 
-def repeated(stage: Stage, per_epoch: int, rows: Dataset) -> str:
-    """Say how often the text is gone through where it is too little for the stage's steps; '' where it is not."""
-    asked, total = stage.steps, plan_steps(stage, per_epoch)
-    if stage.data != "text" or asked is None or asked <= MANY_EPOCHS * per_epoch:
+def explain_repetition(stage: Stage, per_epoch: int, rows: Dataset) -> str:
+    """Explain how often the stage's steps repeat a text that is too short for them; '' if it is not."""
+    steps, total = stage.steps, plan_steps(stage, per_epoch)
+    if stage.data != "text" or steps is None or steps <= MANY_EPOCHS * per_epoch:
         return ""
-    text = f"{stage.name}: {asked:,} steps are {asked / per_epoch:,.0f} passes over {sum(rows['length']):,} tokens"
-    if total < asked:
-        return f"{text}: cut to {total:,} steps; give more text, or set steps (--set) to have as many all the same"
+    text = f"{stage.name}: {steps:,} steps are {steps / per_epoch:,.0f} passes over {sum(rows['length']):,} tokens"
+    if total < steps:
+        return f"{text}: cut to {total:,} steps; give more text, or set steps (--set) to keep all of them"
     return f"{text}, of which those beyond {MANY_EPOCHS} teach nothing; give more text, or fewer steps"
 
 
@@ -254,43 +255,36 @@ def _arguments(
 
 
 def shares(stage: Stage, processes: int) -> tuple[int, int]:
-    """Return (examples per forward pass and process, accumulated passes) that make up the stage's batch exactly.
+    """Split the stage's batch exactly into (examples per forward pass and process, accumulated passes).
 
-    Of a stage with a budget of tokens: (rows of full length per pass and process, passes that spend it). Raises
-    RecipeError when nothing does.
+    With a budget of tokens: (rows of full length per pass and process, passes that use it up). Raises RecipeError if
+    the batch cannot be split.
     """
+    total = stage.batch if stage.tokens is None else stage.tokens // stage.max_length
+    share, rest = divmod(total, processes)
+    micro, problem = min(stage.micro_batch or share, share), ""
     if stage.tokens is not None:
-        whole = stage.tokens // (stage.max_length * processes)
-        if not whole:
-            raise RecipeError(
-                [
-                    f"stage {stage.name}: tokens {stage.tokens} hold no row of {stage.max_length} for each process: "
-                    f"expected at least {stage.max_length * processes}"
-                ]
+        if not share:
+            problem = (
+                f"tokens {stage.tokens} hold no row of {stage.max_length} for each process: expected at least "
+                f"{stage.max_length * processes}"
             )
-        micro = min(stage.micro_batch or whole, whole)
-        return micro, whole // micro
-    share, rest = divmod(stage.batch, processes)
-    if rest:
-        raise RecipeError(
-            [
-                f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes: "
-                f"expected a multiple of {processes}"
-            ]
+    elif rest:
+        problem = (
+            f"batch {stage.batch} cannot be split evenly over {processes} processes: expected a multiple of {processes}"
         )
-    micro = min(stage.micro_batch or share, share)
-    if share % micro:
-        raise RecipeError(
-            [
-                f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process: "
-                f"expected a divisor, such as {math.gcd(micro, share)}"
-            ]
+    elif share % micro:
+        problem = (
+            f"micro_batch {micro} does not divide the {share} examples per process: expected a divisor, such as "
+            f"{math.gcd(micro, share)}"
         )
+    if problem:
+        raise RecipeError([f"stage {stage.name}: {problem}"])
     return micro, share // micro
 
 
 def stage_seed(stage: Stage, run: Run) -> int:
-    """Return the seed of a stage, which depends on the run's and on the stage's name."""
+    """Derive the seed of a stage from the run's seed and the stage's name."""
     return (run.seed + int(io.hash_value(stage.name)[:6], 16)) % 2**32
 
 
@@ -305,13 +299,14 @@ def run_stage(
     origin_D: Tensor | None = None,
     wrap_score: Callable[[Score], Score] | None = None,
 ) -> PreTrainedModel:
-    """Train `student` by the stage's objective and keep the result in the run's directory of this stage.
+    """Train `student` on the stage's objective and save the result in the run's folder of this stage.
 
-    `teacher_logits` on the validation split add the agreement to each evaluation. `origin_D`: the dimensions of the
-    teacher that those of a student cut out of it came from. `wrap_score` wraps the scoring function, for example to
-    score parts of a supernet instead of the whole. The seed is set from the run and the stage's name, so that a stage
-    does the same whether or not the ones before it ran in this process. The result is the step's student, which may
-    have become another model when the step finished.
+    teacher_logits   on the validation split; they add the agreement to each evaluation
+    origin_D         the dimensions of the teacher that those of a student cut out of it came from
+    wrap_score       wraps the scoring function, for example to score parts of a supernet instead of the whole
+
+    The seed is derived from the run's and the stage's name, so that a stage does the same whether or not the ones
+    before it ran in this process. Returns the step's student, which may be another model after the step has finished.
     """
     if stage.head == "seq2seq":
         context = replace(context, collate=Seq2SeqCollate(context.tokenizer, student))
@@ -321,8 +316,8 @@ def run_stage(
     if stage.improve and len(rows) == len(
         context.rows(stage.model_copy(update={"augment": None, "corpus": False}), seed)
     ):
-        context.console.print(f"{stage.name}: there are no more rows than the task's own")
-        _keep(stage, student, context, run, Trained(0, 0, 0.0, None, None))
+        context.console.print(f"{stage.name}: there are no rows besides the task's own")
+        _save_result(stage, student, context, run, Trained(0, 0, 0.0, None, None))
         return student
     words = None
     if stage.corrupt or stage.step:
@@ -333,27 +328,27 @@ def run_stage(
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
     before = copy.deepcopy(student) if stage.improve else None
-    made = _step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
-    scoring = choose_scoring(stage, made, corrupt, context, seed=seed, teacher_logits=teacher_logits)
+    step = _make_step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
+    scoring = choose_scoring(stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits)
     if wrap_score is not None and scoring is not None:
         scoring = replace(scoring, score=wrap_score(scoring.score))
     with _only_head(student) if stage.train == "head" else nullcontext():
         trained = train(
-            made, stage, rows, context.collate, run,
+            step, stage, rows, context.collate, run,
             corrupt=corrupt, scoring=scoring, seconds=context.seconds(stage.name),
             bf16=context.bf16, console=context.console,
         )  # fmt: skip
     if before is not None and scoring is not None:
-        begun, ended = (from_first(partial(scoring.score, each)) for each in (before, made.student))
-        if not improves(ended, begun, scoring.rows):
+        old, new = (from_first(partial(scoring.score, model)) for model in (before, step.student))
+        if not improves(new, old, scoring.rows):
             context.console.print(f"{stage.name}: no better on the validation split: the student stays as it was")
-            made.student.load_state_dict(before.state_dict())
-            trained = replace(trained, score=begun["score"], best_step=0)
-    _keep(stage, made.student, context, run, trained)
-    return made.student
+            step.student.load_state_dict(before.state_dict())
+            trained = replace(trained, score=old["score"], best_step=0)
+    _save_result(stage, step.student, context, run, trained)
+    return step.student
 
 
-def _step(
+def _make_step(
     stage: Stage,
     student: PreTrainedModel,
     teacher: Teacher | None,
@@ -369,68 +364,67 @@ def _step(
         kind = context.kind if stage.head == "task" else None
         objective = Objective(stage.objective, Shape.from_config(student.config), shape, kind=kind)
         if stage.corpus:
-            objective.teacher_wants |= {"logits"}  # the labels of those texts
+            objective.teacher_wants |= {"logits"}  # which label the corpus's texts
         for map_DS in objective.projections.parameters() if origin_D is not None else ():
             map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
     model = teacher.model if teacher else None
-    known = options(stage.step.function) if stage.step else {"shown": None}
-    shown = None
-    if objective and teacher and "shown" in known:
+    parameters = options(stage.step.function) if stage.step else {"shown": None}
+    cache = None
+    if objective and teacher and "shown" in parameters:
         if teacher.recorded:
-            shown = of_logits(teacher.recorded.for_split(context.data.train), rows)
+            cache = cache_logits(teacher.recorded.for_split(context.data.train), rows)
         elif stage.cache_teacher is True or (stage.cache_teacher and cache_pays(stage, objective, teacher, rows)):
-            shown = _open_cache(stage, objective, teacher, rows, context)
+            cache = _open_cache(stage, objective, teacher, rows, context)
     if stage.step is not None:
-        given = {"words": words} | ({"shown": shown} if "shown" in known else {})
-        made: Step = stage.step(student, model, objective, **given)
-        return made
+        arguments = {"words": words} | ({"shown": cache} if "shown" in parameters else {})
+        step: Step = stage.step(student, model, objective, **arguments)
+        return step
     assert objective is not None, "the recipe was checked"
-    return Distillation(student, shown or model, objective)
+    return Distillation(student, cache or model, objective)
 
 
 @contextmanager
 def _only_head(student: PreTrainedModel) -> Iterator[None]:
-    """Train nothing below the head while open."""
-    below = [parameter for parameter in student.base_model.parameters() if parameter.requires_grad]
-    for parameter in below:
+    """Freeze the encoder below the head in this context."""
+    frozen = [parameter for parameter in student.base_model.parameters() if parameter.requires_grad]
+    for parameter in frozen:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in below:
+        for parameter in frozen:
             parameter.requires_grad_(True)
 
 
-def taken(run: Run, stage: str, console: Console) -> Trained | None:
-    """Read what a stage of this run took; None when it ran in an earlier run, not at all, or the record is damaged."""
+def load_trained(run: Run, stage: str, console: Console) -> Trained | None:
+    """Read the record of a stage; None if the stage did not run in this run, or its record is damaged."""
     folder = run.result(stage)
     if not folder.is_dir():
         return None
     try:
         verify(folder)
     except DamagedError as error:
-        warn(console, f"{error} The report does not say what stage {stage} took.")
+        warn(console, f"{error} The report lacks the cost of stage {stage}.")
         return None
     return Trained.read(folder)
 
 
-def _keep(stage: Stage, student: PreTrainedModel, context: TrainingContext, run: Run, trained: Trained) -> None:
-    """Write the stage's result, with which it is done."""
+def _save_result(stage: Stage, student: PreTrainedModel, context: TrainingContext, run: Run, trained: Trained) -> None:
+    """Write the stage's result, which marks the stage as done."""
     if not run.main:
         return
     with atomic_folder(run.result(stage.name), sealed=True) as folder:
         student.save_pretrained(folder)
         save_tokenizer(folder, context.tokenizer)
         trained.write(folder)
-    run.keep_seconds()
+    run.save_seconds()
 
 
 def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset) -> bool:
-    """Return True if keeping the teacher's outputs is likely to save time, and takes less than MOST_CACHED."""
+    """Return True if caching the teacher's outputs is likely to save time, and takes less than MOST_CACHED bytes."""
     if stage.head not in ("task", "encoder") or stage.corrupt or stage.tokens:
         return False
-    windowed = "sliding_attention" in (getattr(teacher.model.config, "layer_types", None) or ())
-    if objective.teacher_wants & (ATTENTION - {"scores"} if not windowed else ATTENTION):
+    if explain_uncacheable(teacher.model, objective.teacher_wants):
         return False
     per_epoch = len(rows) // stage.batch
     steps = plan_length(stage, per_epoch).least if stage.open_ended else plan_steps(stage, per_epoch)
@@ -452,7 +446,7 @@ def _open_cache(
     vectors = stage.head == "task" and context.kind == "embedding"
     key = io.hash_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
     folder = home() / "teacher-outputs" / key[:24]
-    context.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
+    context.console.print(f"{stage.name}: teacher outputs are cached in {folder}")
     return teacher_cache(
         teacher.model, rows, context.collate, folder, wants=wants, layers=layers, bf16=context.bf16, vectors=vectors
     )

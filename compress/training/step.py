@@ -1,4 +1,4 @@
-"""A step turns a batch into named losses. It is the only thing a training loop needs to know."""
+"""A step turns a batch into named losses: the only interface that a training loop needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
@@ -16,19 +16,18 @@ from compress.training.teacher_cache import TeacherCache
 
 
 class Step(Protocol):
-    """The module that a training loop needs: it turns a batch into {"loss": ..., part: detached, ...}.
+    """Define the module that a training loop needs, which turns a batch into {"loss": ..., part: detached, ...}.
 
-    `student` is what is kept. A step may also have
-        items(batch)           what its means run over, so that they stay exact when a batch is spread out
+    `student` is the model that is kept. A step may also define
+        items(batch)           the number of items that its means run over, which keeps them exact when a batch is split
         begin(step, total)     called before each optimiser step
-        groups()               named groups of the parameters that are trained
-        factors(step, total)   multipliers of the learning rate at this step, by group
-        rates(step, total)     learning rates of groups that do not follow the stage's, by group
-        clipped_apart()        lists of parameters whose gradients are clipped list by list, instead of all together
-        finish()               called when training is over: the student becomes what is kept; what it returns, if
-                               anything, is a sentence that the user is told
-        ready                  false while none of its weights are to be kept as the best
-        only_rows              true where it meets only tokens of its rows (`embedding_rows.only_tokens_in_use`)
+        groups()               named groups of the trained parameters
+        factors(step, total)   learning rate multipliers at this step, by group
+        rates(step, total)     learning rates, by group, where a group does not follow the stage's schedule
+        clip_groups()          lists of parameters whose gradients are clipped list by list instead of all together
+        finish()               called after training to give the student its final form; may return a warning
+        ready                  False while its weights must not be kept as the best
+        only_rows              True if it sees no tokens but those of its rows (`embedding_rows.only_tokens_in_use`)
     """
 
     @property
@@ -38,13 +37,13 @@ class Step(Protocol):
 
 
 class Distillation(nn.Module):
-    """step(**batch) -> {"loss": what to minimise, term name: its weighted part, detached, ...}.
+    """Compute an objective: step(**batch) -> {"loss": their sum, term name: its weighted value, detached, ...}.
 
-    The student is trained, and the objective's projections with it. The teacher is frozen, in eval mode, follows
-    `.to(device)`, and is neither in `parameters()` nor in `state_dict()`. `objective` may be a list of terms; the
-    shapes of both models then build it. Where an example's label is missing (-100, or nan), and the objective reads
-    the teacher's logits, the teacher's answer takes its place. For a `transformers.Trainer` pass the step as `model`;
-    batches are dictionaries of input_ids, attention_mask, ..., and labels where a term reads them.
+    The student and the objective's projections are trained. The teacher is frozen, in eval mode, follows `.to(device)`,
+    and is in neither `parameters()` nor `state_dict()`. `objective` may be a list of terms, from which an Objective is
+    built for the shapes of both models. Missing labels of examples (-100, or nan) are filled in with the teacher's
+    answers if the objective reads its logits. For a `transformers.Trainer` pass the step as `model`; batches are
+    dictionaries of input_ids, attention_mask, ..., and labels if a term reads them.
 
         step = Distillation(student, teacher, [Term("tinybert.hidden", project=True)])
         step(**batch)["loss"].backward()
@@ -58,8 +57,8 @@ class Distillation(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
-            shown = Shape.from_config(teacher.config) if isinstance(teacher, nn.Module) else None
-            objective = Objective(objective, Shape.from_config(student.config), shown)
+            shape = Shape.from_config(teacher.config) if isinstance(teacher, nn.Module) else None
+            objective = Objective(objective, Shape.from_config(student.config), shape)
         self.student, self.objective = student, objective
         if objective.student_wants & ATTENTION:
             open_attention(student)
@@ -84,33 +83,34 @@ class Distillation(nn.Module):
         items: Mapping[str, Tensor] | None = None,
         **more: Any,
     ) -> dict[str, Tensor]:
-        """Return the losses of a batch. A transformers.Trainer keeps the columns that stand here by name."""
-        usual = {
+        """Return the losses of a batch. A transformers.Trainer keeps the columns that are named here."""
+        columns = {
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "decoder_input_ids": decoder_input_ids, "labels": labels,
         }  # fmt: skip
-        batch = {name: column for name, column in usual.items() if column is not None} | more
-        shown = self.shown(batch)
-        if labels is not None and shown is not None and shown.logits is not None:
-            batch["labels"] = fill_labels(labels, shown.logits)
-        student = read(self.student, batch, self.objective.student_wants, at_BL=self.labelled(self.student, batch))
-        parts = self.objective(student, shown, batch, items)
+        batch = {name: column for name, column in columns.items() if column is not None} | more
+        teacher = self.read_teacher(batch)
+        if labels is not None and teacher is not None and teacher.logits is not None:
+            batch["labels"] = fill_labels(labels, teacher.logits)
+        at_BL = self.find_labelled(self.student, batch)
+        student = read(self.student, batch, self.objective.student_wants, at_BL=at_BL)
+        parts = self.objective(student, teacher, batch, items)
         return {"loss": parts.pop("total")} | {name: part.detach() for name, part in parts.items()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Count what its losses average over in a batch: see Objective.forward."""
+        """Count the items in a batch that losses average over: see Objective.forward."""
         return self.objective.items(batch)
 
-    def labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
-        """Return where a language model's head must answer; None: everywhere."""
+    def find_labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """Mark the positions for which logits of a language model are needed, (B, L); None means all."""
         labels = batch.get("labels")
         if labels is None or not self.objective.reads_only_labelled or not has_lm_head(model):
             return None
         return labels != IGNORE_INDEX
 
     @torch.no_grad()
-    def shown(self, batch: Mapping[str, Tensor]) -> Signals | None:
-        """Return the teacher's signals; None where the objective reads none.
+    def read_teacher(self, batch: Mapping[str, Tensor]) -> Signals | None:
+        """Return the teacher's signals, or None if the objective reads none.
 
         no_grad rather than inference_mode: losses save the teacher's tensors for their backward pass.
         """
@@ -118,13 +118,12 @@ class Distillation(nn.Module):
         if not self.objective.teacher_wants:
             return None
         if isinstance(teacher, nn.Module):
-            return read(teacher, batch, self.objective.teacher_wants, at_BL=self.labelled(teacher, batch))
-        if teacher is None:
-            raise ValueError("an objective that reads a teacher was built without one")
+            return read(teacher, batch, self.objective.teacher_wants, at_BL=self.find_labelled(teacher, batch))
+        assert teacher is not None, "the objective was built for a teacher"
         return teacher.signals(batch, self.objective.teacher_wants)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Distillation":
-        """Let `.to(device)` and `.half()` reach the teacher too."""
+        """Apply `.to(device)` and `.half()` to the teacher too."""
         super()._apply(fn, recurse)
         if isinstance(self.teacher, nn.Module):
             self.teacher._apply(fn)
@@ -167,9 +166,9 @@ class WrappedStep(nn.Module):
 
 
 def fill_labels(labels: Tensor, teacher_BV: Tensor) -> Tensor:
-    """Put the teacher's answers where labels of examples are missing: classes -100 (B,), numbers or memberships nan.
+    """Fill in missing labels of examples with the teacher's answers: -100 for classes (B,), nan for floating labels.
 
-    Labels of tokens, of which -100 are to be passed over, stay as they are.
+    Labels of tokens stay as they are: -100 marks tokens to ignore.
     """
     if labels.is_floating_point():
         answers = teacher_BV.view_as(labels) if teacher_BV.shape[-1] == 1 else teacher_BV > 0

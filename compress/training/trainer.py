@@ -1,10 +1,10 @@
-"""Run the loop: transformers' Trainer over a step.
+"""Run transformers' Trainer over a step.
 
-Batches of like lengths in an order that depends on seed and epoch only, means that stay exact over processes and
-accumulation, every loss part in the log, and checkpoints that are renamed into place.
+It adds batches of similar lengths in an order that depends on seed and epoch only, means that are exact over processes
+and accumulation, every loss part in the log, and checkpoints that are renamed into place when complete.
 
 checkpoints/checkpoint-<step>/   weights, optimizer, scheduler, random states and costs, sealed; the newest two. An
-                                 interrupted stage continues from the newest that is as it was written.
+                                 interrupted stage resumes from the newest intact one.
 """
 
 import json
@@ -34,22 +34,22 @@ from compress.config.recipe import Stage
 from compress.data.collate import Batching, LengthGrouped, Order
 from compress.errors import CompressError, DamagedError
 from compress.io import atomic_file, load_json, make_folder, move_into_place, name_disk_errors, seal, verify
-from compress.training.optimizer import group_parameters, optimizer_of, per_group
+from compress.training.optimizer import choose_optimizer, group_parameters, set_group_rates
 from compress.training.schedule import AutoLength
 from compress.training.step import Step
 
 Score = Callable[[PreTrainedModel], Mapping[str, float]]
 """student -> {"score": higher is better, ...} on the validation split."""
 Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""batch -> batch to learn from, drawn anew each time from torch's generator: masked tokens and their labels."""
+"""batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's generator each time."""
 BEST = "best.safetensors"
 
 
 class _Hooks(TrainerCallback):
-    """Tell the order of rows and the step where the loop is, clip what is clipped apart, and log before checkpoints.
+    """Update the order of rows and the step, clip groups of gradients, and log before every checkpoint.
 
-    accelerate does not reach the order of rows in an epoch that several processes resume. A resumed process has no sum
-    of the losses since the last line of the log: none is left when it is saved.
+    accelerate does not update the order of rows in an epoch that several processes resume. A resumed process lacks the
+    sum of the losses since the last line of the log, so that sum is logged before a checkpoint is saved.
     """
 
     def __init__(self, order: Order, step: Any, clip: float) -> None:
@@ -74,14 +74,14 @@ class _Hooks(TrainerCallback):
 
 COSTS = "costs.json"
 KEPT = 2
-"""Checkpoints that stay: the newest, and the one before it, should the newest be damaged."""
+"""Number of checkpoints that are kept: the newest, and the one before it in case the newest gets damaged."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Record what a stage has taken until a checkpoint, in all processes that worked on it one after another.
+    """Record the cost of a stage up to a checkpoint, over all processes that worked on it one after another.
 
-    loss   the sum over its steps; peak_rss_mb: the most that one process held
+    loss   the sum over all steps; peak_rss_mb: the most memory that one process held
     """
 
     seconds: float = 0.0
@@ -90,19 +90,19 @@ class Spent:
 
     @staticmethod
     def load(checkpoint: Path | None) -> "Spent":
-        """Load what a checkpoint has recorded; nothing was spent where there is none."""
+        """Load the record of a checkpoint; all zeros if there is no checkpoint."""
         if checkpoint is None:
             return Spent()
         with loading(checkpoint):
             return Spent(**load_json(checkpoint / COSTS, _remedy(checkpoint)))
 
     def save(self, checkpoint: Path) -> None:
-        """Write it into a checkpoint that is not sealed yet."""
+        """Write the record into a checkpoint that is not sealed yet."""
         (checkpoint / COSTS).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
 
 def peak_rss_mb() -> float:
-    """Ask the system for the most memory this process has held, in megabytes (10^6 bytes); 0 on Windows."""
+    """Return the most memory that this process has held, in megabytes (10^6 bytes); 0 on Windows."""
     try:
         import resource
     except ModuleNotFoundError:
@@ -111,49 +111,40 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def steps_of(checkpoint: Path | None) -> int:
-    """Read the optimiser steps of a checkpoint from its name; 0 where there is none."""
+def read_steps(checkpoint: Path | None) -> int:
+    """Read the number of optimiser steps from a checkpoint's name; 0 if there is no checkpoint."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
-def checkpoints(stage: Path) -> list[Path]:
-    """List the checkpoints in a stage's folder, the newest first."""
+def list_checkpoints(stage: Path) -> list[Path]:
+    """List the checkpoints in a stage's folder, newest first."""
     found = (stage / "checkpoints").glob("checkpoint-*")
-    return sorted((each for each in found if each.name.rpartition("-")[2].isdigit()), key=steps_of, reverse=True)
+    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit()), key=read_steps, reverse=True)
 
 
-def keep(partial: Path, stage: Path) -> None:
-    """Seal a finished checkpoint, flush it, give it its place in the stage's folder, and drop all but the newest."""
-    seal(partial)
-    make_folder(stage / "checkpoints")
-    move_into_place(partial, stage / "checkpoints" / partial.name)
-    for older in checkpoints(stage)[KEPT:]:
-        shutil.rmtree(older)
-
-
-def newest_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
-    """Find the newest checkpoint in a stage's folder that is whole; damaged ones are removed, with a warning."""
+def find_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
+    """Find the newest intact checkpoint in a stage's folder; damaged ones are removed, with a warning."""
     damaged: list[DamagedError] = []
-    whole: Path | None = None
-    for checkpoint in checkpoints(stage):
+    intact: Path | None = None
+    for checkpoint in list_checkpoints(stage):
         try:
             verify(checkpoint)
         except DamagedError as error:
             damaged.append(error)
         else:
-            whole = checkpoint
+            intact = checkpoint
             break
-    for each in damaged:
-        where = f"goes on from the checkpoint of step {steps_of(whole)}" if whole else "starts from its beginning"
-        lost = steps_of(each.path) - steps_of(whole)
-        warn(f"{each} The stage {where}: {lost} steps are trained again.")
-        shutil.rmtree(each.path)
-    return whole
+    for damage in damaged:
+        where = f"resumes from the checkpoint of step {read_steps(intact)}" if intact else "starts from its beginning"
+        lost = read_steps(damage.path) - read_steps(intact)
+        warn(f"{damage} The stage {where}: {lost} steps are trained again.")
+        shutil.rmtree(damage.path)
+    return intact
 
 
 @contextmanager
 def loading(checkpoint: Path) -> Iterator[None]:
-    """Turn what libraries raise on a checkpoint that was made or changed by others into a DamagedError."""
+    """Raise DamagedError for what libraries raise on a checkpoint that another program wrote or changed."""
     try:
         yield
     except (torch.OutOfMemoryError, DamagedError):
@@ -164,11 +155,11 @@ def loading(checkpoint: Path) -> Iterator[None]:
 
 
 def _remedy(checkpoint: Path) -> str:
-    return f"Remove {checkpoint}: the stage then goes on from the checkpoint before it, or from its beginning"
+    return f"Remove {checkpoint}: the stage then resumes from the checkpoint before it, or starts from its beginning"
 
 
 class StepTrainer(Trainer):
-    """Run transformers' loop over a step; what differs from the library is overridden here, and nothing else."""
+    """Run transformers' loop over a step; every difference from the library is an override here."""
 
     def __init__(
         self,
@@ -185,7 +176,7 @@ class StepTrainer(Trainer):
         self.step: Any = step
         self.score: Score | None = None
         self.corrupt: Corrupt | None = None
-        self.on_saved: Callable[[], None] = lambda: None
+        self.on_save: Callable[[], None] = lambda: None
         self.parts: dict[str, Tensor] = {}
         self.passes = 0
         self.order = order
@@ -198,7 +189,7 @@ class StepTrainer(Trainer):
             data_collator=collate,
             train_dataset=rows,
             eval_dataset=rows,
-            optimizer_cls_and_kwargs=optimizer_of(stage),
+            optimizer_cls_and_kwargs=choose_optimizer(stage),
         )
         self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
         self.remove_callback(PrinterCallback)
@@ -206,7 +197,7 @@ class StepTrainer(Trainer):
         self.add_callback(_Hooks(order, step, stage.clip))
 
     def open_end(self, length: AutoLength) -> None:
-        """Let the evaluations decide how long this stage trains."""
+        """Let the evaluations decide the length of this stage."""
         self.length = length
         self.add_callback(length)
 
@@ -215,7 +206,7 @@ class StepTrainer(Trainer):
         return self.model.student  # type: ignore[return-value,union-attr]
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train, or continue. The library takes one step more where a checkpoint already has the last."""
+        """Train from the start or a checkpoint. The library would add a step to a checkpoint of the last step."""
         self.before, self.began = Spent.load(checkpoint), time.perf_counter()
         if checkpoint is None:
             self.train()
@@ -231,7 +222,7 @@ class StepTrainer(Trainer):
 
     @property
     def spent(self) -> Spent:
-        """Return what the stage has taken until now."""
+        """The cost of the stage so far."""
         return Spent(
             self.before.seconds + time.perf_counter() - self.began,
             max(self.before.peak_rss_mb, peak_rss_mb()),
@@ -239,16 +230,16 @@ class StepTrainer(Trainer):
         )
 
     def get_train_dataloader(self) -> Any:
-        """Make whole batches, by a budget of tokens or of queries; else take rows in order, so many at a time."""
-        how: dict[str, Any] = {"batch_sampler": self.order}
+        """Load batches of the order, which yields rows or, within a budget of tokens or of queries, whole batches."""
+        sampling: dict[str, Any] = {"batch_sampler": self.order}
         if isinstance(self.order, LengthGrouped):
-            how = {"sampler": self.order, "batch_size": self.args.train_batch_size}
-        pinned = self.args.dataloader_pin_memory
-        loader = DataLoader(self.train_dataset, collate_fn=self.data_collator, pin_memory=pinned, **how)  # type: ignore[arg-type]
+            sampling = {"sampler": self.order, "batch_size": self.args.train_batch_size}
+        pin = self.args.dataloader_pin_memory
+        loader = DataLoader(self.train_dataset, collate_fn=self.data_collator, pin_memory=pin, **sampling)  # type: ignore[arg-type]
         return self.accelerator.prepare(loader)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Give a step that names groups of parameters these as the optimiser's groups; LAMB has groups of any step."""
+        """Use the step's parameter groups as the optimiser's, if it has any; for LAMB in any case."""
         if self.optimizer is None and (hasattr(self.step, "groups") or self.stage.optimizer == "lamb"):
             chosen, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args)
             decayed = set(self.get_decay_parameter_names(self.step))
@@ -262,13 +253,13 @@ class StepTrainer(Trainer):
         else:
             scheduler = self.lr_scheduler = self.length.schedule(optimizer or self.optimizer)
         if hasattr(self.step, "groups"):
-            per_group(scheduler, self.step, num_training_steps)  # type: ignore[arg-type]
+            set_group_rates(scheduler, self.step, num_training_steps)  # type: ignore[arg-type]
         return scheduler
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Any]:
-        """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward."""
+        """Corrupt the batch, and give each part of it the mean number of items of a part: see Objective.forward."""
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.corrupt is not None:
             samples = [self._corrupt(sample, part) for part, sample in enumerate(samples)]
@@ -282,7 +273,7 @@ class StepTrainer(Trainer):
         return samples, items
 
     def _corrupt(self, sample: dict[str, Any], part: int) -> dict[str, Any]:
-        """Corrupt by step, part and process alone: the library restores the generator only after these batches."""
+        """Corrupt with a seed of step, part and process alone: the library restores its generator only later."""
         assert self.corrupt is not None
         place = [self.args.seed, self.stage.name, self.state.global_step, part, self.args.process_index]
         devices = [sample["input_ids"].device] if sample["input_ids"].is_cuda else []
@@ -310,7 +301,7 @@ class StepTrainer(Trainer):
             parts = self.accelerator.reduce(torch.stack(list(self.parts.values())) / self.passes, "mean")
             logs |= dict(zip(self.parts, parts.tolist(), strict=True))
             self.parts, self.passes = {}, 0
-        if "train_runtime" in logs:  # of this process alone, as the library reckons it
+        if "train_runtime" in logs:  # the library counts this process alone
             spent, steps = self.spent, self.state.global_step
             speed = logs["train_samples_per_second"] / logs["train_steps_per_second"] * steps / spent.seconds
             logs |= {
@@ -322,7 +313,7 @@ class StepTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Score the student, and write down its weights where they are the best until now."""
+        """Score the student, and save its weights if they are the best so far."""
         if self.score is None:
             return {}
         metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
@@ -336,10 +327,10 @@ class StepTrainer(Trainer):
         return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Let the library write into .partial; seal, flush and rename the whole checkpoint into place.
+        """Let the library write into .partial, then seal, flush and rename the complete checkpoint into place.
 
-        It has its own copy of the best weights: of one that is shared, damage would reach every checkpoint. No public
-        hook is around the library's own writing, whose errors on a full disk name no file.
+        Each checkpoint has its own copy of the best weights: damage to a shared one would reach them all. The library
+        has no public hook around its writing, whose errors on a full disk name no file.
         """
         with name_disk_errors(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
@@ -355,17 +346,21 @@ class StepTrainer(Trainer):
             best = self.folder / BEST
             if best.is_file():
                 shutil.copyfile(best, partial / BEST)
-            keep(partial, self.folder)
-        self.on_saved()
+            seal(partial)
+            make_folder(self.folder / "checkpoints")
+            move_into_place(partial, self.folder / "checkpoints" / partial.name)
+            for old in list_checkpoints(self.folder)[KEPT:]:
+                shutil.rmtree(old)
+        self.on_save()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save student and projections in safetensors, tied weights once; none of the library's pickled arguments."""
+        """Save student and projections in safetensors, tied weights once, without the library's pickled arguments."""
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
-            folder.mkdir(parents=True, exist_ok=True)  # another process may have begun with its random state
+            folder.mkdir(parents=True, exist_ok=True)  # another process may have written its random state first
             save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
 
-    # No public hook stands between the library and a checkpoint's files: these three tell a damaged one from a fault.
+    # The library has no public hook for reading a checkpoint: these three report a damaged one as such.
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)

@@ -24,7 +24,7 @@ from compress.slicing.plan import SlicePlan
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
 from compress.training.objective import Objective
-from compress.training.trainer import group_parameters, per_group
+from compress.training.trainer import group_parameters, set_group_rates
 from tests import tiny
 from tests.papers.case import authors, random
 from tests.slicing.families import logits, model
@@ -215,7 +215,7 @@ def test_gates_learn_at_their_own_rate_while_the_stages_falls() -> None:
     step = gated(model("bert"), sizes=UNIFORM["half"], wait=0.25)
     optimizer = torch.optim.SGD(group_parameters(step, set(), 0.0), lr=2e-5)
     scheduler = get_linear_schedule_with_warmup(optimizer, 0, 8)
-    per_group(scheduler, step, 8)
+    set_group_rates(scheduler, step, 8)
     seen = []
     for _ in range(8):
         seen.append({group["group"]: group["lr"] for group in optimizer.param_groups})

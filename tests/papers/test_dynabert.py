@@ -71,7 +71,7 @@ def test_the_loss_is_the_sum_over_separately_computed_models(power: float) -> No
     for _, sizes in made.subnets():
         layers = made.supernet.layers(sizes)
         wants = made.objective.student_wants
-        mine, theirs = read(made.supernet.extract(sizes), inputs, wants), made.distillation.shown(inputs)
+        mine, theirs = read(made.supernet.extract(sizes), inputs, wants), made.distillation.read_teacher(inputs)
         assert theirs is not None
         assert mine.logits is not None
         first, mask = map_TD[:, : sizes.hidden], mine.mask_BL

@@ -70,7 +70,7 @@ def test_share_is_the_probability_of_learning_from_the_students_own_text(monkeyp
         sampled.append(1)
         return args[1]
 
-    monkeypatch.setattr(gkd, "continued", counted)
+    monkeypatch.setattr(gkd, "sample_continuations", counted)
     for share, expected in ((0.0, range(1)), (0.25, range(25, 80)), (1.0, range(200, 201))):
         sampled.clear()
         on_policy = step(share)
@@ -97,7 +97,7 @@ def test_on_policy_is_the_objective_on_the_continuations() -> None:
     out = on_policy(**batch())
     torch.manual_seed(7)
     torch.rand(())
-    rows = gkd.continued(on_policy.student, batch(), prompt=5, new_tokens=6, pad=0, temperature=0.9)
+    rows = gkd.sample_continuations(on_policy.student, batch(), prompt=5, new_tokens=6, pad=0, temperature=0.9)
     expected = step(0.0)(**rows)
     torch.testing.assert_close(out["loss"], expected["loss"])
     assert not torch.equal(rows["labels"], batch()["labels"])
@@ -114,7 +114,7 @@ def test_padding_is_never_counted() -> None:
 def test_padding_of_sampled_rows_is_never_counted() -> None:
     """Though the token that pads is also the one that ends a text."""
     on_policy = step(0.0)
-    rows = gkd.continued(on_policy.student, batch(), prompt=5, new_tokens=6, pad=0)
+    rows = gkd.sample_continuations(on_policy.student, batch(), prompt=5, new_tokens=6, pad=0)
     filled = zip(rows.items(), (0, 0, -100), strict=True)
     wider = {name: nn.functional.pad(each, (0, 9), value=fill) for (name, each), fill in filled}
     assert list(rows) == ["input_ids", "attention_mask", "labels"]

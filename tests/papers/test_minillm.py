@@ -12,7 +12,7 @@ from compress.errors import ObjectiveError
 from compress.papers import minillm
 from compress.papers.gpt2 import next_tokens
 from compress.slicing.shape import Shape
-from compress.training.generation import continued, prompts
+from compress.training.generation import prompts, sample_continuations
 from compress.training.objective import Objective
 from tests import generative
 
@@ -216,7 +216,7 @@ def test_tokens_come_from_the_mixture(mix: float) -> None:
     teacher = on_policy.corpus.teacher
     assert isinstance(teacher, nn.Module)
     text = batch(*["a good film"] * 3000)
-    rows = continued(
+    rows = sample_continuations(
         on_policy.student,
         text,
         prompt=20,
