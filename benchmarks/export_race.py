@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.benchmark.local import local, machine
+from compress.benchmark.local import machine, open_local
 from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.rewrite import Form, rewrite_graph
 from compress.exporters.session import read_model
@@ -184,7 +184,7 @@ def timed(files: Mapping[str, Path], setting: Setting, shape: tuple[int, int, in
     layers, width, inner = shape
     work = setting.batch * setting.seq * layers * (4 * width * width + 2 * width * inner)
     runs = int(np.clip(1e3 * seconds * SPEED / work / ROUNDS, 2, 60))
-    with local() as device:
+    with open_local() as device:
         return device.race(files, [setting], rounds=ROUNDS, runs=runs)
 
 
@@ -215,7 +215,7 @@ def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dic
     model.work.mkdir()
     files = {"fp32": shipped.files()["fp32"], **built(model, peer)}
     asked = list(evaluator.rows.select_columns(columns))
-    with local() as device:
+    with open_local() as device:
         logits = {name: np.stack(device.logits(path, asked)) for name, path in files.items()}
     told = {
         name: {

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compress.benchmark.devices import open_device
 from compress.benchmark.local import machine
-from compress.benchmark.options import percentage
+from compress.benchmark.options import parse_percentage
 from compress.commands.gate import compare_latency
 from compress.io import write_json
 from compress.provenance import versions
@@ -66,7 +66,8 @@ def main() -> None:
             checks, began = [], time.monotonic()
             for number in range(count):
                 check = compare_latency(
-                    device, (old, new), Setting(1, 1, TOKENS), max_slower=percentage("max-slower", given.max_slower),
+                    device, (old, new), Setting(1, 1, TOKENS),
+                    max_slower=parse_percentage("max-slower", given.max_slower),
                     minutes=given.minutes, say=lambda _: None,
                 )  # fmt: skip
                 checks.append(check)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chromium import open_tab
-from compress.benchmark.browser.device import VERSION, runtime
+from compress.benchmark.browser.device import VERSION, load_runtime
 from compress.benchmark.devices import open_device
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.session import read_model, session_entries
@@ -137,7 +137,7 @@ def main() -> None:
         shutil.copytree(told.tflite, root / "tflite")
         shutil.copytree(told.litert, root / "litert")
         (root / "ort").mkdir()
-        for path in (*runtime(), *runtime(webgpu=True)):
+        for path in (*load_runtime(), *load_runtime(webgpu=True)):
             shutil.copyfile(path, root / "ort" / path.name)
         (root / "frame.html").write_text(FRAME % {"tokens": TOKENS}, encoding="utf-8")
         (root / "index.html").write_text(PAGE, encoding="utf-8")

@@ -84,7 +84,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files[0].parent.mkdir()
     for file in files:
         file.write_text(f"export const name = '{file.name}';")
-    monkeypatch.setattr(command, "runtime", lambda assets: files)
+    monkeypatch.setattr(command, "load_runtime", lambda assets: files)
 
 
 def test_the_folder_has_all_that_the_page_asks_for_and_nothing_from_elsewhere(

@@ -1,7 +1,7 @@
-"""Reach an Android phone over adb, and measure there: in its browser, by a link that needs no network, or with a native
-program, onnxruntime_perf_test or LiteRT's benchmark_model.
+"""Measure on an Android phone over adb: in its browser, which needs no network, or with a native program,
+onnxruntime_perf_test or LiteRT's benchmark_model.
 
-Tested against a stand-in for `adb`, and against the real client where no phone is. No phone was measured here.
+Tested against a stand-in for `adb`, and against the real client without a phone. No phone was measured.
 """
 
 import re
@@ -11,9 +11,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from os import environ
@@ -23,9 +24,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from compress.benchmark.jobs import input_types, timing_job
-from compress.benchmark.options import cpu_list
+from compress.benchmark.options import format_cpus
 from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote.runner import feeds
 from compress.errors import did_you_mean
@@ -40,47 +42,23 @@ CPU_SENSOR = 0
 """mType of a processor's sensor in `dumpsys thermalservice`."""
 
 
-def properties(printed: str) -> dict[str, str]:
-    """Parse what `getprop` prints: `[ro.product.model]: [Pixel 8]`."""
-    return dict(re.findall(r"^\[([^\]]+)\]: \[(.*)\]\s*$", printed, re.MULTILINE))
-
-
-def phone_facts(known: Mapping[str, str], governors: str, celsius: float | None, client: str) -> dict[str, str]:
-    """Name model, processor, system and fingerprint; what the phone does not tell is left out."""
-    soc = " ".join(known.get(name, "") for name in ("ro.soc.manufacturer", "ro.soc.model")).strip()
-    maker, model = known.get("ro.product.manufacturer", ""), known.get("ro.product.model", "")
-    release, level = known.get("ro.build.version.release", ""), known.get("ro.build.version.sdk", "")
-    told = {
-        "device": f"{maker} {model}".strip(),
-        "cpu": soc or known.get("ro.board.platform", ""),
-        "abi": known.get("ro.product.cpu.abi", ""),
-        "governor": " ".join(sorted(set(governors.split()))),
-        "temperature": "" if celsius is None else f"{celsius:.0f} C",
-        "system": f"Android {release} (API {level})" if release else "",
-        "fingerprint": known.get("ro.build.fingerprint", ""),
-        "adb": client,
-    }
-    return {name: value for name, value in told.items() if value}
-
-
 def hottest_sensor(thermal: str, battery: str) -> float | None:
-    """Find the hottest of the processor's sensors in `dumpsys thermalservice`; else the battery's, of `dumpsys
-    battery`."""
+    """Find the hottest sensor of the processor in `dumpsys thermalservice`, else the battery's in `dumpsys battery`."""
     sensors = re.findall(r"Temperature\{mValue=([\d.]+), mType=(-?\d+),", thermal)
-    hot = [float(value) for value, kind in sensors if int(kind) == CPU_SENSOR and 0 < float(value) < 150]
-    if hot:
-        return max(hot)
+    celsius = [float(value) for value, kind in sensors if int(kind) == CPU_SENSOR and 0 < float(value) < 150]
+    if celsius:
+        return max(celsius)
     tenths = re.search(r"^\s*temperature: (\d+)\s*$", battery, re.MULTILINE)
     return int(tenths[1]) / 10 if tenths else None
 
 
 SERVER_PORT = 5037
 STATES = {
-    "unauthorized": "has not allowed this machine: unlock it, and answer the question on its screen",
-    "offline": "does not answer: unplug it, plug it in again",
+    "unauthorized": "has not authorised this machine: unlock it, and answer the question on its screen",
+    "offline": "does not answer: unplug it and plug it in again",
     "no permissions": "may not be opened by this user: udev rules are missing, see `adb devices`",
-    "recovery": "is in its recovery system: start Android",
-    "sideload": "is in its recovery system: start Android",
+    "recovery": "is in recovery mode: start Android",
+    "sideload": "is in recovery mode: start Android",
     "bootloader": "is in its bootloader: start Android",
 }
 
@@ -91,7 +69,7 @@ OpenPage = Callable[..., AbstractContextManager["Device"]]
 
 @dataclass(frozen=True)
 class Adb:
-    """The client, for one phone. `timeout`: seconds for one command that only moves or asks something."""
+    """The client for one phone. `timeout`: seconds for a command that only moves or queries something."""
 
     serial: str
     timeout: float
@@ -101,7 +79,7 @@ class Adb:
         return f"adb:{self.serial}"
 
     def run(self, *words: str, seconds: float | None = None) -> str:
-        """Return what `adb -s SERIAL words` prints. Raises DeviceError with its words when it fails."""
+        """Return the output of `adb -s SERIAL words`. Raises DeviceError if it fails."""
         return _adb(["-s", self.serial, *words], self.name, self.timeout if seconds is None else seconds)
 
     def shell(self, *words: str, seconds: float | None = None) -> str:
@@ -109,9 +87,24 @@ class Adb:
         return self.run("shell", shlex.join(words), seconds=seconds)
 
     def facts(self) -> dict[str, str]:
+        """Describe the phone, without what it does not report."""
         governors = self.run("shell", "cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor 2>/dev/null || true")
         client = _adb(["version"], "adb", self.timeout).splitlines()[0]
-        return phone_facts(properties(self.shell("getprop")), governors, self.temperature(), client)
+        # lines such as `[ro.product.model]: [Pixel 8]`
+        found = dict(re.findall(r"^\[([^\]]+)\]: \[(.*)\]\s*$", self.shell("getprop"), re.MULTILINE))
+        known, celsius = defaultdict(str, found), self.temperature()
+        release = known["ro.build.version.release"]
+        facts = {
+            "device": f"{known['ro.product.manufacturer']} {known['ro.product.model']}".strip(),
+            "cpu": f"{known['ro.soc.manufacturer']} {known['ro.soc.model']}".strip() or known["ro.board.platform"],
+            "abi": known["ro.product.cpu.abi"],
+            "governor": " ".join(sorted(set(governors.split()))),
+            "temperature": "" if celsius is None else f"{celsius:.0f} C",
+            "system": f"Android {release} (API {known['ro.build.version.sdk']})" if release else "",
+            "fingerprint": known["ro.build.fingerprint"],
+            "adb": client,
+        }
+        return {name: value for name, value in facts.items() if value}
 
     def temperature(self) -> float | None:
         thermal = self.run("shell", "dumpsys thermalservice 2>/dev/null || true")
@@ -120,14 +113,21 @@ class Adb:
 
 @contextmanager
 def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
-    """Find the phone; `serial` '': the only one there is. An adb server that this started is stopped at the end.
+    """Connect to a phone, the only one if `serial` is ''. An adb server that this starts is stopped at the end.
 
-    Raises DeviceError when there is no such phone, or it is not ready.
+    Raises DeviceError if there is no such phone, or it is not ready.
     """
     if shutil.which("adb") is None:
         raise DeviceError("adb: there is no program `adb` here; install Android's platform-tools (Debian: adb)")
-    with _server(timeout):
-        yield Adb(_choose(serial, _adb(["devices"], "adb", timeout)), timeout)
+    port = int(environ.get("ANDROID_ADB_SERVER_PORT", SERVER_PORT))
+    with socket.socket() as probe:
+        server_runs = probe.connect_ex(("127.0.0.1", port)) == 0
+    try:
+        _adb(["start-server"], "adb", timeout)
+        yield Adb(_choose_serial(serial, _adb(["devices"], "adb", timeout)), timeout)
+    finally:
+        if not server_runs:
+            attempt(partial(_adb, ["kill-server"], "adb", timeout))
 
 
 @contextmanager
@@ -147,23 +147,23 @@ def phone_browser(phone: Adb, page: OpenPage, say: Callable[[str], None]) -> Ite
             yield device
 
 
-def attempt(clean: Callable[[], object]) -> bool:
-    """Clean up on a phone that may be gone; return whether it did."""
+def attempt(clean_up: Callable[[], object]) -> bool:
+    """Clean up on a phone that may be gone; return whether that succeeded."""
     try:
-        clean()
+        clean_up()
     except DeviceError:
         return False
     return True
 
 
-def _choose(serial: str, printed: str) -> str:
-    """Choose the serial of the phone meant, of what `adb devices` lists. Raises DeviceError."""
-    lines = [line.split("\t", 1) for line in printed.splitlines() if "\t" in line]
+def _choose_serial(serial: str, listing: str) -> str:
+    """Return the serial of the requested phone from the output of `adb devices`. Raises DeviceError."""
+    lines = [line.split("\t", 1) for line in listing.splitlines() if "\t" in line]
     states = {line[0]: line[1].strip() for line in lines}
     if not states:
         raise DeviceError(
-            "adb: no phone is connected. Plug one in, allow USB debugging on it (Settings, Developer options), and see "
-            "`adb devices`. Without a cable: --device browser --lan"
+            "adb: no phone is connected. Plug one in, allow USB debugging on it (Settings, Developer options), and "
+            "check `adb devices`. Without a cable: --device browser --lan"
         )
     if not serial and len(states) > 1:
         raise DeviceError(f"adb: {len(states)} phones are connected; name one: adb:{' or adb:'.join(states)}")
@@ -172,90 +172,80 @@ def _choose(serial: str, printed: str) -> str:
         raise DeviceError(f"adb:{chosen}: no such phone; connected: {', '.join(states)}")
     state = states[chosen]
     if state != "device":
-        known = next((words for start, words in STATES.items() if state.startswith(start)), "is not ready")
-        raise DeviceError(f"adb:{chosen}: {known} (adb says: {state})")
+        problem = next((text for start, text in STATES.items() if state.startswith(start)), "is not ready")
+        raise DeviceError(f"adb:{chosen}: {problem} (adb says: {state})")
     return chosen
 
 
 def _adb(words: Sequence[str], name: str, seconds: float) -> str:
+    """Return the output of an adb command for the device `name`. Raises DeviceError if it fails."""
     try:
         done = subprocess.run(
             ["adb", *words], capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False
         )
     except subprocess.TimeoutExpired:
         raise DeviceError(f"{name}: `adb {' '.join(words[:4])}` did not end within {seconds:g} s") from None
-    printed = done.stdout.decode(errors="replace")
+    output = done.stdout.decode(errors="replace")
     if done.returncode:
-        said = (done.stderr.decode(errors="replace").strip() or printed.strip()).splitlines()
-        raise DeviceError(f"{name}: adb ended with code {done.returncode}: {said[-1] if said else 'it said nothing'}")
-    return printed
-
-
-@contextmanager
-def _server(timeout: float) -> Iterator[None]:
-    """Keep the server that every adb command starts; stop it at the end if it was not there before."""
-    port = int(environ.get("ANDROID_ADB_SERVER_PORT", SERVER_PORT))
-    with socket.socket() as probe:
-        there = probe.connect_ex(("127.0.0.1", port)) == 0
-    try:
-        _adb(["start-server"], "adb", timeout)
-        yield
-    finally:
-        if not there:
-            attempt(lambda: _adb(["kill-server"], "adb", timeout))
+        messages = (done.stderr.decode(errors="replace").strip() or output.strip() or "no output").splitlines()
+        raise DeviceError(f"{name}: adb ended with code {done.returncode}: {messages[-1]}")
+    return output
 
 
 SUFFIX = {"onnxruntime_perf_test": ".onnx", "benchmark_model": ".tflite"}
 NUMBER = r"(\d[\d.]*(?:[eE][+-]?\d+)?)"
-PLACE = "/data/local/tmp"
-"""The one folder of Android from which the shell's user may run programs."""
+TEMPORARY = "/data/local/tmp"
+"""The only folder of Android from which the shell's user may run programs."""
 LONGEST = 1800.0
-"""Seconds after which a native program that has not ended is given up."""
+"""The most seconds that a native program may take."""
 SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
 
 
-def read_run(program: str, printed: str, times: str = "") -> PassTimes:
-    """Read what a program printed, and the file of its runs, of which the first few are warming up.
+def parse_run(program: str, output: str, times: str = "") -> PassTimes:
+    """Parse a program's output, and its file of run times, the first of which are warm-up.
 
-    benchmark_model tells how its runs are distributed: as many times are returned, interpolated between its quantiles.
+    benchmark_model reports only quantiles of its runs: as many times are returned, interpolated between these.
     """
-    found = {name: float(value) for name, value in re.findall(rf"([A-Z][\w ()]*): *{NUMBER}\b", printed)}
-    end = " / ".join(line.strip() for line in printed.strip().splitlines()[-3:]) or "it said nothing"
+    figures = {name: float(value) for name, value in re.findall(rf"([A-Z][\w ()]*): *{NUMBER}\b", output)}
+    end = " / ".join(line.strip() for line in output.strip().splitlines()[-3:]) or "no output"
     if program == "onnxruntime_perf_test":
-        # columns: name, seconds, [seconds in all, since 2025-11,] memory, processor, number
+        # columns: name, seconds, [total seconds, since 2025-11,] memory, processor, number
         rows = [line.split(",") for line in times.splitlines() if line.count(",") in (4, 5)]
         ms = [float(row[len(row) - 4]) * 1e3 for row in rows][WARM_UP:]
-        init, first = found.get("Session creation time cost"), found.get("First inference time cost")
+        init, first = figures.get("Session creation time cost"), figures.get("First inference time cost")
         if not ms or init is None or first is None:
-            raise DeviceError(f"{program}: its output is not what we can read. It ended: {end}")
-        peak = found.get("Peak working set size")
+            raise DeviceError(f"{program}: its output cannot be parsed. It ended: {end}")
+        peak = figures.get("Peak working set size")
         return PassTimes(1e3 * init, first, ms, None if peak is None else peak / 1e6)
-    line = next((line for line in reversed(printed.splitlines()) if "count=" in line), "")  # those before: warming up
-    found |= {name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)}
-    if "avg" not in found and "curr" in found:  # "curr=30(all same)"
-        found |= dict.fromkeys(("min", "max"), found["curr"])
+    line = next((line for line in reversed(output.splitlines()) if "count=" in line), "")  # earlier ones: warm-up
+    figures |= {name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)}
+    if "avg" not in figures and "curr" in figures:  # "curr=30(all same)"
+        figures |= dict.fromkeys(("min", "max"), figures["curr"])
     needed = ("count", "min", "max", "median", "p95", "Init", "First inference")
-    if missing := [name for name in needed if name not in found]:
+    if missing := [name for name in needed if name not in figures]:
         raise DeviceError(f"{program}: prints no {', '.join(missing)}; expected a newer build. It ended: {end}")
-    places = (np.arange(found["count"]) + 0.5) / found["count"]
-    places[0], places[-1] = 0, 1
-    ms = np.interp(places, (0, 0.5, 0.95, 1), [found[name] / 1e3 for name in ("min", "median", "p95", "max")]).tolist()
-    peak_mb = re.search(rf"Peak memory footprint \(MB\):.*overall={NUMBER}", printed)
-    return PassTimes(found["Init"] / 1e3, found["First inference"] / 1e3, ms, float(peak_mb[1]) if peak_mb else None)
+    ranks = (np.arange(figures["count"]) + 0.5) / figures["count"]
+    ranks[0], ranks[-1] = 0, 1
+    quantiles = [figures[name] / 1e3 for name in ("min", "median", "p95", "max")]
+    ms = np.interp(ranks, (0, 0.5, 0.95, 1), quantiles).tolist()
+    peak_mb = re.search(rf"Peak memory footprint \(MB\):.*overall={NUMBER}", output)
+    return PassTimes(
+        figures["Init"] / 1e3, figures["First inference"] / 1e3, ms, float(peak_mb[1]) if peak_mb else None
+    )
 
 
 @contextmanager
 def phone_program(
     phone: Adb, binary: Path, affinity: tuple[int, ...], say: Callable[[str], None]
 ) -> Iterator["NativeProgram"]:
-    """Push the program, and the libraries beside it, into a folder on the phone that is removed at the end."""
+    """Push the program and the libraries beside it to a folder on the phone, which is removed at the end."""
     program = next((name for name in SUFFIX if binary.name.startswith(name)), "")
     if not binary.is_file():
         raise DeviceError(f"--native {binary}: no such file; expected {' or '.join(SUFFIX)}, built for Android")
     if not program:
         hint = did_you_mean(binary.name, SUFFIX)
         raise DeviceError(f"--native {binary}: expected a program named {' or '.join(SUFFIX)}.{hint}")
-    folder = f"{PLACE}/compress-{secrets.token_hex(4)}"
+    folder = f"{TEMPORARY}/compress-{secrets.token_hex(4)}"
     try:
         phone.shell("mkdir", folder)
         for part in (binary, *sorted(binary.parent.glob("*.so"))):
@@ -269,9 +259,9 @@ def phone_program(
 
 @dataclass(frozen=True)
 class NativeProgram:
-    """A phone with a program, as a Device. Each call of it is a process that opens the file anew.
+    """A phone with a native program, as a Device. Each call starts a process that opens the file again.
 
-    pushed  file, or file and shape -> its name there
+    pushed  file, or file and shape -> name on the phone
     """
 
     phone: Adb
@@ -280,7 +270,7 @@ class NativeProgram:
     folder: str
     affinity: tuple[int, ...]
     say: Callable[[str], None]
-    known: Mapping[str, str]
+    phone_facts: Mapping[str, str]
     pushed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -288,20 +278,20 @@ class NativeProgram:
         return self.phone.name
 
     def facts(self) -> dict[str, str]:
-        few = {"p99": "interpolated: benchmark_model tells p95 and the largest run"}
-        return {**self.known, "runtime": self.program, **(few if self.program == "benchmark_model" else {})}
+        note = {"p99": "interpolated between p95 and the maximum, which benchmark_model reports"}
+        return {**self.phone_facts, "runtime": self.program, **(note if self.program == "benchmark_model" else {})}
 
     def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
         self._check(files, settings)
-        cpus, measure = cpu_list(self.affinity), partial(self._pass, files)
+        cpus, measure = format_cpus(self.affinity), partial(self._run_pass, files)
         return list(chain(*race_files(files, settings, rounds, runs, measure, say=self._say, affinity=cpus)))
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Run each file alone, a call for each minute: the phone rests for as long as the file takes to open."""
+        """Run each file in turn, one call per minute: between calls the phone rests while the file is opened."""
         self._check(files, [setting])
 
-        def run(path: Path, span: float) -> float:
-            return float(np.median(self._call(path, setting, seconds=span).ms))
+        def run(path: Path, seconds: float) -> float:
+            return float(np.median(self._call(path, setting, seconds=seconds).ms))
 
         return [
             sustain_file(name, setting, seconds, partial(run, path), temperature=self.phone.temperature, say=self._say)
@@ -309,73 +299,71 @@ class NativeProgram:
         ]
 
     def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        raise DeviceError(f"{self.name}: {self.program} answers no rows; without --native the phone's browser does")
+        raise DeviceError(f"{self.name}: {self.program} computes no logits; the phone's browser does, without --native")
 
-    def _say(self, words: str) -> None:
-        self.say(f"{self.name}: {words}")
+    def _say(self, message: str) -> None:
+        self.say(f"{self.name}: {message}")
 
     def _check(self, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
         if wrong := [name for name, path in files.items() if path.suffix != SUFFIX[self.program]]:
             raise DeviceError(f"{wrong[0]}: {self.program} runs {SUFFIX[self.program]} files")
         if self.program == "benchmark_model" and len({(setting.batch, setting.seq) for setting in settings}) > 1:
-            raise DeviceError("a .tflite file has its shape inside: give the --batch and --seq that it was made for")
+            raise DeviceError("a .tflite file has a fixed shape: give the --batch and --seq that it was exported for")
 
-    def _pass(self, files: Mapping[str, Path], one: Pass) -> dict[str, PassTimes]:
-        found: dict[str, PassTimes] = {}
-        for name in chain(*one.turns):
-            call = self._call(files[name], one.setting, runs=one.runs)
-            found.setdefault(name, PassTimes(call.init_ms, call.first_ms, peak_rss_mb=call.peak_rss_mb)).ms.extend(
-                call.ms
-            )
+    def _run_pass(self, files: Mapping[str, Path], this: Pass) -> dict[str, PassTimes]:
+        times: dict[str, PassTimes] = {}
+        for name in chain(*this.turns):
+            call = self._call(files[name], this.setting, runs=this.runs)
+            if name in times:
+                times[name].ms += call.ms
+            else:
+                times[name] = call
         celsius = self.phone.temperature()
-        for sample in found.values():
-            sample.celsius = celsius
-        return found
+        return {name: replace(sample, celsius=celsius) for name, sample in times.items()}
 
     def _call(self, path: Path, setting: Setting, *, runs: int = 1, seconds: float | None = None) -> PassTimes:
         """Call the program once for `runs` timed runs, or for `seconds` of them."""
         model, times = self._push(path, setting), ""
         if self.program == "benchmark_model":
-            least = f"--num_runs={runs}", f"--min_secs={seconds or 0:g}"
             words = [f"--graph={model}", f"--num_threads={setting.threads}", f"--warmup_runs={WARM_UP}"]
-            words += ["--warmup_min_secs=0", *least, "--max_secs=3600"]
+            words += ["--warmup_min_secs=0", f"--num_runs={runs}", f"--min_secs={seconds or 0:g}", "--max_secs=3600"]
         else:
-            few = ["times", "-r", str(WARM_UP + runs)]
+            mode = ["times", "-r", str(WARM_UP + runs)]
+            if seconds is not None:
+                mode = ["duration", "-t", f"{max(1, round(seconds))}"]
             entries = " ".join(f"{key}|{value}" for key, value in timing_job(path)["entries"].items())
-            words = ["-e", "cpu", "-m", *(few if seconds is None else ["duration", "-t", f"{max(1, round(seconds))}"])]
-            words += ["-x", str(setting.threads), "-y", "1", *(["-C", entries] if entries else []), model, "times.csv"]
-        pinned = ["taskset", f"{sum(1 << cpu for cpu in self.affinity):x}"] if self.affinity else []
-        words = ["sh", "-c", SCRIPT, "sh", self.folder, *pinned, f"{self.folder}/{self.binary}", *words]
-        printed = self.phone.shell(*words, seconds=LONGEST)
+            words = ["-e", "cpu", "-m", *mode, "-x", str(setting.threads), "-y", "1"]
+            words += [*(["-C", entries] if entries else []), model, "times.csv"]
+        taskset = ["taskset", f"{sum(1 << cpu for cpu in self.affinity):x}"] if self.affinity else []
+        words = ["sh", "-c", SCRIPT, "sh", self.folder, *taskset, f"{self.folder}/{self.binary}", *words]
+        output = self.phone.shell(*words, seconds=LONGEST)
         if self.program == "onnxruntime_perf_test":
             times = self.phone.shell("cat", f"{self.folder}/times.csv")
-        return read_run(self.program, printed, times)
+        return parse_run(self.program, output, times)
 
     def _push(self, path: Path, setting: Setting) -> str:
-        """Push the model, and for onnxruntime_perf_test inputs of the shape; return its name in our folder."""
+        """Push the model, for onnxruntime_perf_test with inputs of the shape; return its name in our folder."""
         if str(path) not in self.pushed:
             model = self.pushed[str(path)] = f"{len(self.pushed)}{path.suffix}"
             self.phone.run("push", str(path), f"{self.folder}/{model}", seconds=LONGEST)
         model = self.pushed[str(path)]
-        case = f"{Path(model).stem}-{setting.batch}x{setting.seq}"
         if self.program == "benchmark_model":
             return model
+        case = f"{Path(model).stem}-{setting.batch}x{setting.seq}"
         if case not in self.pushed:
-            there = f"{self.folder}/{case}"
-            self.phone.shell("mkdir", "-p", f"{there}/test_data_set_0")
-            self.phone.shell("ln", "-s", f"../{model}", f"{there}/model.onnx")
-            with tempfile.TemporaryDirectory() as here:
-                for name, content in inputs(path, setting).items():
-                    (Path(here) / name).write_bytes(content)
-                    self.phone.run("push", f"{here}/{name}", f"{there}/test_data_set_0/{name}")
+            remote = f"{self.folder}/{case}"
+            self.phone.shell("mkdir", "-p", f"{remote}/test_data_set_0")
+            self.phone.shell("ln", "-s", f"../{model}", f"{remote}/model.onnx")
+            with tempfile.TemporaryDirectory() as scratch:
+                for name, content in serialize_inputs(path, setting).items():
+                    (Path(scratch) / name).write_bytes(content)
+                    self.phone.run("push", f"{scratch}/{name}", f"{remote}/test_data_set_0/{name}")
             self.pushed[case] = f"{case}/model.onnx"
         return self.pushed[case]
 
 
-def inputs(path: Path, setting: Setting) -> dict[str, bytes]:
-    """Make the files that onnxruntime_perf_test reads: the ids are those of the runner of other devices."""
-    from onnx import numpy_helper
-
-    made = feeds(input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"])
-    tensors = (numpy_helper.from_array(value, name) for name, value in made.items())
-    return {f"input_{at}.pb": tensor.SerializeToString() for at, tensor in enumerate(tensors)}
+def serialize_inputs(path: Path, setting: Setting) -> dict[str, bytes]:
+    """Serialize the inputs for onnxruntime_perf_test, with the same ids as on other devices."""
+    arrays = feeds(input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"])
+    tensors = (numpy_helper.from_array(value, name) for name, value in arrays.items())
+    return {f"input_{number}.pb": tensor.SerializeToString() for number, tensor in enumerate(tensors)}

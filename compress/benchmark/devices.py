@@ -1,7 +1,7 @@
 """Open the device that files are measured on: this machine, one over ssh, a browser, an Android phone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.benchmark.jobs import check
-from compress.benchmark.options import cpus
+from compress.benchmark.jobs import check_settings
+from compress.benchmark.options import parse_cpus
 from compress.config.options import DeviceOptions
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
@@ -24,26 +24,24 @@ KINDS = ("local", "ssh", "browser", "adb")
 
 
 class Device(Protocol):
-    """An opened device. Everything raises DeviceError where the device fails, ExportError for a file that is no text
+    """An open device. Its methods raise DeviceError if the device fails and ExportError for a file that is not a text
     encoder; neither leaves a process or a file behind."""
 
     @property
     def name(self) -> str:
-        """Name the device: `local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
+        """Return the name: `local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
 
     def facts(self) -> dict[str, str]:
-        """Return what the figures are measured on: processor, cores, instructions, governor, temperature, system,
-        runtime."""
+        """Describe the machine: processor, cores, instructions, governor, temperature, system, runtime."""
 
     def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
-        """Measure the latency of each file at each setting: settings in the order given, files within, interleaved."""
+        """Measure the latency of each file at each setting, interleaved; sorted by setting, then by file, as given."""
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Run each file without a pause for `seconds`, one file after another, in the order given."""
+        """Run each file in turn for `seconds` without a pause."""
 
     def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        """Compute what the file answers there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise
-        task."""
+        """Compute the file's logits of each row by itself: (outputs,), or (tokens, outputs) for a tokenwise task."""
 
 
 @contextmanager
@@ -59,20 +57,20 @@ def open_device(
     assets: Path | None = None,
     webgpu: bool = False,
 ) -> Iterator[Device]:
-    """Open the device of that name, and close it at the end, whatever happens.
+    """Open the device of that name, and always close it at the end.
 
-    name     `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`
-    lan      browser: whether other machines of the network may open the page
-    timeout  seconds until a device that does not answer is given up
-    say      is told what the user must do or wait for
-    affinity the CPUs to run on, where the device can choose; none: wherever its system likes
-    python   ssh: the interpreter there that has onnxruntime
-    native   adb: the program that measures on the phone, instead of its browser
-    assets   browser, adb: onnxruntime-web's tarball or folder, where npm cannot get it
-    webgpu   browser, adb: whether to run on the GPU what it has kernels for
+    name      `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`
+    lan       browser: allow other machines on the network to open the page
+    timeout   seconds to wait for a device that does not answer
+    say       receives messages about progress and about what the user must do
+    affinity  the CPUs to run on, where the device allows the choice; empty: the system decides
+    python    ssh: the remote interpreter that has onnxruntime
+    native    adb: the program that measures on the phone, instead of its browser
+    assets    browser, adb: the tarball or folder of onnxruntime-web, if npm cannot fetch it
+    webgpu    browser, adb: run every operator that WebGPU supports on the GPU
     """
     kind, colon, where = name.partition(":")
-    for option, given, kinds in (
+    for option, is_set, kinds in (
         ("affinity", affinity, ("local", "ssh", "adb")),
         ("lan", lan, ("browser",)),
         ("python", python != "python3", ("ssh",)),
@@ -80,51 +78,47 @@ def open_device(
         ("assets", assets, ("browser", "adb")),
         ("webgpu", webgpu, ("browser", "adb")),
     ):
-        if given and kind in KINDS and kind not in kinds:
-            raise DeviceError(f"--{option}: means nothing to --device {kind}; it is for {', '.join(kinds)}")
-    if kind == "local" and not colon:
-        from compress.benchmark.local import local
+        if is_set and kind in KINDS and kind not in kinds:
+            raise DeviceError(f"--{option}: does not apply to --device {kind}; it is for {', '.join(kinds)}")
+    device: AbstractContextManager[Device]
+    with ExitStack() as stack:
+        if kind == "local" and not colon:
+            from compress.benchmark.local import open_local
 
-        with local(affinity=affinity, say=say) as device:
-            yield device
-    elif kind == "ssh" and where:
-        from compress.benchmark.ssh import ssh
+            device = open_local(affinity=affinity, say=say)
+        elif kind == "ssh" and where:
+            from compress.benchmark.ssh import open_ssh
 
-        with ssh(where, python=python, affinity=affinity, timeout=timeout, say=say) as device:
-            yield device
-    elif kind == "browser" and not colon:
-        from compress.benchmark.browser.device import browser
+            device = open_ssh(where, python=python, affinity=affinity, timeout=timeout, say=say)
+        elif kind == "browser" and not colon:
+            from compress.benchmark.browser.device import browser
 
-        with browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu) as page:
-            yield page
-    elif kind == "adb" and bool(where) == bool(colon):
-        from compress.benchmark.android import connect_phone, phone_browser
+            device = browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
+        elif kind == "adb" and bool(where) == bool(colon):
+            from compress.benchmark.android import connect_phone, phone_browser, phone_program
 
-        if affinity and native is None:
-            raise DeviceError("--affinity: a browser chooses its CPUs itself; with --device adb it needs --native")
-        with connect_phone(where, timeout) as phone:
+            if affinity and native is None:
+                raise DeviceError("--affinity: a browser chooses its CPUs itself; with --device adb it needs --native")
+            phone = stack.enter_context(connect_phone(where, timeout))
             if native is not None:
-                from compress.benchmark.android import phone_program
-
-                with phone_program(phone, native, affinity, say) as program:
-                    yield program
+                device = phone_program(phone, native, affinity, say)
             else:
                 from compress.benchmark.browser.device import browser
 
-                visiting = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
-                with phone_browser(phone, visiting, say) as there:
-                    yield there
-    else:
-        raise DeviceError(
-            f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
-            + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
-        )
+                page = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
+                device = phone_browser(phone, page, say)
+        else:
+            raise DeviceError(
+                f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
+                + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
+            )
+        yield stack.enter_context(device)
 
 
 def open_chosen(options: DeviceOptions, *, say: Callable[[str], None] = print) -> AbstractContextManager[Device]:
-    """Open the device that the options name: see `open_device`."""
+    """Open the device that the options describe; see `open_device`."""
     return open_device(
-        options.device, lan=options.lan, timeout=options.timeout, say=say, affinity=cpus(options.affinity),
+        options.device, lan=options.lan, timeout=options.timeout, say=say, affinity=parse_cpus(options.affinity),
         python=options.python, native=options.native, assets=options.assets, webgpu=options.webgpu,
     )  # fmt: skip
 
@@ -138,8 +132,8 @@ def measure(
     runs: int,
     seconds: float | None,
 ) -> BenchResult:
-    """Race the files at every setting; then, where `seconds` is given, run each alone for so long at the first."""
-    check(device.name, device.facts().get("cores", ""), files, settings)
+    """Race the files at every setting; then, if `seconds` is given, run each alone for that long at the first."""
+    check_settings(device.name, device.facts().get("cores", ""), files, settings)
     digests = {name: sha256(path) for name, path in files.items()}
     latencies = device.race(files, settings, rounds=rounds, runs=runs)
     sustained = device.sustain(files, settings[0], seconds=seconds) if seconds is not None else []

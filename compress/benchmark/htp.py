@@ -1,8 +1,8 @@
-"""Answer rows on the emulator of Qualcomm's HTP (Hexagon Tensor Processor), which comes with onnxruntime-qnn for x86-64
-Linux. Its answers are those of the processor's arithmetic; its time says nothing of a phone's, so none is measured.
+"""Run rows on the emulator of Qualcomm's HTP (Hexagon Tensor Processor), which comes with onnxruntime-qnn for x86-64
+Linux. It reproduces the processor's arithmetic but not its speed, so no latency is measured.
 
-The emulator runs in a process of its own: one that dies takes nothing with it. Its Python is ours where onnxruntime-qnn
-is installed beside us, else the one that the environment variable COMPRESS_NPU_PYTHON names.
+The emulator runs in a separate process, which may crash: with the Python that the environment variable
+COMPRESS_NPU_PYTHON names, else with ours if it has onnxruntime-qnn.
 """
 
 import importlib.util
@@ -31,8 +31,14 @@ NAME = "emulator of the HTP (version 75), x86-64"
 
 @dataclass(frozen=True)
 class Emulated:
-    """The answers of the emulator: each row's outputs, without the batch and the padding; the nodes left to the CPU,
-    the bytes of the context binary, the seconds that a row took here, and the versions that ran it."""
+    """The result of an emulated run.
+
+    answers        each row's outputs, without the batch axis and the padding
+    left           the nodes that ran on the CPU
+    context_bytes  the size of the context binary
+    seconds        the emulator's time per row
+    runtime        the versions that ran it
+    """
 
     answers: list[list[NDArray[np.float32]]]
     left: tuple[str, ...]
@@ -42,14 +48,14 @@ class Emulated:
 
 
 def find_emulator() -> str:
-    """Find the Python that has the emulator; '' for none."""
-    if chosen := os.environ.get(PYTHON):
-        return chosen
+    """Find the Python that has the emulator; '' if there is none."""
+    if python := os.environ.get(PYTHON):
+        return python
     return sys.executable if importlib.util.find_spec("onnxruntime_qnn") else ""
 
 
 def how_to_install() -> str:
-    """Say how to get the emulator."""
+    """Explain how to install the emulator."""
     return (
         f"{install_command('npu')} (x86-64 Linux), or name the Python of an environment that has it: "
         f"{PYTHON}=/path/to/python"
@@ -64,26 +70,26 @@ def emulate(
     outputs: Sequence[str] | None = None,
     timeout: float = 3600,
 ) -> Emulated:
-    """Run every row on the emulator, with the fallback to the CPU off unless there is a node that it does not take.
+    """Run every row on the emulator; the CPU fallback is on only if the emulator does not support a node.
 
-    outputs  those of the file that are wanted; None: all
-    timeout  of all of it, in seconds
-    Raises DeviceError where the emulator cannot be started, dies, or does not end in time.
+    outputs  the outputs of the file to return; None: all
+    timeout  seconds for all rows together
+    Raises DeviceError if the emulator cannot be started, crashes, or does not end in time.
     """
     session = open_session(file, threads=1)
     names, length = [node.name for node in session.get_inputs()], fixed_length(session)
     if length is None:
         raise DeviceError(f"{file}: has open shapes; expected a file of a fixed length, as --for npu writes")
-    given_outputs = list(enumerate(session.get_outputs()))
-    wanted = [(n, answers_tokens(node)) for n, node in given_outputs if outputs is None or node.name in outputs]
+    nodes = enumerate(session.get_outputs())
+    wanted = [(n, answers_tokens(node)) for n, node in nodes if outputs is None or node.name in outputs]
     with tempfile.TemporaryDirectory(prefix="compress-htp.") as scratch:
-        given, found, context = (Path(scratch) / name for name in ("rows.npz", "answers.npz", "context"))
+        inputs, results, context = (Path(scratch) / name for name in ("rows.npz", "answers.npz", "context"))
         context.mkdir()
         feeds: dict[str, Any] = {
             name: np.concatenate([pad(np.asarray([row[name]]), length) for row in rows]) for name in names
         }
-        np.savez(given, **feeds)
-        command = [python, str(SCRIPT), str(file.resolve()), str(given), str(found), str(context)]
+        np.savez(inputs, **feeds)
+        command = [python, str(SCRIPT), str(file.resolve()), str(inputs), str(results), str(context)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
         except OSError as error:
@@ -93,9 +99,10 @@ def emulate(
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise DeviceError(f"{NAME}: failed: {last[:500]}; {how_to_install()}")
-        told = json.loads(done.stdout.strip().splitlines()[-1])
-        with np.load(found) as loaded:
-            values = [(loaded[str(n)], cut) for n, cut in wanted]
+        report = json.loads(done.stdout.strip().splitlines()[-1])
+        with np.load(results) as arrays:
+            values = [(arrays[str(n)], tokenwise) for n, tokenwise in wanted]
     tokens = [len(row[names[0]]) for row in rows]
-    answers = [[each[at, : tokens[at]] if cut else each[at] for each, cut in values] for at in range(len(rows))]
-    return Emulated(answers, tuple(told["left"]), told["context_bytes"], told["seconds"], told["runtime"])
+    answers = [[array[at, : tokens[at]] if tokenwise else array[at] for array, tokenwise in values]
+               for at in range(len(rows))]  # fmt: skip
+    return Emulated(answers, tuple(report["left"]), report["context_bytes"], report["seconds"], report["runtime"])

@@ -1,4 +1,4 @@
-"""Build a runner's job: the file, its runtime and session options, and checks of what is to be measured."""
+"""Build the job of a runner (file, runtime, session options), and check files and settings before a measurement."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from compress.records.latency import WARM_UP, DeviceError, Setting
 ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 SIDECAR = ".session.json"
-"""`model.xml` is opened with the properties in `model.session.json`, as {"INFERENCE_PRECISION_HINT": "f32"}."""
+"""`model.xml` is opened with the OpenVINO properties in `model.session.json`: {"INFERENCE_PRECISION_HINT": "f32"}."""
 
 
 def runtime_of(path: Path) -> str:
@@ -30,70 +30,68 @@ def runtime_of(path: Path) -> str:
 
 
 def timing_job(path: Path) -> dict[str, Any]:
-    """Make the job of timing a file at some setting. Raises ExportError for what is no text encoder."""
+    """Build the job that times a file. Raises ExportError if it is not a text encoder."""
     job = logits_job(path)
     size = read_vocabulary_size(path) if path.suffix == ".xml" else vocabulary_size(read_model(path), path)
     if not size:
-        raise ExportError(
-            f"{path}: no config.json beside it gives vocab_size. Put the model's config.json into the folder"
-        )
+        raise ExportError(f"{path}: vocab_size is unknown. Put the model's config.json into the same folder")
     return {**job, "vocabulary": size}
 
 
 def logits_job(path: Path) -> dict[str, Any]:
-    """Make the job of answering rows."""
+    """Build the job that computes the logits of rows."""
     if path.suffix == ".tflite":
-        raise ExportError(f"{path}: a .tflite file is measured by --device adb --native benchmark_model only")
-    entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
+        raise ExportError(f"{path}: a .tflite file can be measured only with --device adb --native benchmark_model")
+    entries = _read_properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
     options = dict(SESSION_OPTIONS)
     return {"runtime": runtime_of(path), "options": options, "entries": entries, "warm_up": WARM_UP, "threads": 1}
 
 
-def check(device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
-    """Raise DeviceError for more threads than the device has cores, or more tokens than a file has positions for.
+def check_settings(device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
+    """Raise DeviceError for more threads than the device has cores, or more tokens than a file has positions.
 
-    `cores`: as the device tells them, the number first; '' where it does not.
+    `cores`: the number of CPUs, then any text, as `Device.facts` reports it; '' if unknown.
     """
-    known, most = cores.split(" ", maxsplit=1)[0], max(setting.threads for setting in settings)
-    if known.isdecimal() and most > int(known):
-        raise DeviceError(f"--threads {most}: {device} has {known} CPUs to use; expected at most {known}")
+    count, most = cores.split(" ", maxsplit=1)[0], max(setting.threads for setting in settings)
+    if count.isdecimal() and most > int(count):
+        raise DeviceError(f"--threads {most}: {device} has {count} CPUs to use; expected at most {count}")
     longest = max(setting.seq for setting in settings)
     for name, path in files.items():
         graph = read_model(path).graph if path.suffix == ".onnx" else GraphProto()
         tables = (tensor for tensor in graph.initializer if "position_embeddings" in tensor.name)
-        # none where positions are relative
+        # no table if positions are relative
         limit = min((tensor.dims[0] for tensor in tables if len(tensor.dims) == 2), default=longest)
         if longest > limit:
             raise DeviceError(f"--seq {longest}: {name} has {limit} positions; expected at most {limit}")
 
 
 def input_types(path: Path) -> dict[str, Any]:
-    """Return the numpy types of an ONNX file's inputs, by name. Raises DeviceError for the file of no text encoder."""
+    """Return the numpy types of an ONNX file's inputs, by name. Raises DeviceError if it is not a text encoder."""
     graph = read_model(path).graph
-    constant = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
-    kinds = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constant}
-    if unknown := sorted(kinds.keys() - set(ENCODER_INPUTS)):
+    constants = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
+    types = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constants}
+    if unknown := sorted(types.keys() - set(ENCODER_INPUTS)):
         raise DeviceError(
             f"{path}: inputs {', '.join(unknown)} are not among {', '.join(ENCODER_INPUTS)}; expected the ONNX file of "
             "a text encoder"
         )
-    return {name: np.int32 if kind == TensorProto.INT32 else np.int64 for name, kind in kinds.items()}
+    return {name: np.int32 if dtype == TensorProto.INT32 else np.int64 for name, dtype in types.items()}
 
 
 def parts(path: Path) -> list[Path]:
-    """List the files that belong together, `path` first. Raises ExportError for an ONNX file with weights outside
-    it."""
+    """List the files of a model, `path` first. Raises ExportError for an ONNX file with external weights."""
     if path.suffix == ".xml":
         return [path, path.with_suffix(".bin")]
-    if outside := weights_elsewhere(path):
+    if external := weights_elsewhere(path):
         raise ExportError(
-            f"{path}: keeps weights in other files ({', '.join(outside)}); expected one file to send. "
+            f"{path}: keeps weights in other files ({', '.join(external)}); expected one file to send. "
             "Save it as one: onnx.save(onnx.load(path), target)"
         )
     return [path]
 
 
-def _properties(path: Path) -> dict[str, str]:
+def _read_properties(path: Path) -> dict[str, str]:
+    """Read the OpenVINO properties beside a model; {} if there are none."""
     for part in parts(path):
         if not part.is_file():
             raise ExportError(f"{part}: no such file; expected an OpenVINO model, an .xml with a .bin beside it")
@@ -101,11 +99,11 @@ def _properties(path: Path) -> dict[str, str]:
     if not sidecar.is_file():
         return {}
     try:
-        found = json.loads(sidecar.read_text(encoding="utf-8"))
+        properties = json.loads(sidecar.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ExportError(f"{sidecar}: not JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(properties, dict):
         raise ExportError(
-            f'{sidecar}: expected an object of OpenVINO properties, as {{"INFERENCE_PRECISION_HINT": "f32"}}'
+            f'{sidecar}: expected an object of OpenVINO properties, such as {{"INFERENCE_PRECISION_HINT": "f32"}}'
         )
-    return {str(key): str(value) for key, value in found.items()}
+    return {str(key): str(value) for key, value in properties.items()}

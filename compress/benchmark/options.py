@@ -1,4 +1,4 @@
-"""Parse the words of `compress bench`: settings, CPUs, spans of time, files."""
+"""Parse the arguments of `compress bench`: settings, CPUs, durations, files."""
 
 import re
 from collections.abc import Sequence
@@ -10,38 +10,38 @@ from compress.records.latency import DeviceError, Setting
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONE = (".onnx", ".xml", ".tflite")
-"""Files that are raced without a bundle around them."""
+"""Suffixes of model files that can be raced without a bundle."""
 
 
-def settings(threads: str, batch: str, seq: str) -> list[Setting]:
+def parse_settings(threads: str, batch: str, seq: str) -> list[Setting]:
     """Combine three comma-separated lists into settings. Raises DeviceError."""
-    lists = [numbers(name, text) for name, text in (("threads", threads), ("batch", batch), ("seq", seq))]
+    lists = [parse_numbers(name, text) for name, text in (("threads", threads), ("batch", batch), ("seq", seq))]
     return [Setting(*values) for values in product(*lists)]
 
 
-def span(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Parse `90s`, `5m` or `1h` into seconds. Raises DeviceError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if not found or float(found[1]) == 0:
-        raise DeviceError(f"--sustain {text}: expected a span of time, as in 90s, 5m or 1h")
-    return float(found[1]) * SECONDS[found[2]]
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not match or float(match[1]) == 0:
+        raise DeviceError(f"--sustain {text}: expected a duration such as 90s, 5m or 1h")
+    return float(match[1]) * SECONDS[match[2]]
 
 
-def cpus(text: str) -> tuple[int, ...]:
-    """Parse the CPUs in `0-3,6`; none in ''. Raises DeviceError."""
-    found: set[int] = set()
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Parse a list of CPUs such as `0-3,6`; '' is empty. Raises DeviceError."""
+    cpus: set[int] = set()
     for part in text.split(",") if text else ():
         ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not ends or int(ends[2] or ends[1]) < int(ends[1]):
-            raise DeviceError(f"--affinity {text}: expected CPUs, as in 0-3 or 0,2,4-7")
-        found.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
-    return tuple(sorted(found))
+            raise DeviceError(f"--affinity {text}: expected CPUs such as 0-3 or 0,2,4-7")
+        cpus.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+    return tuple(sorted(cpus))
 
 
-def cpu_list(chosen: Sequence[int]) -> str:
+def format_cpus(cpus: Sequence[int]) -> str:
     """Write (0, 1, 2, 3, 6) as `0-3,6`."""
     runs: list[list[int]] = []
-    for cpu in chosen:
+    for cpu in cpus:
         if runs and cpu == runs[-1][-1] + 1:
             runs[-1].append(cpu)
         else:
@@ -49,55 +49,56 @@ def cpu_list(chosen: Sequence[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
 
 
-def files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
-    """Name the files to race: every bundle's files, as `runs/sst2/bundle:int8`, and lone ones, by their path.
+def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
+    """List the files to race by name: those of a bundle as `runs/sst2/bundle:int8`, a lone file by its path.
 
-    `precision`: those to keep, comma-separated; '' keeps all. Raises BundleError for what is no bundle, DeviceError for
-    a precision that none has, or a path given twice.
+    `precision`: the bundle files to include, comma-separated; '' includes all. Raises BundleError if a folder is not a
+    bundle, DeviceError for a precision that no bundle has, or a path given twice.
     """
     from compress.exporters.artifact import Bundle
 
     wanted = [part.strip() for part in precision.split(",")] if precision else []
-    found: dict[str, Path] = {}
-    known: set[str] = set()
+    files: dict[str, Path] = {}
+    available: set[str] = set()
     for path in paths:
         if path.suffix in LONE:
             named = {str(path): path}
         elif path.is_file():
-            raise DeviceError(f"{path}: expected a bundle's folder, or a file that ends in {', '.join(LONE)}")
+            raise DeviceError(f"{path}: expected the folder of a bundle, or a file ending in {', '.join(LONE)}")
         else:
             bundle = Bundle.load(path)
             if bundle.manifest.kind == "generative":
-                raise DeviceError(f"{path}: writes text token by token; expected a model that reads a text as a whole")
-            held = bundle.files()
-            known |= held.keys()
-            named = {f"{path}:{which}": file for which, file in held.items() if not wanted or which in wanted}
-        if twice := sorted(named.keys() & found.keys()):
-            raise DeviceError(f"{twice[0]}: given twice; to see how noisy the device is, race a copy of the file")
-        found |= named
-    if unknown := [each for each in wanted if each not in known]:
-        raise DeviceError(f"--precision {precision}: no bundle has {unknown[0]!r}.{did_you_mean(unknown[0], known)}")
-    return found
+                raise DeviceError(f"{path}: generates text token by token; expected a text encoder")
+            in_bundle = bundle.files()
+            available |= in_bundle.keys()
+            named = {f"{path}:{name}": file for name, file in in_bundle.items() if not wanted or name in wanted}
+        if repeated := sorted(named.keys() & files.keys()):
+            raise DeviceError(f"{repeated[0]}: given twice; to see how noisy the device is, race a copy of the file")
+        files |= named
+    if unknown := [name for name in wanted if name not in available]:
+        hint = did_you_mean(unknown[0], available)
+        raise DeviceError(f"--precision {precision}: no bundle has {unknown[0]!r}.{hint}")
+    return files
 
 
-def place(out: Path | None, option: str = "out", example: str = "latency.json") -> None:
-    """Raise DeviceError where the file of an option could not be written, before anything is measured."""
+def check_output(out: Path | None, option: str = "out", example: str = "latency.json") -> None:
+    """Raise DeviceError, before anything is measured, if the file of an option cannot be written."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise DeviceError(f"--{option} {out}: {what}; expected a file to write, as in {example}")
+        problem = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise DeviceError(f"--{option} {out}: {problem}; expected a file to write, such as {example}")
 
 
-def percentage(option: str, text: str) -> float:
+def parse_percentage(option: str, text: str) -> float:
     """Parse `5%` into 0.05. Raises DeviceError, naming the option."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
-    if not found:
-        raise DeviceError(f"--{option} {text}: expected a percentage, as in 5%")
-    return float(found[1]) / 100
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if not match:
+        raise DeviceError(f"--{option} {text}: expected a percentage such as 5%")
+    return float(match[1]) / 100
 
 
-def numbers(name: str, text: str) -> list[int]:
-    """Parse a comma-separated list of whole numbers, such as `1,2,4`. Raises DeviceError, naming the option."""
+def parse_numbers(name: str, text: str) -> list[int]:
+    """Parse a comma-separated list of whole numbers such as `1,2,4`. Raises DeviceError, naming the option."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise DeviceError(f"--{name} {text}: expected whole numbers separated by commas, as in 1,2,4")
+        raise DeviceError(f"--{name} {text}: expected whole numbers separated by commas, such as 1,2,4")
     return [int(part) for part in parts]

@@ -1,9 +1,9 @@
-"""Import packages and time matrix products, in a process of its own: one that ends, or hangs, takes nobody with it.
+"""Import packages and time matrix products, in a separate process, which may crash or hang.
 
     python probe.py '["numpy", "torch"]' 2
 
-Prints one JSON line for each package, {"package": "torch", "seconds": 1.6} with "error" where it does not load; then,
-where torch does, {"gpu": "..."} ('' without one, with "bytes" of its memory) and for each number format
+Prints one JSON line for each package, {"package": "torch", "seconds": 1.6}, with "error" if it does not load. If torch
+loads, then {"gpu": "..."} ('' without one, else with "bytes" of its memory) and for each number format
 {"product": "fp32", "gflops": {"1": 48.1, "2": 90.3}} by the number of threads.
 """
 
@@ -14,20 +14,19 @@ import time
 from typing import Any
 
 SIZE = 1024
-"""Rows and columns of the matrices: one product is 2 * SIZE^3 floating-point operations."""
+"""Rows and columns of the matrices; one product is 2 * SIZE^3 floating-point operations."""
 SECONDS = 0.125
 """Seconds for each format and number of threads: half a second in all."""
 
 
 def main(packages: list[str], threads: int) -> None:
-    """Print what was found, line by line."""
     broken = set()
     for name in packages:
         begin = time.perf_counter()
         try:
             importlib.import_module(name)
             say(package=name, seconds=round(time.perf_counter() - begin, 3))
-        except Exception as error:  # whatever a broken package raises
+        except Exception as error:  # a broken package may raise anything
             broken.add(name)
             say(package=name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
     if "torch" in packages and "torch" not in broken:
@@ -43,22 +42,21 @@ def say(**values: Any) -> None:
 
 
 def gpu(torch: Any) -> dict[str, Any]:
-    """Name the GPU that torch computes on."""
     if torch.cuda.is_available():
-        known = torch.cuda.get_device_properties(0)
-        return {"gpu": f"{known.name}, {known.total_memory / 1e9:.1f} GB", "bytes": known.total_memory}
+        device = torch.cuda.get_device_properties(0)
+        return {"gpu": f"{device.name}, {device.total_memory / 1e9:.1f} GB", "bytes": device.total_memory}
     return {"gpu": "Apple GPU (mps)" if torch.backends.mps.is_available() else ""}
 
 
 def product(torch: Any, dtype: Any, threads: int) -> float:
-    """Time products of square matrices on the processor; return 10^9 operations per second of the fastest."""
+    """Time products of square matrices on the CPU; return 10^9 operations per second of the fastest."""
     torch.set_num_threads(threads)
-    one, other = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
-    _ = one @ other  # warms up
+    left, right = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
+    _ = left @ right  # warm-up
     best, end = float("inf"), time.perf_counter() + SECONDS
     while best == float("inf") or time.perf_counter() < end:
         begin = time.perf_counter()
-        _ = one @ other
+        _ = left @ right
         best = min(best, time.perf_counter() - begin)
     return round(2 * SIZE**3 / best / 1e9, 3)
 

@@ -1,4 +1,4 @@
-"""Race files in turns: the same two passes over all settings on every device, however it runs a file."""
+"""Race files in turns: the same two passes over all settings on every device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ MINUTE = 60.0
 class Pass:
     """One of the two passes over the files at one setting.
 
-    runs   so many in each turn of a file
-    turns  the names of the files in the order in which each round runs them; the first round is also that of opening
-    done   how much of all that is measured is done before; share: how much this pass is of it
+    runs   timed runs in each turn of a file
+    turns  the names of the files, in the order of each round; files are opened in the order of the first
+    done   the share of the whole measurement that is done before this pass; share: that of this pass
     """
 
     number: int
@@ -34,10 +34,10 @@ class Pass:
 class PassTimes:
     """The times of one file in one pass.
 
-    ms         of every run; init_ms: opening the file; first_ms: the first forward
-    celsius    at the end of the pass; None where the device shows none
-    load       (CPUs that others kept busy, CPUs); (0.0, 0): not known
-    disturbed  why the times are not to be quoted; ''
+    ms         every run; init_ms: opening the file; first_ms: the first forward
+    celsius    the temperature at the end of the pass; None if the device reports none
+    load       (CPUs that other processes kept busy, all CPUs); (0.0, 0) if unknown
+    disturbed  why the times are unreliable; '' if they are not
     """
 
     init_ms: float
@@ -61,48 +61,48 @@ def race_files(
 ) -> Iterator[list[Latency]]:
     """Yield the latencies of all files, setting by setting: half of the rounds in each of two passes over the settings.
 
-    The files take turns round by round, and the second pass begins with the last of them. `measure` runs one pass.
-    Raises DeviceError for rounds that do not make two passes to compare.
+    The order of the files alternates between rounds and is reversed in the second pass. `measure` runs one pass.
+    Raises DeviceError for fewer than two rounds, which cannot be compared.
     """
     if rounds < 2 or runs < 1:
         raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
     names, share = tuple(files), 1 / (2 * max(1, len(settings)))
     first: list[Mapping[str, PassTimes]] = []
-    for number, order, part in ((1, names, rounds - rounds // 2), (2, names[::-1], rounds // 2)):
-        turns = tuple(order if turn % 2 == 0 else order[::-1] for turn in range(part))
+    for number, order, half in ((1, names, rounds - rounds // 2), (2, names[::-1], rounds // 2)):
+        turns = tuple(order if turn % 2 == 0 else order[::-1] for turn in range(half))
         for at, setting in enumerate(settings):
-            one = Pass(number, setting, runs, turns, (at + (number - 1) * len(settings)) * share, share)
-            say(str(one))
-            found = measure(one)
+            this = Pass(number, setting, runs, turns, (at + (number - 1) * len(settings)) * share, share)
+            say(str(this))
+            times = measure(this)
             if number == 1:
-                first.append(found)
+                first.append(times)
             else:
-                yield [summarise(name, setting, first[at][name], found[name], affinity=affinity) for name in names]
+                yield [summarise(name, setting, first[at][name], times[name], affinity=affinity) for name in names]
 
 
 def summarise(name: str, setting: Setting, first: PassTimes, second: PassTimes, *, affinity: str = "") -> Latency:
-    """Summarise the two passes of a file: percentiles are over the runs of both where these agree.
+    """Summarise the two passes of a file: if they agree, percentiles are over the runs of both.
 
-    Where they do not, nothing is averaged: they are of the faster pass, since what disturbs a machine makes it slower,
-    and the measurement is flagged.
+    If they do not, the figures are those of the faster pass, since disturbances make a machine slower, and the
+    measurement is flagged.
     """
     passes = first.ms, second.ms
     medians = tuple(float(np.median(ms)) for ms in passes)
     low, high = sorted(medians)
-    why = [one.disturbed for one in (first, second) if one.disturbed][:1]
+    noise = [half.disturbed for half in (first, second) if half.disturbed][:1]
     times = [*first.ms, *second.ms]
     if high > NOISE_FACTOR * low:
         faster = medians.index(low)
         times = passes[faster]
-        said = f"p50 {medians[0]:.2f} ms in the first pass, {medians[1]:.2f} ms in the second (x{high / low:.2f})"
-        why = [f"{said}; the figures are of the {('first', 'second')[faster]}", *why]
+        both = f"p50 {medians[0]:.2f} ms in the first pass, {medians[1]:.2f} ms in the second (x{high / low:.2f})"
+        noise = [f"{both}; the figures are of the {('first', 'second')[faster]}", *noise]
     p50, p95, p99 = map(float, np.percentile(times, (50, 95, 99)))
     load, cpus = max(first.load, second.load)
     return Latency(
         name, setting, len(times), min(times), p50, p95, p99, first.init_ms, first.first_ms,
-        peak_rss_mb=max((one.peak_rss_mb for one in (first, second) if one.peak_rss_mb is not None), default=None),
-        noisy=bool(why),
-        noise="; ".join(why),
+        peak_rss_mb=max((half.peak_rss_mb for half in (first, second) if half.peak_rss_mb is not None), default=None),
+        noisy=bool(noise),
+        noise="; ".join(noise),
         passes=medians,
         lows=tuple(float(np.percentile(ms, 10)) for ms in passes),
         affinity=affinity,
@@ -121,7 +121,8 @@ def sustain_file(
     temperature: Callable[[], float | None],
     say: Callable[[str], None],
 ) -> Sustained:
-    """Run one file for `seconds`: `run` goes on for at most a minute, and returns its median in milliseconds."""
+    """Run one file for `seconds`: `run` takes at most a minute's worth of seconds and returns the median latency in
+    milliseconds."""
     minutes: list[float] = []
     temperatures: list[float | None] = []
     started, left = temperature(), seconds
@@ -129,6 +130,6 @@ def sustain_file(
         minutes.append(run(min(MINUTE, left)))
         temperatures.append(temperature())
         left -= MINUTE
-        warm = "" if temperatures[-1] is None else f", {temperatures[-1]:.0f} C"
-        say(f"{name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms{warm}")
+        celsius = "" if temperatures[-1] is None else f", {temperatures[-1]:.0f} C"
+        say(f"{name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms{celsius}")
     return Sustained(name, setting, tuple(minutes), tuple(temperatures), started)

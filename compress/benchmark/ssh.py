@@ -1,7 +1,7 @@
-"""Measure on a machine over ssh: one connection of the system's own ssh, over which all goes, files too.
+"""Measure on a machine over ssh: everything, files too, goes over one connection of the system's ssh.
 
-The far side needs a POSIX shell, Python 3.8, numpy and onnxruntime; no sftp, no pip, no root. A shell makes a folder
-and removes it when the agent in it ends, which is when the connection does: by our hand, by Ctrl-C, or by accident.
+The remote machine needs a POSIX shell, Python 3.8, numpy and onnxruntime; no sftp, no pip, no root. A shell creates a
+folder there, and removes it when the agent in it exits, which it does when the connection ends, however that happens.
 """
 
 import re
@@ -20,48 +20,43 @@ from compress.records.latency import DeviceError
 SSH_FAILED = 255
 NO_PYTHON = 127
 NO_FOLDER = 73
-"""EX_CANTCREAT: what our command ends with when it cannot make its folder."""
+"""EX_CANTCREAT: the exit code of our command if it cannot create its folder."""
 
 FAILURES = (
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its key is another than before. Find out why before you trust it"),
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed. Find out why before you trust it"),
     (
         "Host key verification failed",
-        "its key is not known here. Connect once by hand (ssh {host}), compare and accept the key",
+        "its host key is unknown here. Connect once by hand (ssh {host}), compare and accept the key",
     ),
-    ("Permission denied", "it does not let this user in without a password, and none is asked for. ssh-copy-id {host}"),
-    ("Could not resolve hostname", "no machine of that name. Check it: ssh {host}"),
-    ("Connection refused", "nothing listens for ssh there. Is sshd running, on this port? ssh:host:port names another"),
+    ("Permission denied", "it does not accept this user without a password. Install your key: ssh-copy-id {host}"),
+    ("Could not resolve hostname", "there is no machine of that name. Check it: ssh {host}"),
+    ("Connection refused", "no ssh server listens there. Is sshd running on this port? Another: ssh:host:port"),
     ("timed out", "no answer. Is it on, and reachable from here?"),
-    ("No route to host", "no way there. Is it on, and in this network?"),
-    ("Network is unreachable", "no way there. Is it on, and in this network?"),
+    ("No route to host", "it cannot be reached. Is it on, and in this network?"),
+    ("Network is unreachable", "it cannot be reached. Is it on, and in this network?"),
 )
-"""Words of ssh, and what they mean to whoever reads our message. The first that is found counts."""
+"""Parts of ssh's messages, and what to tell the user. The first match counts."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """`[user@]host[:port]`, as a user writes it; an IPv6 address in brackets."""
+    """`[user@]host[:port]`, with an IPv6 address in brackets."""
 
     host: str
     port: str = ""
 
     @staticmethod
     def parse(text: str) -> "Address":
-        """Parse what a user writes. Raises DeviceError for what is no address, before it comes near ssh."""
-        found = re.fullmatch(
+        """Parse an address. Raises DeviceError for anything else, so that it never reaches ssh."""
+        match = re.fullmatch(
             r"((?:[^@\s-][^@\s]*@)?)(\[[0-9a-fA-F:.%\w]+\]|[^-:@\s\[\]][^:@\s\[\]]*)(?::(\d{1,5}))?", text
         )
-        if not found:
-            raise DeviceError(f"--device ssh:{text}: expected ssh:[user@]host[:port], as in ssh:pi@raspberry:22")
-        return Address(found[1] + found[2].strip("[]"), found[3] or "")
+        if not match:
+            raise DeviceError(f"--device ssh:{text}: expected ssh:[user@]host[:port], such as ssh:pi@raspberry:22")
+        return Address(match[1] + match[2].strip("[]"), match[3] or "")
 
-    @property
-    def by_hand(self) -> str:
-        """Write what follows `ssh` when a user types it."""
-        return f"-p {self.port} {self.host}" if self.port else self.host
-
-    def command(self, far: str, timeout: float) -> list[str]:
-        """Call ssh so that it asks nothing, opens this connection alone, and notices within 45 s that it is lost."""
+    def command(self, remote_command: str, timeout: float) -> list[str]:
+        """Build an ssh command that asks nothing, shares no connection, and notices a lost one within 45 s."""
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": str(max(1, round(timeout))),
@@ -71,13 +66,13 @@ class Address:
             "RemoteCommand": "none",
             "LogLevel": "ERROR",
         }
-        given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        return ["ssh", "-T", "-x", *given, *(["-p", self.port] if self.port else []), "--", self.host, far]
+        flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        return ["ssh", "-T", "-x", *flags, *(["-p", self.port] if self.port else []), "--", self.host, remote_command]
 
 
-def far_command(python: str, length: int) -> str:
-    """Write what the far login shell runs, whichever it is: a POSIX shell that makes a folder, removes it at the end,
-    and in between runs the agent, whose `length` bytes of source come first on standard input."""
+def remote_command(python: str, length: int) -> str:
+    """Build the command for any remote login shell: start a POSIX shell that creates a folder, runs the agent, whose
+    `length` bytes of source come first on standard input, and removes the folder."""
     boot = f"import sys; exec(compile(sys.stdin.buffer.read({length}), 'agent.py', 'exec'))"
     script = (
         f"d=$(mktemp -d) || exit {NO_FOLDER}; trap 'rm -rf \"$d\"' EXIT; trap 'exit 1' HUP INT TERM; "
@@ -87,81 +82,78 @@ def far_command(python: str, length: int) -> str:
 
 
 @contextmanager
-def ssh(
+def open_ssh(
     where: str, *, python: str, affinity: tuple[int, ...], timeout: float, say: Callable[[str], None]
 ) -> Iterator[AgentDevice]:
-    """Open the machine at `where`. `python`: its interpreter that has onnxruntime. Raises DeviceError."""
+    """Open the machine at `where` as a Device. `python`: its interpreter with onnxruntime. Raises DeviceError."""
     address = Address.parse(where)
     name = f"ssh:{where}"
     if shutil.which("ssh") is None:
         raise DeviceError(f"{name}: there is no program `ssh` here; install an OpenSSH client")
     source = Path(str(agent.__file__)).read_bytes()
 
-    def lost(code: int | None, words: str) -> DeviceError:
-        return DeviceError(f"{name}: {_reason(code, words, address, python, timeout)}")
+    def lost(code: int | None, output: str) -> DeviceError:
+        return DeviceError(f"{name}: {_explain_loss(code, output, address, python, timeout)}")
 
-    def missing(runtime: str, why: str) -> DeviceError:
+    def missing(runtime: str, reason: str) -> DeviceError:
         version = link.hello["facts"]["python"]
         return DeviceError(
-            f"{name}: {python} there (Python {version}) does not load {runtime} and numpy ({why}). "
-            f"Install them there: {python} -m pip install {runtime} numpy; or name another interpreter: --python"
+            f"{name}: {python} there (Python {version}) does not load {runtime} and numpy ({reason}). "
+            f"Install them there: {python} -m pip install {runtime} numpy; or choose another interpreter: --python"
         )
 
-    command = address.command(far_command(python, len(source)), timeout)
-    with connect(command, loss=lost, timeout=timeout, preamble=source) as link:
-        folder = Folder(name, link)
-        far_runner = folder.place(Path(str(runner.__file__)), "runner.py")
-        yield AgentDevice(name, link, folder.place_model, far_runner, affinity, say, missing)
+    command = address.command(remote_command(python, len(source)), timeout)
+    with connect(command, make_error=lost, timeout=timeout, preamble=source) as link:
+        folder = RemoteFolder(name, link)
+        remote_runner = folder.send(Path(str(runner.__file__)), "runner.py")
+        yield AgentDevice(name, link, folder.send_model, remote_runner, affinity, say, missing)
 
 
 @dataclass(frozen=True)
-class Folder:
-    """The folder on the far side: what is there already is not sent again. sent: path, size, time of change -> there"""
+class RemoteFolder:
+    """The folder on the remote machine. sent: (path, size, time of change) -> remote path, of models already there."""
 
     name: str
     link: Link
     sent: dict[tuple[Path, int, int], str] = field(default_factory=dict)
 
-    def place_model(self, path: Path) -> str:
-        """Send a model and what belongs to it, unless they are there. Return its path there."""
+    def send_model(self, path: Path) -> str:
+        """Send a model with all its files, unless it is there already; return its remote path."""
         state = path.stat()
         key = (path.resolve(), state.st_size, state.st_mtime_ns)
         if key not in self.sent:
             number = len(self.sent)
-            there = [self.place(part, f"{number}{part.suffix}") for part in jobs.parts(path)]
-            self.sent[key] = there[0]
+            self.sent[key], *_ = [self.send(part, f"{number}{part.suffix}") for part in jobs.parts(path)]
         return self.sent[key]
 
-    def place(self, path: Path, name: str) -> str:
+    def send(self, path: Path, name: str) -> str:
+        """Send a file and return its remote path. Raises DeviceError if it cannot be written."""
         size, free = path.stat().st_size, int(self.link.hello["free"])
-        if size > free:
-            raise self._full(path, size, "No space left on device")
-        answer = self.link.ask(path, do="put", name=name, bytes=size)
+        answer = {"error": "No space left on device"}
+        if size <= free:
+            answer = self.link.ask(path, do="put", name=name, bytes=size)
         if "error" in answer:
-            raise self._full(path, size, answer["error"])
-        there: str = answer["path"]
-        return there
-
-    def _full(self, path: Path, size: int, why: str) -> DeviceError:
-        free, folder = int(self.link.hello["free"]), self.link.hello["folder"]
-        return DeviceError(
-            f"{self.name}: {path} ({size / 1e6:.1f} MB) cannot be written there: {why}. {folder} had "
-            f"{free / 1e6:.1f} MB free. Make room, or set TMPDIR for that user to where there is some"
-        )
+            raise DeviceError(
+                f"{self.name}: {path} ({size / 1e6:.1f} MB) cannot be written there: {answer['error']}. "
+                f"{self.link.hello['folder']} had {free / 1e6:.1f} MB free. Make room, or set that user's TMPDIR to a "
+                "folder with more space"
+            )
+        return answer["path"]
 
 
-def _reason(code: int | None, words: str, address: Address, python: str, timeout: float) -> str:
-    """Say why the connection ended, for whoever can mend it. `code`: of ssh, which is 255 for its own failures."""
-    last = words.splitlines()[-1].rstrip(".") if words else "ssh said nothing"
+def _explain_loss(code: int | None, output: str, address: Address, python: str, timeout: float) -> str:
+    """Explain why the connection ended. `code`: the exit code of ssh, which is 255 for its own failures."""
+    last = output.splitlines()[-1].rstrip(".") if output else "no message"
     if code is None:
         return f"no answer within {timeout:g} s ({last}); give it more time with --timeout"
-    for found, meaning in FAILURES if code == SSH_FAILED else ():
-        if found in words:
-            return f"{last}: {meaning.format(host=address.by_hand)}"
     if code == SSH_FAILED:
-        return f"the connection was lost ({last}). What ran there ends, and its folder goes, by itself"
+        host = f"-p {address.port} {address.host}" if address.port else address.host
+        for pattern, meaning in FAILURES:
+            if pattern in output:
+                return f"{last}: {meaning.format(host=host)}"
+        return f"the connection was lost ({last}). The processes and the folder there are removed automatically"
     if code == NO_PYTHON:
-        return f"no {python} there ({last}). Install Python 3.8 or newer, or name its path: --python"
+        return f"no {python} there ({last}). Install Python 3.8 or newer, or give its path: --python"
     if code == NO_FOLDER:
-        return f"no folder can be made there ({last}). Make room in its TMPDIR"
-    return f"what keeps the measuring processes there ended with code {code} ({last})"
+        return f"no folder can be created there ({last}). Make room in its TMPDIR"
+    return f"the measuring agent there ended with code {code} ({last})"

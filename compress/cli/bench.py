@@ -54,12 +54,12 @@ def bench(
         from compress.commands.bench import bench_visitors
         from compress.reporting.terminal import print_bench
 
-        options.place(out)
+        options.check_output(out)
         talk = console(as_json)
         asked: dict[str, Any] = {
-            "device": device, "precision": precision, "threads": options.numbers("threads", threads),
-            "batch": options.numbers("batch", batch), "seq": options.numbers("seq", seq),
-            "rounds": rounds, "runs": runs, "sustain": options.span(sustain) if sustain else None,
+            "device": device, "precision": precision, "threads": options.parse_numbers("threads", threads),
+            "batch": options.parse_numbers("batch", batch), "seq": options.parse_numbers("seq", seq),
+            "rounds": rounds, "runs": runs, "sustain": options.parse_duration(sustain) if sustain else None,
             "say": lambda line: talk.print(line, markup=False, highlight=False, soft_wrap=True),
         }  # fmt: skip
         results = [run(bundles, **asked)] if visitors == 1 else bench_visitors(bundles, visitors, **asked)
@@ -108,12 +108,12 @@ def gate(
         from compress.io import atomic_file
         from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
-        options.place(markdown, "markdown", "gate.md")
-        options.place(junit, "junit", "gate.xml")
+        options.check_output(markdown, "markdown", "gate.md")
+        options.check_output(junit, "junit", "gate.xml")
         shown, answer = console(as_json), console(answer=True)
         result = run(
-            old, new, max_slower=options.percentage("max-slower", max_slower), max_drop=max_drop / 100,
-            max_larger=None if max_larger is None else options.percentage("max-larger", max_larger), data=data,
+            old, new, max_slower=options.parse_percentage("max-slower", max_slower), max_drop=max_drop / 100,
+            max_larger=None if max_larger is None else options.parse_percentage("max-larger", max_larger), data=data,
             text=text, label=label, precision=precision, device=device, threads=threads, batch=batch, seq=seq,
             minutes=minutes, say=partial(shown.print, markup=False, highlight=False, soft_wrap=True),
         )  # fmt: skip

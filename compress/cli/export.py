@@ -84,9 +84,9 @@ def export(
 
         raced, fixed = None, command.FixedOptions(max_drop=max_drop / 100)
         if (of_fixed_length := to in ("npu", "coreml")) and race.seq is not None:
-            fixed = replace(fixed, lengths=tuple(options.numbers("seq", race.seq)))
+            fixed = replace(fixed, lengths=tuple(options.parse_numbers("seq", race.seq)))
         if race.tune:
-            settings = options.settings(race.threads, race.batch, race.seq or "32")
+            settings = options.parse_settings(race.threads, race.batch, race.seq or "32")
             raced = command.RaceOptions(settings, race, max_drop / 100)
         elif (unused := replace(race, seq=None) if of_fixed_length else race) != TuneOptions():
             _refuse_unraced(unused)
@@ -251,7 +251,7 @@ def demo(
     Example: compress demo runs/first/bundle --serve
     """
     with told(hint="What was there is as it was."), ExitStack() as stack:
-        from compress.benchmark.browser.device import code
+        from compress.benchmark.browser.device import qr_code
         from compress.commands import demo as command
         from compress.errors import ExportError
 
@@ -275,7 +275,7 @@ def demo(
             with suppress(KeyboardInterrupt):
                 answer(f"serving until Ctrl-C: {link}")
                 if lan:
-                    shown(code(link))
+                    shown(qr_code(link))
                 if not no_open and not webbrowser.open(link):
                     shown("no browser was found here: open the link yourself")
                 while True:

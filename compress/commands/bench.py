@@ -37,7 +37,7 @@ def bench(
 
     Raises BundleError for a folder that is no bundle, DeviceError for a device that fails or cannot be reached.
     """
-    chosen = options.files([Path(file) for file in files], precision)
+    chosen = options.list_files([Path(file) for file in files], precision)
     settings = [Setting(*values) for values in product(threads, batch, seq)]
     with open_chosen(device, say=say) as opened:
         return measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)
@@ -57,7 +57,7 @@ def bench_visitors(
     phones apart. Raises as `bench` does, and DeviceError for another device than browsers.
     """
     if device.device != "browser":
-        raise DeviceError(f"--visitors {visitors}: means nothing to --device {device.device}; it is for browser")
+        raise DeviceError(f"--visitors {visitors}: does not apply to --device {device.device}; it is for browser")
     for name in (f"browser {number}" for number in range(1, visitors + 1)):
         say(f"{name} of {visitors}")
         yield replace(bench(files, device=device, say=say, **options), device=name)

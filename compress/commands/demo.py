@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress import __version__
-from compress.benchmark.browser.device import PACKAGE, runtime
-from compress.benchmark.browser.server import Site, Visitor, serving
+from compress.benchmark.browser.device import PACKAGE, load_runtime
+from compress.benchmark.browser.server import PageSession, Site, serve_site
 from compress.errors import ExportError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle, Precision
@@ -79,7 +79,7 @@ def demo(
     """
     loaded, out = Bundle.load(Path(bundle)), Path(out)
     _check(loaded, out)
-    engine = runtime(assets)
+    engine = load_runtime(assets)
     say(f"{loaded.path}: putting the tokenizer into the model, and comparing the two on hard texts")
     with atomic_folder(out) as folder:
         proof = text_file(loaded, folder / MODEL, precision=precision)
@@ -140,8 +140,8 @@ def serve(made: Demo, *, lan: bool = False) -> Iterator[str]:
 
     Raises DeviceError where there is no address to listen on.
     """
-    visitor = Visitor()
-    secret = visitor.claim(visitor.token)  # so that nobody else can, and the link serves all who have it
+    session = PageSession()
+    secret = session.claim(session.token)  # so that nobody else can, and the link serves all who have it
     files = {name: made.path / name for name in made.sizes}
-    with serving(Site(visitor, {"": made.path / "index.html", **files}, public={}), lan=lan) as link:
+    with serve_site(Site(session, {"": made.path / "index.html", **files}, public={}), lan=lan) as link:
         yield f"{link.partition('#')[0]}{secret}/"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compress.benchmark.devices import Device, open_chosen
-from compress.benchmark.jobs import check
+from compress.benchmark.jobs import check_settings
 from compress.benchmark.options import LONE
 from compress.config.limits import check_max_drop, check_minutes, check_number
 from compress.config.options import DeviceOptions
@@ -192,7 +192,7 @@ def compare_latency(
     bound), however many there are.
     """
     pair, end = dict(zip(("old", "new"), files, strict=True)), time.monotonic() + 60 * minutes
-    check(device.name, device.facts().get("cores", ""), pair, [setting])
+    check_settings(device.name, device.facts().get("cores", ""), pair, [setting])
     ratios, medians = list[float](), list[tuple[float, float]]()
     allowed, low, high, centre = log1p(max_slower), -inf, inf, 0.0
     looks, runs, late = 0, FIRST_RUNS, False

@@ -132,7 +132,7 @@ def test_a_native_program_is_pushed_run_read_and_removed(
 
 
 def test_the_inputs_are_those_of_other_devices(model: Path) -> None:
-    made = android.inputs(model, Setting(1, 2, 8))
+    made = android.serialize_inputs(model, Setting(1, 2, 8))
     tensors = [onnx.TensorProto.FromString(content) for content in made.values()]
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
     assert list(made) == ["input_0.pb", "input_1.pb", "input_2.pb"]
@@ -160,8 +160,8 @@ def test_a_phone_that_is_unplugged_in_the_middle_is_an_error(
         ({}, "adb", "no phone is connected"),
         ({"A": "device", "B": "device"}, "adb", "2 phones are connected; name one: adb:A or adb:B"),
         ({"A": "device"}, "adb:C", "adb:C: no such phone; connected: A"),
-        ({"A": "unauthorized"}, "adb", "adb:A: has not allowed this machine: unlock it"),
-        ({"A": "offline"}, "adb:A", "adb:A: does not answer: unplug it"),
+        ({"A": "unauthorized"}, "adb", "adb:A: has not authorised this machine: unlock it"),
+        ({"A": "offline"}, "adb:A", "adb:A: does not answer: unplug it and"),
         ({"A": "no permissions (user in plugdev group)"}, "adb", "udev rules are missing"),
         ({"A": "host"}, "adb", r"adb:A: is not ready \(adb says: host\)"),
     ],
@@ -232,7 +232,7 @@ def test_sustained_runs_are_a_call_for_each_minute(
     log = install(tmp_path, monkeypatch)
     with open_device("adb", native=program, **QUIET) as device:
         (found,) = device.sustain({"m": model}, Setting(1, 1, 8), seconds=90)
-        with pytest.raises(DeviceError, match="answers no rows"):
+        with pytest.raises(DeviceError, match="computes no logits"):
             device.logits(model, [])
     assert found.minutes == pytest.approx((5.0, 5.0))
     assert (found.started, found.temperatures) == (47.25, (47.25, 47.25))
@@ -247,7 +247,7 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
     model.write_bytes(b"model")
     with open_device("adb", native=program, **QUIET) as device:
         (found,) = device.race({"m": model}, [Setting(4, 1, 128)], rounds=2, runs=50)
-        with pytest.raises(DeviceError, match="has its shape inside"):
+        with pytest.raises(DeviceError, match="has a fixed shape"):
             device.race({"m": model}, [Setting(4, 1, 128), Setting(4, 1, 64)], rounds=2, runs=50)
         with pytest.raises(DeviceError, match=r"x: benchmark_model runs \.tflite files"):
             device.race({"x": tmp_path / "x.onnx"}, [Setting()], rounds=2, runs=50)
@@ -262,14 +262,14 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
 def test_what_programs_print() -> None:
     """The columns of onnxruntime_perf_test's file became six in 2025."""
     six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(stand_in_adb.SECONDS))
-    calls = [android.read_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
+    calls = [android.parse_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
     assert calls[0].ms == calls[1].ms
-    with pytest.raises(DeviceError, match=r"not what we can read\. It ended: .* / Aborted"):
-        android.read_run("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
+    with pytest.raises(DeviceError, match=r"cannot be parsed\. It ended: .* / Aborted"):
+        android.parse_run("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
     with pytest.raises(DeviceError, match="prints no median, p95, Init, First inference; expected a newer build"):
-        android.read_run("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
+        android.parse_run("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
     same = "INFO: count=9 curr=30(all same) p5=30 median=30 p95=30\nInit: 1, First inference: 2"
-    assert android.read_run("benchmark_model", same).ms == [0.03] * 9
+    assert android.parse_run("benchmark_model", same).ms == [0.03] * 9
 
 
 def test_a_program_is_known_by_its_name(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_temperatures_are_the_processors_or_the_batterys() -> None:
 
 def test_options_that_mean_nothing_to_a_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        pytest.raises(DeviceError, match="--native: means nothing to --device local; it is for adb"),
+        pytest.raises(DeviceError, match="--native: does not apply to --device local; it is for adb"),
         open_device("local", native=tmp_path),
     ):
         pass

@@ -14,8 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compress.benchmark.browser import server
-from compress.benchmark.browser import server as visitor
-from compress.benchmark.browser.device import PACKAGE, Browser, browser, packed
+from compress.benchmark.browser.device import PACKAGE, Browser, browser, fetch_tarball
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session
@@ -39,7 +38,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs npm")
     folder = tmp_path_factory.mktemp("npm")
     try:
-        return packed(folder)
+        return fetch_tarball(folder)
     except DeviceError as error:
         pytest.skip(f"needs {PACKAGE}: {error}")
 
@@ -134,8 +133,8 @@ def test_it_says_what_it_runs_on(device: Browser) -> None:
     assert "threads" not in facts  # isolated: as many as asked for
     assert facts["cores"].isdigit()
     assert facts["system"] == "Linux" or facts["system"].startswith("Linux ")
-    assert device.known.simd
-    assert 0 < device.known.timer_ms < 0.05
+    assert device.browser_facts.simd
+    assert 0 < device.browser_facts.timer_ms < 0.05
 
 
 def test_a_file_that_it_cannot_run_is_an_error_and_it_goes_on(
@@ -171,8 +170,8 @@ def test_over_the_network_it_measures_with_one_thread(runtime: Path, files: dict
 def test_a_browser_that_dies_is_missed(
     runtime: Path, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visitor, "SILENCE", 1.0)
-    monkeypatch.setattr(visitor, "HOLD", 0.25)
+    monkeypatch.setattr(server, "SILENCE", 1.0)
+    monkeypatch.setattr(server, "HOLD", 0.25)
     with (
         chromium(tmp_path / "profile") as (visit, running),
         pytest.raises(DeviceError, match="nothing heard from the page"),

@@ -15,8 +15,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from compress.benchmark.browser import device, server
-from compress.benchmark.browser import device as qr
-from compress.benchmark.browser import server as visitor
 from compress.benchmark.browser.device import browser
 from compress.commands.bench import bench_visitors
 from compress.config.options import DeviceOptions
@@ -42,9 +40,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No runtime is needed where no browser is, and what is lost is missed sooner."""
-    monkeypatch.setattr(device, "runtime", lambda source, webgpu: [tmp_path / "ort.mjs"])
-    monkeypatch.setattr(visitor, "SILENCE", 0.6)
-    monkeypatch.setattr(visitor, "HOLD", 0.1)
+    monkeypatch.setattr(device, "load_runtime", lambda source, webgpu: [tmp_path / "ort.mjs"])
+    monkeypatch.setattr(server, "SILENCE", 0.6)
+    monkeypatch.setattr(server, "HOLD", 0.1)
 
 
 @pytest.fixture
@@ -182,7 +180,7 @@ def test_a_command_that_ends_early_tells_the_page(error: type[BaseException]) ->
 
 
 def test_a_page_that_leaves_is_an_error_at_once(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitor, "SILENCE", 60.0)
+    monkeypatch.setattr(server, "SILENCE", 60.0)
     with (
         page() as gone,
         pytest.raises(DeviceError, match=r"left in the middle .* keep the page in front"),
@@ -206,8 +204,8 @@ def test_a_phone_that_is_lost_is_missed(files: dict[str, Path]) -> None:
 
 
 def test_a_step_that_never_ends_is_an_error(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitor, "LONGEST", 0.5)
-    monkeypatch.setattr(visitor, "SILENCE", 60.0)
+    monkeypatch.setattr(server, "LONGEST", 0.5)
+    monkeypatch.setattr(server, "SILENCE", 60.0)
     ended = threading.Event()
 
     def stuck(_: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +246,7 @@ def test_times_that_cannot_be_are_refused(files: dict[str, Path], nonsense: dict
     with (
         page({"time": lambda _: nonsense}) as visitor,
         browser(timeout=5, visit=visitor.visit) as found,
-        pytest.raises(DeviceError, match="the page answered what cannot be"),
+        pytest.raises(DeviceError, match="the page sent an invalid answer"),
     ):
         found.race({"a": files["a"]}, [BRIEF], rounds=2, runs=1)
 
@@ -308,8 +306,10 @@ def test_what_a_page_cannot_run_is_refused_at_home(files: dict[str, Path], tmp_p
 
 
 def test_the_link_is_shown_and_as_a_code_for_phones(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "code", lambda link: f"code of {link}")
-    monkeypatch.setattr(device, "serving", lambda site, lan: _served("http://10.0.0.1:1/#t" if lan else "http://x/#t"))
+    monkeypatch.setattr(device, "qr_code", lambda link: f"code of {link}")
+    monkeypatch.setattr(
+        device, "serve_site", lambda site, lan: _served("http://10.0.0.1:1/#t" if lan else "http://x/#t")
+    )
     for lan in (False, True):
         with (
             pytest.raises(DeviceError, match="this machine's network, if no firewall" if lan else "with --lan"),
@@ -334,15 +334,15 @@ class _served:  # noqa: N801  # stands for the context manager of that name
 
 def test_without_segno_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "segno", None)
-    assert qr.code("http://10.0.0.1:1/#t") == "For a QR code of this link: pip install 'segno>=1.6'"
+    assert device.qr_code("http://10.0.0.1:1/#t") == "For a QR code of this link: pip install 'segno>=1.6'"
 
 
 def test_a_code_is_square_and_of_the_link() -> None:
     pytest.importorskip("segno", reason="needs segno, of the extra lan")
-    lines = qr.code("http://192.168.178.20:54321/#" + "t" * 43).splitlines()
+    lines = device.qr_code("http://192.168.178.20:54321/#" + "t" * 43).splitlines()
     assert {len(line) for line in lines} == {len(lines[0])}
     assert abs(2 * len(lines) - len(lines[0])) <= 1  # a character is two modules high
-    assert qr.code("http://192.168.178.21:54321/#" + "t" * 43).splitlines() != lines
+    assert device.qr_code("http://192.168.178.21:54321/#" + "t" * 43).splitlines() != lines
 
 
 def test_the_page_makes_no_markup_of_texts() -> None:
@@ -384,5 +384,5 @@ def test_several_visitors_are_measured_in_turn_each_by_a_link_of_its_own(files: 
 
 
 def test_visitors_are_of_browsers(files: dict[str, Path]) -> None:
-    with pytest.raises(DeviceError, match="--visitors 2: means nothing to --device local"):
+    with pytest.raises(DeviceError, match="--visitors 2: does not apply to --device local"):
         list(bench_visitors([files["a"]], 2, device=DeviceOptions()))

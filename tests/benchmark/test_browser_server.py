@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from compress.benchmark.browser import server
-from compress.benchmark.browser import server as answers
-from compress.benchmark.browser.server import Site, Visitor, serving
+from compress.benchmark.browser.server import PageSession, Site, serve_site
 from compress.records.latency import DeviceError
 from tests.benchmark.visiting import claim, request
 
@@ -25,14 +24,14 @@ from tests.benchmark.visiting import claim, request
 def site(tmp_path: Path) -> Site:
     (tmp_path / "model.onnx").write_bytes(b"weights" * 100_000)
     (tmp_path / "ours.onnx").write_bytes(b"not offered")
-    made = Site(Visitor(), {"worker.js": server.WEB / "worker.js"})
+    made = Site(PageSession(), {"worker.js": server.WEB / "worker.js"})
     made.offer(tmp_path / "model.onnx")
     return made
 
 
 @pytest.fixture
 def link(site: Site) -> Iterator[str]:
-    with serving(site, lan=False) as link:
+    with serve_site(site, lan=False) as link:
         yield link
 
 
@@ -191,15 +190,15 @@ def test_a_body_that_trickles_in_is_given_up(link: str, base: str, monkeypatch: 
 def test_a_tensor_that_is_none_is_told(dims: Any, data: list[float]) -> None:
     sent = {"dims": dims, "data": base64.b64encode(np.array(data, "<f4").tobytes()).decode()}
     with pytest.raises(DeviceError, match="the page"):
-        answers.read({"ok": {"rows": [[sent]]}}, answers.Computed).logits()
+        server.parse_answer({"ok": {"rows": [[sent]]}}, server.RowOutputs).logits()
 
 
 def test_tensors_of_one_row_must_have_one_shape() -> None:
     one, two = ({"dims": [1, n], "data": base64.b64encode(bytes(4 * n)).decode()} for n in (1, 2))
-    assert answers.read({"ok": {"rows": [[two, two]]}}, answers.Computed).logits()[0].shape == (2, 2)
+    assert server.parse_answer({"ok": {"rows": [[two, two]]}}, server.RowOutputs).logits()[0].shape == (2, 2)
     for rows in ([[one, two]], [[]], [[{"dims": [1, 1], "data": "?"}]], [[{"dims": [1, 1], "data": "é"}]]):
         with pytest.raises(DeviceError, match="the page"):
-            answers.read({"ok": {"rows": rows}}, answers.Computed).logits()
+            server.parse_answer({"ok": {"rows": rows}}, server.RowOutputs).logits()
 
 
 def test_other_methods_are_not_there(link: str) -> None:
@@ -213,7 +212,7 @@ def test_other_methods_are_not_there(link: str) -> None:
 
 def test_nothing_listens_afterwards(site: Site) -> None:
     before = threading.active_count()
-    with serving(site, lan=False) as link:
+    with serve_site(site, lan=False) as link:
         assert request(link, "/").status == 200
     with pytest.raises(ConnectionRefusedError):
         request(link, "/")
@@ -227,25 +226,25 @@ def test_lan_without_a_network_is_an_error(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(server.socket.socket, "connect", unreachable)
     with (
         pytest.raises(DeviceError, match=r"--lan: this machine has no network address .* leave --lan out"),
-        serving(site, lan=True),
+        serve_site(site, lan=True),
     ):
         pass
 
 
 def test_a_command_is_handed_out_until_it_is_answered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.benchmark.browser.server.HOLD", 0.1)
-    visitor, found = site.visitor, []
-    visitor.claim(visitor.token)
-    asking = threading.Thread(target=lambda: found.append(visitor.ask({"do": "clear"})))
+    session, found = site.session, []
+    session.claim(session.token)
+    asking = threading.Thread(target=lambda: found.append(session.ask({"do": "clear"})))
     asking.start()
-    first = visitor.next(0)
+    first = session.next_command(0)
     assert first is not None
-    assert visitor.next(0) == first  # the first reply was lost on its way
-    assert visitor.next(first["id"]) is None
-    visitor.answered({"id": first["id"] + 1, "ok": "to another question"})
-    visitor.answered({"ok": "to none"})
-    visitor.answered({"id": first["id"], "ok": {}})
+    assert session.next_command(0) == first  # the first reply was lost on its way
+    assert session.next_command(first["id"]) is None
+    session.receive_answer({"id": first["id"] + 1, "ok": "to another question"})
+    session.receive_answer({"ok": "to none"})
+    session.receive_answer({"id": first["id"], "ok": {}})
     asking.join(10)
     assert found == [{"id": first["id"], "ok": {}}]
-    visitor.answered({"id": first["id"], "ok": "twice"})
-    assert visitor.next(0) is None
+    session.receive_answer({"id": first["id"], "ok": "twice"})
+    assert session.next_command(0) is None

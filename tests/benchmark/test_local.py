@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoModelForQuestionAnswering
 
 from compress.benchmark.jobs import timing_job
-from compress.benchmark.local import Link, local, race
+from compress.benchmark.local import Link, open_local, race
 from compress.benchmark.remote import agent, runner
 from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic
@@ -66,7 +66,7 @@ def test_a_load_that_stays_is_measured_though_both_passes_agree(folder: Path) ->
     with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
         try:
-            with local(affinity=(cpu,)) as device:
+            with open_local(affinity=(cpu,)) as device:
                 (latency,) = device.race({"deep": folder / "deep.onnx"}, [Setting(1, 4, 64)], rounds=4, runs=10)
         finally:
             other.kill()
@@ -82,7 +82,7 @@ def test_peak_memory_is_the_workers_own(folder: Path) -> None:
 
 def test_a_runner_that_dies_is_an_error_with_its_last_words_and_the_device_measures_on(folder: Path) -> None:
     files = {"shallow": folder / "shallow.onnx", "deep": folder / "deep.onnx"}
-    with local() as device:
+    with open_local() as device:
         with pytest.raises(
             DeviceError, match=r"^shallow: .* code 1 at 1 thread, batch 2, 65 tokens: .*64 by 65\. Usual"
         ):
@@ -115,7 +115,7 @@ def kill(module: Any) -> None:
 
 def test_a_killed_runner_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_the_first_runs(monkeypatch, lambda: kill(runner))
-    with pytest.raises(DeviceError, match=r"ended with code -9 .*: it said nothing\. .* too little memory"):
+    with pytest.raises(DeviceError, match=r"ended with code -9 .*: no output\. .* too little memory"):
         race({"deep": folder / "deep.onnx"}, [Setting(1, 1, 8)], **QUICK)
     assert living() == []
 
@@ -135,7 +135,7 @@ def test_an_interrupt_in_the_middle_of_a_run_leaves_nothing(folder: Path, monkey
         raise KeyboardInterrupt
 
     at_the_first_runs(monkeypatch, lambda: monkeypatch.setattr(Link, "read_line", interrupted))
-    with local() as device, pytest.raises(KeyboardInterrupt):
+    with open_local() as device, pytest.raises(KeyboardInterrupt):
         device.race({name: folder / f"{name}.onnx" for name in ("deep", "shallow")}, [Setting(1, 1, 8)], **QUICK)
     assert living() == []
 
@@ -161,11 +161,11 @@ def test_affinity_holds_and_cpus_that_are_not_there_are_refused(folder: Path, mo
     mine = min(os.sched_getaffinity(0))
     seen: list[list[int] | None] = []
     at_the_first_runs(monkeypatch, lambda: seen.extend(each.cpu_affinity() for each in ours(runner)))
-    with local(affinity=(mine,)) as device:
+    with open_local(affinity=(mine,)) as device:
         (latency,) = device.race(file, [Setting(1, 1, 8)], rounds=2, runs=1)
     assert seen == [[mine], [mine]], "in each pass"
     assert latency.affinity == str(mine)
-    with local(affinity=(4095,)) as device, pytest.raises(DeviceError, match=r"CPUs \[4095\] are not there"):
+    with open_local(affinity=(4095,)) as device, pytest.raises(DeviceError, match=r"CPUs \[4095\] do not exist"):
         device.race(file, [Setting(1, 1, 8)], rounds=2, runs=1)
 
 
@@ -178,7 +178,7 @@ def test_logits_are_those_of_prediction(folder: Path) -> None:
     session = open_session(folder / "small.onnx", threads=1)
     names = [node.name for node in session.get_inputs()]
     expected = [session.run(None, {name: np.asarray([row[name]]) for name in names})[0][0] for row in rows]
-    with local() as device:
+    with open_local() as device:
         found = device.logits(folder / "small.onnx", rows)
         assert device.logits(folder / "small.onnx", []) == []
     np.testing.assert_array_equal(np.stack(found), np.stack(expected))
@@ -188,7 +188,7 @@ def test_logits_are_those_of_prediction(folder: Path) -> None:
 def test_logits_of_many_outputs_are_joined_and_rows_without_an_input_refused(tmp_path: Path) -> None:
     to_onnx(tiny.model("bert", head=AutoModelForQuestionAnswering, labels=2), tmp_path / "spans.onnx")
     row = {"input_ids": [2, 9, 3], "attention_mask": [1, 1, 1], "token_type_ids": [0, 0, 0]}
-    with local() as device:
+    with open_local() as device:
         (found,) = device.logits(tmp_path / "spans.onnx", [row])
         assert found.shape == (3, 2)
         with pytest.raises(DeviceError, match=r"a row has input_ids; expected attention_mask"):
@@ -199,7 +199,7 @@ def test_a_sustained_run_has_a_median_for_each_minute(folder: Path, monkeypatch:
     monkeypatch.setattr("compress.benchmark.race.MINUTE", 0.1)
     files = {name: folder / f"{name}.onnx" for name in ("deep", "shallow")}
     said: list[str] = []
-    with local(say=said.append) as device:
+    with open_local(say=said.append) as device:
         deep, shallow = device.sustain(files, Setting(1, 1, 64), seconds=0.25)
     assert (deep.name, shallow.name, len(deep.minutes), len(deep.temperatures)) == ("deep", "shallow", 3, 3)
     assert min(deep.minutes) > min(shallow.minutes)

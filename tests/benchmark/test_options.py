@@ -11,7 +11,7 @@ from compress.records.latency import DeviceError, Setting
 
 
 def test_settings_are_every_combination() -> None:
-    assert options.settings("1, 2", "1", "16,64") == [
+    assert options.parse_settings("1, 2", "1", "16,64") == [
         Setting(1, 1, 16),
         Setting(1, 1, 64),
         Setting(2, 1, 16),
@@ -22,14 +22,14 @@ def test_settings_are_every_combination() -> None:
 @pytest.mark.parametrize("text", ["", "two", "1,", "1.5", "-1", "²"])
 def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(DeviceError, match=r"--seq .*expected whole numbers separated by commas"):
-        options.settings("1", "1", text)
+        options.parse_settings("1", "1", text)
 
 
 def test_spans_of_time_are_seconds() -> None:
-    assert [options.span(text) for text in ("90s", "5m", "0.5h")] == [90.0, 300.0, 1800.0]
+    assert [options.parse_duration(text) for text in ("90s", "5m", "0.5h")] == [90.0, 300.0, 1800.0]
     for text in ("5", "0m", "-1m", "5 minutes", ""):
-        with pytest.raises(DeviceError, match=f"--sustain {text}: expected a span of time, as in 90s, 5m or 1h"):
-            options.span(text)
+        with pytest.raises(DeviceError, match=f"--sustain {text}: expected a duration such as 90s, 5m or 1h"):
+            options.parse_duration(text)
 
 
 @pytest.mark.parametrize("group", [DeviceOptions, MeasureOptions])
@@ -40,32 +40,35 @@ def test_a_device_is_opened_by_the_options_of_it_that_a_group_holds(group: type[
 
 
 def test_cpus_are_read_and_written_as_taskset_does() -> None:
-    assert options.cpus("0-3,6") == (0, 1, 2, 3, 6)
-    assert options.cpus("") == ()
-    assert options.cpu_list((0, 1, 2, 3, 6)) == "0-3,6"
-    assert options.cpu_list((4,)) == "4"
-    assert options.cpu_list(()) == ""
+    assert options.parse_cpus("0-3,6") == (0, 1, 2, 3, 6)
+    assert options.parse_cpus("") == ()
+    assert options.format_cpus((0, 1, 2, 3, 6)) == "0-3,6"
+    assert options.format_cpus((4,)) == "4"
+    assert options.format_cpus(()) == ""
     for text in ("a", "3-1", "1,,2", "f0", "-"):
-        with pytest.raises(DeviceError, match=r"expected CPUs, as in 0-3"):
-            options.cpus(text)
+        with pytest.raises(DeviceError, match=r"expected CPUs such as 0-3"):
+            options.parse_cpus(text)
 
 
 def test_lone_files_are_raced_under_their_own_path_and_only_once() -> None:
-    assert options.files([Path("a/x.onnx"), Path("y.xml")]) == {"a/x.onnx": Path("a/x.onnx"), "y.xml": Path("y.xml")}
+    assert options.list_files([Path("a/x.onnx"), Path("y.xml")]) == {
+        "a/x.onnx": Path("a/x.onnx"),
+        "y.xml": Path("y.xml"),
+    }
     with pytest.raises(DeviceError, match=r"x\.onnx: given twice"):
-        options.files([Path("x.onnx"), Path("x.onnx")])
+        options.list_files([Path("x.onnx"), Path("x.onnx")])
 
 
 def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:
-    options.place(None)
-    options.place(tmp_path / "new.json")
+    options.check_output(None)
+    options.check_output(tmp_path / "new.json")
     with pytest.raises(DeviceError, match="is a folder; expected a file"):
-        options.place(tmp_path)
+        options.check_output(tmp_path)
     with pytest.raises(DeviceError, match="there is no folder"):
-        options.place(tmp_path / "absent" / "x.json")
+        options.check_output(tmp_path / "absent" / "x.json")
 
 
 def test_a_file_of_another_kind_is_told_from_a_bundle(tmp_path: Path) -> None:
     (tmp_path / "model.ort").write_bytes(b"")
-    with pytest.raises(DeviceError, match=r"model\.ort: expected a bundle's folder, or a file that ends in \.onnx"):
-        options.files([tmp_path / "model.ort"])
+    with pytest.raises(DeviceError, match=r"model\.ort: expected the folder of a bundle, or a file ending in \.onnx"):
+        options.list_files([tmp_path / "model.ort"])

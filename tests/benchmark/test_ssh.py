@@ -14,7 +14,7 @@ import pytest
 
 from compress.benchmark.devices import open_device
 from compress.benchmark.local import Link
-from compress.benchmark.ssh import Address, far_command
+from compress.benchmark.ssh import Address, remote_command
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.records.latency import DeviceError, Setting
@@ -116,7 +116,7 @@ def test_a_connection_that_is_lost_in_the_middle_of_a_run_leaves_nothing(
 
     monkeypatch.setattr(Link, "ask", dropped)
     with (
-        pytest.raises(DeviceError, match=r"^ssh:.*: the connection was lost \(.*\)\. What ran there ends"),
+        pytest.raises(DeviceError, match=r"^ssh:.*: the connection was lost \(.*\)\. The processes and"),
         open_device(f"ssh:{server.where}", **HERE) as device,
     ):
         device.race({"int8": files["int8"]}, [Setting(1, 1, 8)], rounds=2, runs=1)
@@ -139,9 +139,9 @@ def test_an_interrupt_leaves_nothing(server: Server, files: dict[str, Path], mon
 @pytest.mark.parametrize(
     ("key", "known", "said"),
     [
-        ("stranger", "known", r"Permission denied.*: it does not let this user in without a password.* ssh-copy-id"),
+        ("stranger", "known", r"Permission denied.*: it does not accept this user without a password.* ssh-copy-id"),
         ("user", "nobody", r"Host key verification failed.*Connect once by hand"),
-        ("user", "false", r"its key is another than before"),
+        ("user", "false", r"its host key has changed"),
     ],
 )
 def test_who_is_not_let_in_is_told_why(server: Server, key: str, known: str, said: str) -> None:
@@ -156,7 +156,7 @@ def test_who_is_not_let_in_is_told_why(server: Server, key: str, known: str, sai
 @needs_sshd
 def test_a_port_where_nobody_listens(server: Server) -> None:
     with (
-        pytest.raises(DeviceError, match=r"Connection refused: nothing listens for ssh there"),
+        pytest.raises(DeviceError, match=r"Connection refused: no ssh server listens there"),
         open_device("ssh:127.0.0.1:1", **HERE),
     ):
         pass
@@ -230,14 +230,14 @@ def test_what_is_no_address_never_comes_near_ssh(text: str) -> None:
         Address.parse(text)
 
 
-def test_the_far_command_quotes_what_it_is_given(tmp_path: Path) -> None:
+def test_the_remote_command_quotes_what_it_is_given(tmp_path: Path) -> None:
     """A shell that runs the command starts this very Python, with as many bytes of source as were promised."""
     python = tmp_path / "a b" / "py'thon"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     source = b"print(sys.stdin.read())"
-    words = Address.parse("pi:22").command(far_command(str(python), len(source)), 5)
+    words = Address.parse("pi:22").command(remote_command(str(python), len(source)), 5)
     assert words[0] == "ssh"
     assert words[-4:-1] == ["22", "--", "pi"]
     assert "BatchMode=yes" in words

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from compress.benchmark.browser import server
-from compress.benchmark.browser.server import PUBLIC, Site, Visitor, serving
+from compress.benchmark.browser.server import PUBLIC, PageSession, Site, serve_site
 from tests.benchmark.visiting import claim, request
 from tests.campaign.cases import WHOLE, Record, draw, record
 
@@ -50,7 +50,7 @@ HEADERS = (
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     (tmp_path / "model.onnx").write_bytes(b"weights" * 1000)
-    made = Site(Visitor(), {"worker.js": server.WEB / "worker.js"})
+    made = Site(PageSession(), {"worker.js": server.WEB / "worker.js"})
     made.offer(tmp_path / "model.onnx")
     return made
 
@@ -76,7 +76,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_random_requests(site: Site, broken: list[str], part: int, record_property: Record) -> None:
     """The odd parts know the secret path, as a page has it that went mad."""
     chance, faults = draw("server", part), {}
-    with serving(site, lan=False) as link:
+    with serve_site(site, lan=False) as link:
         base = str(claim(link).json()["base"]) if part % 2 else "/not-the-secret/"
         threads = threading.active_count()
         for number in range(EACH):

@@ -36,7 +36,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not shutil.which(program):
             pytest.skip(f"needs {program}")
     try:
-        return device.runtime(device.packed(tmp_path_factory.mktemp("npm")))[0]
+        return device.load_runtime(device.fetch_tarball(tmp_path_factory.mktemp("npm")))[0]
     except DeviceError as error:
         pytest.skip(f"needs {device.PACKAGE}: {error}")
 

@@ -234,8 +234,8 @@ def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
         written(broken, tmp_path / "broken")
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["gpt2"]
     folder = written(t5(), tmp_path / "t5").path
-    with pytest.raises(DeviceError, match="writes text token by token"):
-        options.files([folder])
+    with pytest.raises(DeviceError, match="generates text token by token"):
+        options.list_files([folder])
     for name in ("config.json", "generation_config.json"):
         told = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({key: told[key] for key in told if key != "decoder_start_token_id"}))

@@ -1,6 +1,6 @@
-"""Measure in a browser: a page is driven from here, step by step, with onnxruntime-web of one version and these bytes.
+"""Measure in a browser: drive a page step by step, with onnxruntime-web in one pinned version.
 
-Each file has a worker with a runtime and threads of its own, as each has a process elsewhere.
+Each file has a worker with its own runtime and threads, as it has its own process on other devices.
 """
 
 import base64
@@ -26,16 +26,16 @@ from onnx import TensorProto, helper
 from compress.benchmark import jobs
 from compress.benchmark.browser.server import (
     WEB,
+    Acknowledgement,
     Answer,
-    Computed,
-    Done,
-    Known,
-    Opened,
+    BrowserFacts,
+    OpenTimes,
+    PageSession,
+    RoundTimes,
+    RowOutputs,
     Site,
-    Timed,
-    Visitor,
-    read,
-    serving,
+    parse_answer,
+    serve_site,
 )
 from compress.benchmark.race import Pass, PassTimes, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
@@ -56,57 +56,53 @@ WASM: Mapping[str, str] = {
     "ort-wasm-simd-threaded.mjs": "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",
     "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
 }
-"""The files the page loads, and their SHA-256. The first is the entry. 14 MB."""
+"""The files that the page loads, entry first, and their SHA-256. 14 MB."""
 
 WEBGPU: Mapping[str, str] = {
     "ort.webgpu.min.mjs": "3dffff71811bc13a3a3d9591c57ca5ee5735b8f5f3eaf789510b02bb040ae3a0",
     "ort-wasm-simd-threaded.asyncify.mjs": "3d1c85995364bb643302fc6fd877a0c3ba5ae72401815e0f24828a53d9191e28",
     "ort-wasm-simd-threaded.asyncify.wasm": "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",
 }
-"""The same for the build that can use WebGPU. 27 MB."""
+"""The files of the build with WebGPU. 27 MB."""
 
 PATIENCE = 600
-"""Seconds for npm: the tarball has 33 MB."""
+"""Seconds that npm may take: the tarball has 33 MB."""
 
 BY_HAND = (
-    f"Where npm is: npm pack {PACKAGE}. Then give the file it wrote, or the folder it unpacks to: --assets {TARBALL}"
+    f"On a machine that has npm: npm pack {PACKAGE}. Then pass the tarball, or the unpacked folder: --assets {TARBALL}"
 )
 
 
-def runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
-    """Return the files of onnxruntime-web that the page loads, entry first, checked byte for byte.
+def load_runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
+    """Return the files of onnxruntime-web that the page loads, entry first, after comparing their hashes.
 
-    source  None: those kept under $COMPRESS_HOME/web, got by npm the first time; a file: the package's tarball; a
-            folder: one that has the files, itself or in `dist` or `package/dist`.
-    Raises DeviceError: no npm, npm fails, or the files are not those of VERSION.
+    source  None: the cache under $COMPRESS_HOME/web, which npm fills the first time; a file: the package's tarball; a
+            folder: one that has the files, directly or in `dist` or `package/dist`
+    Raises DeviceError if npm is missing or fails, or if the files are not those of VERSION.
     """
-    needed = WEBGPU if webgpu else WASM
+    pins = WEBGPU if webgpu else WASM
     if source is not None and source.is_dir():
-        for place in (source, source / "dist", source / "package" / "dist"):
-            if all((place / name).is_file() for name in needed):
-                return _check(place, needed)
-        raise DeviceError(f"--assets {source}: a folder without {', '.join(needed)}. {BY_HAND}")
+        for folder in (source, source / "dist", source / "package" / "dist"):
+            if all((folder / name).is_file() for name in pins):
+                return _check_files(folder, pins)
+        raise DeviceError(f"--assets {source}: a folder without {', '.join(pins)}. {BY_HAND}")
+    cache = home() / "web" / VERSION / ("webgpu" if webgpu else "wasm")
     if source is not None:
-        return _unpack(source, needed)
-    kept = _place(needed)
-    if kept.exists():
-        if not (changed := _list_changed(kept, needed)):
-            return [kept / name for name in needed]
-        note(f"{kept}: {', '.join(changed)} is damaged or missing; getting {PACKAGE} again")
-    with tempfile.TemporaryDirectory() as folder:
-        return _unpack(packed(Path(folder)), needed)
+        return _unpack(source, pins, cache)
+    if cache.exists():
+        if not (changed := _list_changed(cache, pins)):
+            return [cache / name for name in pins]
+        note(f"{cache}: {', '.join(changed)} is damaged or missing; fetching {PACKAGE} again")
+    with tempfile.TemporaryDirectory() as scratch:
+        return _unpack(fetch_tarball(Path(scratch)), pins, cache)
 
 
-def _place(needed: Mapping[str, str]) -> Path:
-    return home() / "web" / VERSION / ("webgpu" if needed is WEBGPU else "wasm")
-
-
-def packed(folder: Path) -> Path:
-    """Let npm fetch the tarball into `folder`, and return its path."""
+def fetch_tarball(folder: Path) -> Path:
+    """Fetch the tarball into `folder` with npm, and return its path."""
     npm = shutil.which("npm")
     if npm is None:
         raise DeviceError(
-            f"browser: {PACKAGE} is needed, and npm, which gets it, is not on the PATH. Install Node.js. {BY_HAND}"
+            f"browser: {PACKAGE} is needed, and npm, which fetches it, is not on the PATH. Install Node.js. {BY_HAND}"
         )
     command = [npm, "pack", PACKAGE, "--pack-destination", str(folder), "--loglevel", "error"]
     try:
@@ -114,72 +110,72 @@ def packed(folder: Path) -> Path:
     except subprocess.TimeoutExpired:
         raise DeviceError(f"browser: npm pack {PACKAGE} took over {PATIENCE} s. {BY_HAND}") from None
     if done.returncode != 0 or not (folder / TARBALL).is_file():
-        words = " ".join(done.stderr.split())[:600] or "it said nothing"
-        raise DeviceError(f"browser: npm pack {PACKAGE} ended with code {done.returncode}: {words}. {BY_HAND}")
+        output = " ".join(done.stderr.split())[:600] or "no output"
+        raise DeviceError(f"browser: npm pack {PACKAGE} ended with code {done.returncode}: {output}. {BY_HAND}")
     return folder / TARBALL
 
 
-def _unpack(tarball: Path, needed: Mapping[str, str]) -> list[Path]:
-    """Unpack the needed files of the tarball, once it is known to be the right one, to where they are kept."""
+def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
+    """Unpack the pinned files of the tarball into the cache, after checking its hash."""
     if not tarball.is_file():
         raise DeviceError(f"--assets {tarball}: no such file or folder; expected {TARBALL}. {BY_HAND}")
     with tarball.open("rb") as file:
-        found = "sha512-" + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
-    if found != INTEGRITY:
-        raise DeviceError(f"{tarball}: not {PACKAGE}: its integrity is {found}; expected {INTEGRITY}. {BY_HAND}")
+        integrity = "sha512-" + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
+    if integrity != INTEGRITY:
+        raise DeviceError(f"{tarball}: not {PACKAGE}: its integrity is {integrity}; expected {INTEGRITY}. {BY_HAND}")
 
     def unpack(folder: Path) -> None:
         with tarfile.open(tarball) as package:
-            for name in needed:
+            for name in pins:
                 member = package.extractfile(f"package/dist/{name}")
-                assert member is not None  # its integrity says so
+                assert member is not None  # guaranteed by the integrity
                 with member, (folder / name).open("wb") as target:
                     shutil.copyfileobj(member, target)
 
-    return _check(cached(_place(needed), unpack), needed)
+    return _check_files(cached(cache, unpack), pins)
 
 
-def _check(folder: Path, needed: Mapping[str, str]) -> list[Path]:
-    for name in _list_changed(folder, needed):
+def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:
+    for name in _list_changed(folder, pins):
         raise DeviceError(f"{folder / name}: another version than {PACKAGE}, or damaged. Remove it. {BY_HAND}")
-    return [folder / name for name in needed]
+    return [folder / name for name in pins]
 
 
-def _list_changed(folder: Path, needed: Mapping[str, str]) -> list[str]:
-    """List the files that are missing, or are not those that are needed."""
-    paths = ((folder / name, expected) for name, expected in needed.items())
+def _list_changed(folder: Path, pins: Mapping[str, str]) -> list[str]:
+    """List the files that are missing or do not have the pinned hash."""
+    paths = ((folder / name, expected) for name, expected in pins.items())
     return [path.name for path, expected in paths if not path.is_file() or sha256(path) != expected]
 
 
 @dataclass(frozen=True)
-class Fed:
-    """One ONNX file, the session entries it asks for, and the numpy types of its inputs by name."""
+class BrowserModel:
+    """An ONNX file, its session entries, and the numpy types of its inputs by name."""
 
     path: Path
     entries: Mapping[str, str]
     types: Mapping[str, Any]
 
     @staticmethod
-    def load(path: Path) -> "Fed":
-        """Read an ONNX file. Raises DeviceError or ExportError for what is no text encoder in one file."""
+    def load(path: Path) -> "BrowserModel":
+        """Read an ONNX file. Raises DeviceError or ExportError unless it is a text encoder in one file."""
         if jobs.runtime_of(path) != "onnxruntime":
             raise DeviceError(f"{path}: a browser runs ONNX files only")
-        (whole,) = jobs.parts(path)
-        return Fed(path, jobs.logits_job(path)["entries"], jobs.input_types(whole))
+        jobs.parts(path)
+        return BrowserModel(path, jobs.logits_job(path)["entries"], jobs.input_types(path))
 
     @cached_property
     def vocabulary(self) -> int:
         return vocabulary_size(read_model(self.path), self.path)
 
-    def drawn(self, setting: Setting) -> list[dict[str, Any]]:
-        """Draw the inputs that every device times the file with, as the page takes them."""
+    def random_inputs(self, setting: Setting) -> list[dict[str, Any]]:
+        """Draw the inputs that every device times the file with, as the page expects them."""
         return _tensors(feeds(self.types, setting.batch, setting.seq, self.vocabulary))
 
-    def row(self, row: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-        """Encode one text as the page takes it. Raises DeviceError when it lacks an input of the file."""
+    def encode_row(self, row: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+        """Encode a row as the page expects it. Raises DeviceError if it lacks an input of the file."""
         if missing := [name for name in self.types if name not in row]:
             raise DeviceError(f"{self.path}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
-        return _tensors({name: np.asarray([row[name]], kind) for name, kind in self.types.items()})
+        return _tensors({name: np.asarray([row[name]], dtype) for name, dtype in self.types.items()})
 
 
 def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
@@ -189,11 +185,10 @@ def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def probe() -> bytes:
-    """Make an ONNX file that gives back what it gets: opening it starts a runtime, and shows whether it starts at
-    all."""
-    given, got = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y"))
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [given], [got])
+def probe_model() -> bytes:
+    """Build an ONNX file that returns its input: opening it starts a runtime, and shows whether it starts at all."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     return model.SerializeToString()
 
@@ -201,29 +196,29 @@ def probe() -> bytes:
 HEAD = ("file", "p50 ms", "p95 ms", "to first")
 
 
-def tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
-    """Lay out one table per setting, in the order measured, each with the ratio of every p50 to the first file's."""
+def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
+    """Lay out one table per setting, in the order measured; the last column is the ratio of p50 to the first file's."""
     by_setting: dict[Setting, list[Latency]] = {}
-    for one in latencies:
-        by_setting.setdefault(one.setting, []).append(one)
+    for latency in latencies:
+        by_setting.setdefault(latency.setting, []).append(latency)
     return [
         {
             "title": str(setting),
             "head": HEAD,
             "rows": [
                 (
-                    one.name + (" (noisy)" if one.noisy else ""),
-                    *(f"{value:.2f}" for value in (one.p50_ms, one.p95_ms, one.p50_ms / here[0].p50_ms)),
+                    latency.name + (" (noisy)" if latency.noisy else ""),
+                    *(f"{ms:.2f}" for ms in (latency.p50_ms, latency.p95_ms, latency.p50_ms / group[0].p50_ms)),
                 )
-                for one in here
+                for latency in group
             ],
         }
-        for setting, here in by_setting.items()
+        for setting, group in by_setting.items()
     ]
 
 
 BURST = 5.0
-"""Seconds of one step of a sustained measurement: the page shows progress, and is missed when it is gone."""
+"""Seconds of one step of a sustained measurement: the page shows progress, and a lost page is noticed."""
 
 ROWS_AT_ONCE = 32
 
@@ -232,25 +227,25 @@ HIDDEN = "the page was hidden meanwhile, and browsers slow hidden pages down"
 
 @dataclass(frozen=True)
 class Browser:
-    """A page that has claimed the link.
+    """A page that has claimed the link, as a Device.
 
-    entry  the file of onnxruntime-web that its workers import
-    say    is told how far the measuring is
-    more   facts from elsewhere, as adb's of a phone
+    entry        the file of onnxruntime-web that its workers import
+    say          receives messages about progress
+    more_facts   facts from elsewhere, such as adb's about a phone
     """
 
     site: Site
-    known: Known
+    browser_facts: BrowserFacts
     entry: str
     webgpu: bool
     say: Callable[[str], None]
     name: str = "browser"
-    more: Mapping[str, str] = field(default_factory=dict)
+    more_facts: Mapping[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
-        """Return what the browser tells of what it runs on, and what is special about figures from there."""
-        known = self.known
-        told = {
+        """Return the browser's description of its machine, and what is special about its figures."""
+        known = self.browser_facts
+        facts = {
             "device": known.model,
             "cpu": known.processor,
             "cores": str(known.cores or ""),
@@ -264,129 +259,124 @@ class Browser:
             "clock": f"steps of {known.timer_ms:.2g} ms",
             "MB": "of WebAssembly memory",
         }
-        return {name: value for name, value in {**told, **self.more}.items() if value}
+        return {name: value for name, value in {**facts, **self.more_facts}.items() if value}
 
     def race(
         self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
     ) -> list[Latency]:
-        """Race as on every device; the peak memory is WebAssembly's own.
+        """Race the files as on every device; the peak memory is that of WebAssembly.
 
-        A sample that would be shorter than 100 steps of the browser's clock is the mean of several forwards. What was
-        measured while the page was hidden is flagged as noisy.
+        A sample that would be shorter than 100 steps of the browser's clock is the mean of several forwards. Figures
+        measured while the page was hidden are flagged as noisy.
         """
-        self._check(settings)
-        fed = {name: Fed.load(path) for name, path in files.items()}
-        found: list[Latency] = []
-        for done in race_files(files, settings, rounds, runs, partial(self._pass, fed), say=self._say):
-            found += done
-            self._ask({"do": "show", "tables": tables(found)}, Done)
-        return found
+        self._check_threads(settings)
+        models = {name: BrowserModel.load(path) for name, path in files.items()}
+        latencies: list[Latency] = []
+        for measured in race_files(files, settings, rounds, runs, partial(self._run_pass, models), say=self._say):
+            latencies += measured
+            self._ask({"do": "show", "tables": latency_tables(latencies)}, Acknowledgement)
+        return latencies
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Run each file without pause for `seconds`. Raises DeviceError when the page was hidden, and so slowed."""
-        self._check([setting])
-        fed = {name: Fed.load(path) for name, path in files.items()}
-        return [self._run_sustained(name, file, setting, seconds) for name, file in fed.items()]
+        """Run each file in turn for `seconds` without a pause. Raises DeviceError if the page was hidden meanwhile."""
+        self._check_threads([setting])
+        models = {name: BrowserModel.load(path) for name, path in files.items()}
+        return [self._run_sustained(name, model, setting, seconds) for name, model in models.items()]
 
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
-        """Compute the file's outputs there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise
-        task."""
-        name, fed, found = file.name, Fed.load(file), list[NDArray[np.float32]]()
-        self._clear(fed)
-        self._open(name, fed, None)
+        """Compute the file's logits of each row by itself: (outputs,), or (tokens, outputs) for a tokenwise task."""
+        name, model, logits = file.name, BrowserModel.load(file), list[NDArray[np.float32]]()
+        self._clear(model)
+        self._open(name, model, None)
         for start in range(0, len(rows), ROWS_AT_ONCE):
-            asked = [fed.row(row) for row in rows[start : start + ROWS_AT_ONCE]]
-            words = {"say": f"{name}: answering {len(rows)} rows", "done": start / len(rows)}
-            answer, _ = self._ask({"do": "logits", "worker": name, "rows": asked, **words}, Computed, about=name)
-            if len(answer.rows) != len(asked):
-                raise DeviceError(f"browser: {name}: the page answered {len(answer.rows)} of {len(asked)} rows")
-            found += answer.logits()
-        return found
+            batch = [model.encode_row(row) for row in rows[start : start + ROWS_AT_ONCE]]
+            progress = {"say": f"{name}: answering {len(rows)} rows", "done": start / len(rows)}
+            answer, _ = self._ask({"do": "logits", "worker": name, "rows": batch, **progress}, RowOutputs, about=name)
+            if len(answer.rows) != len(batch):
+                raise DeviceError(f"browser: {name}: the page answered {len(answer.rows)} of {len(batch)} rows")
+            logits += answer.logits()
+        return logits
 
-    def _check(self, settings: Sequence[Setting]) -> None:
+    def _check_threads(self, settings: Sequence[Setting]) -> None:
         most = max((setting.threads for setting in settings), default=1)
-        if most > 1 and not self.known.isolated:
+        if most > 1 and not self.browser_facts.isolated:
             raise DeviceError(
                 f"browser: {most} threads: this page may have one only, because it came over plain http from another "
                 "machine. Measure with --threads 1, or from the same machine: 127.0.0.1, or --device adb."
             )
 
-    def _say(self, words: str) -> None:
-        self.say(f"{self.name}: {words}")
+    def _say(self, message: str) -> None:
+        self.say(f"{self.name}: {message}")
 
-    def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, PassTimes]:
-        self._clear(*fed.values())
-        found = {}
-        for name in one.turns[0]:
-            opened = self._open(name, fed[name], one.setting)
-            found[name] = PassTimes(opened.init_ms, opened.first_ms)
-        for at, turn in enumerate(one.turns):
-            words = {"say": f"Measuring: {one}", "done": one.done + one.share * at / len(one.turns)}
+    def _run_pass(self, models: Mapping[str, BrowserModel], this: Pass) -> dict[str, PassTimes]:
+        self._clear(*models.values())
+        times = {}
+        for name in this.turns[0]:
+            opened = self._open(name, models[name], this.setting)
+            times[name] = PassTimes(opened.init_ms, opened.first_ms)
+        for number, turn in enumerate(this.turns):
+            progress = {"say": f"Measuring: {this}", "done": this.done + this.share * number / len(this.turns)}
             for name in turn:
-                timed, hidden = self._time(name, one.setting, {"runs": one.runs, **words})
-                found[name].ms += timed.ms
-                found[name].peak_rss_mb = timed.heap_mb
-                found[name].disturbed = HIDDEN if hidden else found[name].disturbed
-        return found
+                measured, hidden = self._time(name, this.setting, {"runs": this.runs, **progress})
+                times[name].ms += measured.ms
+                times[name].peak_rss_mb = measured.heap_mb
+                times[name].disturbed = HIDDEN if hidden else times[name].disturbed
+        return times
 
-    def _run_sustained(self, name: str, fed: Fed, setting: Setting, seconds: float) -> Sustained:
-        self._clear(fed)
-        self._open(name, fed, setting)
+    def _run_sustained(self, name: str, model: BrowserModel, setting: Setting, seconds: float) -> Sustained:
+        self._clear(model)
+        self._open(name, model, setting)
         minutes: dict[int, list[float]] = {}
         begin = time.monotonic()
         while (passed := time.monotonic() - begin) < seconds:
-            words = {"say": f"{name}: without pause for {seconds:.0f} s, {setting}", "done": passed / seconds}
-            found, hidden = self._time(name, setting, {"seconds": min(BURST, seconds - passed), **words})
+            progress = {"say": f"{name}: without pause for {seconds:.0f} s, {setting}", "done": passed / seconds}
+            measured, hidden = self._time(name, setting, {"seconds": min(BURST, seconds - passed), **progress})
             if hidden:
                 raise DeviceError(f"browser: {name}: after {passed:.0f} s {HIDDEN}. Measure again with it in front.")
-            minutes.setdefault(int(passed // 60), []).extend(found.ms)
+            minutes.setdefault(int(passed // 60), []).extend(measured.ms)
         medians = tuple(float(np.median(times)) for _, times in sorted(minutes.items()))
         return Sustained(name, setting, medians, (None,) * len(medians))
 
-    def _clear(self, *coming: Fed) -> None:
-        """End all workers, and have the page forget the files it will not need next: a phone's memory is small."""
-        self._ask({"do": "clear", "keep": [self.site.offer(fed.path) for fed in coming]}, Done)
+    def _clear(self, *upcoming: BrowserModel) -> None:
+        """End all workers, and let the page drop all files but the upcoming ones: a phone has little memory."""
+        names = [self.site.offer(model.path) for model in upcoming]
+        self._ask({"do": "clear", "keep": names}, Acknowledgement)
 
-    def _open(self, name: str, fed: Fed, setting: Setting | None) -> Opened:
-        """Let a worker of that name open the file and warm up at the setting; without one, for logits, it only
-        opens."""
+    def _open(self, name: str, model: BrowserModel, setting: Setting | None) -> OpenTimes:
+        """Open the file in a worker of that name and warm up; without a setting, for logits, only open it."""
         command = {
             "do": "open",
             "worker": name,
-            "file": self.site.offer(fed.path),
+            "file": self.site.offer(model.path),
             "runtime": self.entry,
             "provider": "webgpu" if self.webgpu else "wasm",
             "threads": setting.threads if setting else 1,
-            "entries": dict(fed.entries),
-            "inputs": fed.drawn(setting) if setting else None,
+            "entries": dict(model.entries),
+            "inputs": model.random_inputs(setting) if setting else None,
             "warm_up": WARM_UP,
             "say": f"{name}: opening",
         }
-        return self._ask(command, Opened, about=_about(name, setting))[0]
+        return self._ask(command, OpenTimes, about=f"{name} at {setting}" if setting else name)[0]
 
-    def _time(self, name: str, setting: Setting, how: Mapping[str, Any]) -> tuple[Timed, bool]:
-        command = {"do": "time", "worker": name, "warm_up": WARM_UP_PER_ROUND, **how}
-        return self._ask(command, Timed, about=_about(name, setting))
+    def _time(self, name: str, setting: Setting, options: Mapping[str, Any]) -> tuple[RoundTimes, bool]:
+        command = {"do": "time", "worker": name, "warm_up": WARM_UP_PER_ROUND, **options}
+        return self._ask(command, RoundTimes, about=f"{name} at {setting}")
 
     def _ask(self, command: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> tuple[Answer, bool]:
         """Return the page's answer, and whether the page was hidden while it worked on it."""
-        answer = self.site.visitor.ask(command)
-        return read(answer, kind, about=about), answer.get("hidden") is True
+        answer = self.site.session.ask(command)
+        return parse_answer(answer, kind, about=about), answer.get("hidden") is True
 
 
-def _about(name: str, setting: Setting | None) -> str:
-    return f"{name} at {setting}" if setting else name
-
-
-def code(link: str) -> str:
-    """Draw the code in half-block characters; return a line that says what to install where `segno` is missing."""
+def qr_code(link: str) -> str:
+    """Draw the QR code in half-block characters; without `segno`, return a line that says how to install it."""
     try:
         segno = importlib.import_module("segno")
     except ModuleNotFoundError:
         return f"For a QR code of this link: {install_command('lan')}"
-    drawn = StringIO()
-    segno.make(link, error="m").terminal(drawn, compact=True)
-    return drawn.getvalue()
+    drawing = StringIO()
+    segno.make(link, error="m").terminal(drawing, compact=True)
+    return drawing.getvalue()
 
 
 @contextmanager
@@ -401,49 +391,48 @@ def browser(
     name: str = "browser",
     more: Mapping[str, str] | None = None,
 ) -> Iterator[Browser]:
-    """Open a browser by the link this prints, as a Device. The page is told when it is over, whatever happens.
+    """Print a link, and yield the browser that opens it as a Device. The page is always told when it is over.
 
     lan      listen on this machine's network address instead of 127.0.0.1, and show the link as a QR code too
     timeout  seconds to wait for somebody to open the link
-    say      is told what the user must do
+    say      receives messages for the user
     visit    opens or shows the link, instead of printing it
-    assets   onnxruntime-web's tarball or folder, where npm cannot get it
-    webgpu   run on the GPU what WebGPU has kernels for, the rest in WebAssembly
-    name     of the device; more: what is known of it beside what the browser tells
-    Raises DeviceError when onnxruntime-web cannot be had, nobody comes, or the browser lacks what is asked for.
+    assets   the tarball or folder of onnxruntime-web, if npm cannot fetch it
+    webgpu   run every operator that WebGPU supports on the GPU, the rest in WebAssembly
+    name     the name of the device; more: facts about it beyond those of the browser
+    Raises DeviceError if onnxruntime-web cannot be fetched, nobody opens the link, or the browser lacks a feature.
     """
-    files = runtime(assets, webgpu=webgpu)
-    site = Site(
-        Visitor(), {"worker.js": WEB / "worker.js", "probe.onnx": probe(), **{path.name: path for path in files}}
-    )
-    with serving(site, lan=lan) as link:
+    files = load_runtime(assets, webgpu=webgpu)
+    offers: dict[str, Path | bytes] = {"worker.js": WEB / "worker.js", "probe.onnx": probe_model()}
+    site = Site(PageSession(), offers | {path.name: path for path in files})
+    with serve_site(site, lan=lan) as link:
         if visit is not None:
             visit(link)
         else:
             say(f"Open this link in the browser to be measured, and keep its page in front: {link}")
             if lan:
-                say(code(link))
+                say(qr_code(link))
                 say(
                     "Over plain http from another machine, browsers give a page neither threads nor WebGPU: one thread "
                     "only. A phone on a cable has both: --device adb."
                 )
-        if not site.visitor.arrives(timeout):
+        if not site.session.wait_for_claim(timeout):
             near = "on a device in this machine's network, if no firewall keeps it out"
             raise DeviceError(
                 f"browser: nobody opened the link in {timeout:.0f} s. Open it in a browser "
                 f"{near if lan else 'on this machine, or on another with --lan'}; for more time: "
                 f"--timeout {max(120.0, 2 * timeout):.0f}."
             )
-        last_words = "Stopped: the command ended early. Nothing runs here any more."
+        message = "Stopped: the command ended early. Nothing runs here any more."
         try:
-            known = read(site.visitor.ask({"do": "known", "webgpu": webgpu}), Known)
-            say(f"Measuring in {known.agent}")
-            if webgpu and not known.gpu:
+            facts = parse_answer(site.session.ask({"do": "known", "webgpu": webgpu}), BrowserFacts)
+            say(f"Measuring in {facts.agent}")
+            if webgpu and not facts.gpu:
                 raise DeviceError(
-                    "browser: this browser gives the page no WebGPU. It needs one that has it, and a page from this "
-                    "machine itself: the link on 127.0.0.1, or a phone on a cable (--device adb), not --lan."
+                    "browser: this browser gives the page no WebGPU. Use one that has it, with a link to this machine "
+                    "itself (127.0.0.1) or with a phone on a cable (--device adb), not --lan."
                 )
-            yield Browser(site, known, files[0].name, webgpu, say, name, more or {})
-            last_words = "Done. You can close this page."
+            yield Browser(site, facts, files[0].name, webgpu, say, name, more or {})
+            message = "Done. You can close this page."
         finally:
-            site.visitor.end(last_words)
+            site.session.end(message)

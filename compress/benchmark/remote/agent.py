@@ -1,18 +1,18 @@
-"""Keep the measuring processes of one machine, at the far end of a pipe. Needs Python 3.8 and nothing else.
+"""Manage the measuring processes of one machine, at the remote end of a pipe. Needs only Python 3.8.
 
     python agent.py [FOLDER]
 
-Prints one JSON line when ready, with what the machine is, then answers each JSON line read by one line:
+Prints one JSON line that describes the machine when ready, then answers each JSON line of input with one line:
 
-    {"do": "temperature"}                     {"celsius": 51.2}             None where it shows none
+    {"do": "temperature"}                     {"celsius": 51.2}             null if unknown
     {"do": "versions", "of": ["numpy"]}       {"versions": {...}} or {"error": ...}    by importing them
     {"do": "put", "name": ..., "bytes": n}    {"path": ...} or {"error": ...}          n bytes follow the line
     {"do": "start", "name": ..., "runner": ..., "job": {...}}    the runner's first line
     {"do": "ask", "name": ..., "line": {...}}                    the runner's answer
     {"do": "stop", "name": ...}               {}
 
-A runner that ends answers {"died": code, "words": its last line}. When the input ends, even in the middle of a run,
-every runner is killed and the agent ends: a lost connection leaves nothing running.
+For a runner that has ended the answer is {"died": exit code, "words": its last line}. When the input ends, even in the
+middle of a run, every runner is killed and the agent exits: a lost connection leaves nothing running.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Runners = dict[str, "Running"]
 
 READY = '{"agent": '
-"""The beginning of our first line: what a login shell prints before it is passed over."""
+"""The beginning of our first line; anything before it was printed by a login shell."""
 
 FAST_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve")
 """Instruction sets that decide how fast int8 and bf16 are."""
@@ -46,7 +46,7 @@ SENSORS = Path("/sys/class")
 CPUS = Path("/sys/devices/system/cpu")
 CHUNK = 2**20
 LAST_WORDS = 600
-"""Characters of a runner's last line that the report of its death repeats."""
+"""Characters of a runner's last line that are reported."""
 
 
 class Running(NamedTuple):
@@ -55,12 +55,12 @@ class Running(NamedTuple):
 
 
 def main(folder: str = "") -> None:
-    """Serve until the input ends. `folder`: where `put` files go."""
+    """Serve until the input ends. `folder`: the destination of `put` files."""
     requests: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
     runners: Runners = {}
     threading.Thread(target=listen, args=(folder, requests, runners), daemon=True).start()
     free = shutil.disk_usage(folder).free if folder else 0
-    if folder:  # onnxruntime 1.31 leaves a file there when it is imported
+    if folder:  # onnxruntime 1.31 leaves a file in TMPDIR when it is imported
         os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
         say({"agent": 1, "folder": folder, "free": free, "facts": facts()})
@@ -74,7 +74,7 @@ def main(folder: str = "") -> None:
     finally:
         for name in list(runners):
             stop(name, runners)
-        os._exit(0)  # the listening thread may hold the lock of standard input, which an orderly end waits for
+        os._exit(0)  # the listening thread may hold the lock of standard input, for which a normal exit would wait
 
 
 def say(value: dict[str, Any]) -> None:
@@ -83,20 +83,20 @@ def say(value: dict[str, Any]) -> None:
 
 
 def listen(folder: str, requests: queue.Queue[dict[str, Any] | None], runners: Runners) -> None:
-    """Queue requests, with the files that follow them already written; None at the end."""
+    """Queue the requests, after writing the files that follow them; None at the end."""
     source = sys.stdin.buffer
     for line in source:
         request = json.loads(line)
         if request["do"] == "put":
             request["put"] = receive(source, Path(folder) / request["name"], request["bytes"])
         requests.put(request)
-    for running in list(runners.values()):  # whoever waits for their answer goes on
+    for running in list(runners.values()):  # unblocks whoever waits for their answer
         running.process.kill()
     requests.put(None)
 
 
 def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
-    """Write what follows. Where that fails the rest is read all the same, for the next request to be found."""
+    """Write the next `size` bytes to a file; if that fails, read them nevertheless, up to the next request."""
     left = size
     try:
         with target.open("wb") as file:
@@ -115,24 +115,22 @@ def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
 
 
 def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
-    what = request["do"]
-    if what == "put":
-        return request["put"]
-    if what == "start":
-        return start(request, runners)
-    if what == "ask":
-        return ask(request["name"], json.dumps(request["line"]) + "\n", runners)
-    if what == "stop":
-        return stop(request["name"], runners)
-    if what == "versions":
-        return versions(request["of"])
-    return usage(request["cpus"], runners) if what == "usage" else {"celsius": temperature()}
+    answers = {
+        "put": lambda: request["put"],
+        "start": lambda: start(request, runners),
+        "ask": lambda: ask(request["name"], json.dumps(request["line"]) + "\n", runners),
+        "stop": lambda: stop(request["name"], runners),
+        "versions": lambda: versions(request["of"]),
+        "usage": lambda: usage(request["cpus"], runners),
+        "temperature": lambda: {"celsius": temperature()},
+    }
+    return answers[request["do"]]()
 
 
 def usage(cpus: list[int], runners: Runners) -> dict[str, Any]:
-    """Read how many seconds these CPUs (none: all we may use) have been busy, and ours among them; Linux alone tells.
+    """Measure how many seconds these CPUs (empty: all that we may use) have been busy, and our own share; on Linux.
 
-    `busy` counts what a host of virtual machines took from us, too.
+    `busy` includes time that the host of a virtual machine took from it.
     """
     lines = (line.split() for line in _text(Path("/proc/stat")).splitlines())
     ticks = {line[0]: list(map(int, line[1:9])) for line in lines if re.fullmatch(r"cpu\d+", line[0])}
@@ -150,7 +148,7 @@ def usage(cpus: list[int], runners: Runners) -> dict[str, Any]:
 
 def start(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
     errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # `stop` closes it
-    # -P: the runner's neighbours in its folder must not pass for installed modules
+    # -P: modules in the runner's folder must not shadow installed ones
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     command = [sys.executable, *safe, request["runner"], json.dumps(request["job"])]
     pipe = subprocess.PIPE
@@ -184,14 +182,13 @@ def stop(name: str, runners: Runners) -> dict[str, Any]:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout, errors):
-        with suppress(BrokenPipeError):  # what it was still to be asked
+        with suppress(BrokenPipeError):  # a request may be unread
             pipe.close()
     return {}
 
 
 def versions(packages: list[str]) -> dict[str, Any]:
-    """Find the versions of packages by importing them: one for another processor is installed, too, but does not
-    load."""
+    """Find the versions of packages by importing them: one for another processor is installed, but does not load."""
     names = ", ".join(packages)
     found = f"{{each.__name__: each.__version__.split('-')[0] for each in ({names},)}}"
     program = f"import json, {names}; print(json.dumps({found}))"
@@ -203,58 +200,55 @@ def versions(packages: list[str]) -> dict[str, Any]:
 
 
 def facts() -> dict[str, str]:
-    """Describe processor, cores, instruction sets, governor, temperature and load now, memory, system.
+    """Describe processor, cores, instruction sets, governor, current temperature and load, memory, system.
 
-    What cannot be read is left out.
+    Facts that cannot be read are left out.
     """
     flags = f"{_cpuinfo('flags')} {_cpuinfo('Features')}".split()
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     celsius = temperature()
     governors = sorted({_text(path) for path in CPUS.glob("cpu*/cpufreq/scaling_governor")})
-    known = {
+    memory = ""
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    found = {
         "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
         "board": _text(Path("/proc/device-tree/model")).rstrip("\0"),
-        "cores": f"{mine} of {os.cpu_count()}",
+        "cores": f"{usable} of {os.cpu_count()}",
         "clock": clocks(),
         "instructions": " ".join(name for name in FAST_SETS if name in flags),
         "governor": " ".join(governors),
         "temperature": "" if celsius is None else f"{celsius:.0f} C",
         "load": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "",
-        "memory": _memory(),
+        "memory": memory,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
-    return {name: value for name, value in known.items() if value}
+    return {name: value for name, value in found.items() if value}
 
 
 def temperature(sensors: Path = SENSORS) -> float | None:
-    """Read the hottest sensor of the processor in degrees Celsius; of all sensors where none says it is one."""
-    found = []
+    """Read the hottest sensor of the processor in degrees Celsius; if none is known to be one, the hottest of all."""
+    readings = []
     for pattern, label in (("thermal/thermal_zone*/temp", "type"), ("hwmon/hwmon*/temp*_input", "name")):
         for path in sensors.glob(pattern):
             milli, name = _text(path), _text(path.with_name(label))
             if re.fullmatch(r"\d+", milli) and 0 < int(milli) < 150_000:
-                found.append((bool(CPU_SENSORS.search(name)), int(milli) / 1000))
-    return max(found)[1] if found else None
+                readings.append((bool(CPU_SENSORS.search(name)), int(milli) / 1000))
+    return max(readings)[1] if readings else None
 
 
 def clocks(cpus: Path = CPUS) -> str:
-    """Say which CPUs are the fast ones: `cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`; '' where the system does not tell."""
-    found = {int(path.parent.parent.name[3:]): _text(path) for path in cpus.glob("cpu*/cpufreq/cpuinfo_max_freq")}
+    """Describe the clock of each CPU: `cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`; '' if unknown."""
+    khz = {int(path.parent.parent.name[3:]): _text(path) for path in cpus.glob("cpu*/cpufreq/cpuinfo_max_freq")}
     by_clock: dict[str, list[int]] = {}
-    for cpu in sorted(found):
-        by_clock.setdefault(f"{int(found[cpu]) / 1e6:.2f} GHz", []).append(cpu)
-    return ", ".join(f"cpu {each[0]}-{each[-1]} {clock}" for clock, each in by_clock.items())
-
-
-def _memory() -> str:
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return ""
-    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    for cpu in sorted(khz):
+        by_clock.setdefault(f"{int(khz[cpu]) / 1e6:.2f} GHz", []).append(cpu)
+    return ", ".join(f"cpu {group[0]}-{group[-1]} {clock}" for clock, group in by_clock.items())
 
 
 def _cpuinfo(field: str) -> str:
-    """Return the first value of a field of Linux's /proc/cpuinfo, '' where there is none."""
+    """Return the first value of a field of Linux's /proc/cpuinfo; '' if there is none."""
     lines = (line.partition(":") for line in _text(Path("/proc/cpuinfo")).splitlines())
     return next((value.strip() for name, _, value in lines if name.strip() == field), "")
 

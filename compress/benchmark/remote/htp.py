@@ -1,14 +1,14 @@
-"""Answer rows on the emulator of Qualcomm's HTP. Needs Python 3.11, numpy, onnxruntime and onnxruntime-qnn, no more.
+"""Run rows on the emulator of Qualcomm's HTP. Needs only Python 3.11, numpy, onnxruntime and onnxruntime-qnn.
 
     python htp.py MODEL.onnx ROWS.npz ANSWERS.npz FOLDER
 
-ROWS has each input of the file for all rows, (rows, tokens); ANSWERS gets each output, (rows, ...), in the file's
+ROWS holds each input of the file for all rows, (rows, tokens); ANSWERS receives each output, (rows, ...), in the file's
 order. FOLDER is for the context binary. Prints one JSON line:
 
     {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2, "runtime": "onnxruntime 1.31.1, ..."}
 
-`left` are the nodes that the HTP does not take, which run on the CPU; without any, the fallback to the CPU is off.
-`seconds` is what the emulator takes for a row, which says nothing of a phone.
+`left` are the nodes that the HTP does not support, which run on the CPU; if there are none, the CPU fallback is off.
+`seconds` is the emulator's time per row, which does not predict that of a phone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime
 
 SOC: dict[str, str] = {"soc_model": "60", "htp_arch": "75"}
-"""The processor that is emulated: the HTP of version 75, as in Snapdragon 8 Gen 3."""
+"""The emulated processor: HTP version 75, as in Snapdragon 8 Gen 3."""
 UNTAKEN = "fallback to CPU EP has been explicitly disabled"
 
 
@@ -50,20 +50,20 @@ def open_session(model: str, context: Path, *, fallback: bool) -> Any:
 
 
 def main(model: str, rows: str, answers: str, folder: str) -> None:
-    """Run every row, and write what the session says of it."""
+    """Run every row, write the outputs, and print the report."""
     try:
         session = open_session(model, Path(folder) / "taken.onnx", fallback=False)
     except Exception as error:  # onnxruntime's errors have no parent in common
         if UNTAKEN not in str(error):
             raise
         session = open_session(model, Path(folder) / "partly.onnx", fallback=True)
-    with np.load(rows) as given:
-        feeds = dict(given)
+    with np.load(rows) as file:
+        feeds = dict(file)
     count = len(next(iter(feeds.values())))
-    begun = time.monotonic()
-    found = [session.run(None, {name: each[at : at + 1] for name, each in feeds.items()}) for at in range(count)]
-    seconds = (time.monotonic() - begun) / count
-    outputs: dict[str, Any] = {str(n): np.concatenate(each) for n, each in enumerate(zip(*found, strict=True))}
+    start = time.monotonic()
+    found = [session.run(None, {name: array[at : at + 1] for name, array in feeds.items()}) for at in range(count)]
+    seconds = (time.monotonic() - start) / count
+    outputs: dict[str, Any] = {str(n): np.concatenate(arrays) for n, arrays in enumerate(zip(*found, strict=True))}
     np.savez(answers, **outputs)
     left = [
         f"{node.name}: {node.op_type}"

@@ -1,19 +1,19 @@
-"""Run one file in a process of its own, on any machine. Needs Python 3.8, numpy and the file's runtime, no more.
+"""Run one file in its own process, on any machine. Needs only Python 3.8, numpy and the file's runtime.
 
     python runner.py '{"path": "model.onnx", "runtime": "onnxruntime", "options": {}, "entries": {}, "threads": 1,
                        "affinity": [], "batch": 1, "seq": 128, "vocabulary": 30522, "warm_up": 5}'
 
-`options` are attributes of onnxruntime's SessionOptions, `entries` the session settings that the file asks for.
+`options` are attributes of onnxruntime's SessionOptions, `entries` its session configuration for this file.
 
-Prints one JSON line when ready: init_ms (opening the file), first_ms (the first run; not without `seq`). Then each
-line read is answered by one:
+Prints one JSON line when ready: init_ms (opening the file), first_ms (the first run; only with `seq`). Then it answers
+each line of input with one line:
 
-    {"runs": 15}    {"ms": [...], "peak_rss_mb": 81.2}     the milliseconds of each run, the most memory held so far
-    {"seconds": 60} {"p50_ms": 3.1, "runs": 19021, ...}    as many runs as the time holds
-    {"rows": [...]} {"logits": [[shape, base64], ...]}     what the file answers to encoded texts, each by itself
+    {"runs": 15}    {"ms": [...], "peak_rss_mb": 81.2}     the milliseconds of each run, the peak memory so far
+    {"seconds": 60} {"p50_ms": 3.1, "runs": 19021, ...}    as many runs as fit in the time
+    {"rows": [...]} {"logits": [[shape, base64], ...]}     the logits of encoded texts, each by itself
 
-Ends when its input does, so it never outlives whoever started it. What it refuses, it says on standard error and
-ends with code 3.
+Exits when its input ends, so that it never outlives its parent. If it refuses a job, it prints the reason on standard
+error and exits with code 3.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
 
     Feeds = dict[str, Any]
     Opened = tuple[dict[str, Any], Callable[[Feeds], list[Any]]]
-    """Input name -> numpy type that the file declares, and what runs it: inputs -> outputs."""
+    """Input name -> numpy type that the file declares, and a function that runs it: inputs -> outputs."""
 
 WARM_UP_PER_ROUND = 2
-"""Untimed runs that bring caches and threads back after another process had the cores."""
+"""Untimed runs that warm up caches and threads again after another process used the cores."""
 
 REFUSED = 3
 
 
-def refuse(why: str) -> NoReturn:
-    print(why, file=sys.stderr)
+def refuse(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
     sys.exit(REFUSED)
 
 
 def pin(cpus: list[int]) -> None:
-    """Keep this process, with all threads it will start, on these CPUs; none given: wherever the system likes."""
+    """Keep this process, with all threads it will start, on these CPUs; if empty, the system decides."""
     if not cpus:
         return
     if not hasattr(os, "sched_setaffinity"):
-        refuse(f"a process cannot be kept on CPUs of choice on {sys.platform}; measure without --affinity")
+        refuse(f"the CPUs of a process cannot be chosen on {sys.platform}; measure without --affinity")
     allowed = os.sched_getaffinity(0)
     if missing := sorted(set(cpus) - allowed):
-        refuse(f"CPUs {missing} are not there or not allowed; those that are: {sorted(allowed)}")
+        refuse(f"CPUs {missing} do not exist or are not allowed; allowed: {sorted(allowed)}")
     os.sched_setaffinity(0, cpus)
 
 
@@ -84,8 +84,8 @@ def open_openvino(job: Mapping[str, Any]) -> Opened:
     types = {node.get_any_name(): node.get_element_type().to_dtype().type for node in compiled.inputs}
 
     def run(feeds: Feeds) -> list[Any]:
-        found = request.infer(feeds, share_inputs=True)
-        return [found[port] for port in compiled.outputs]
+        outputs = request.infer(feeds, share_inputs=True)
+        return [outputs[port] for port in compiled.outputs]
 
     return types, run
 
@@ -97,16 +97,16 @@ RUNTIMES: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
 
 
 def feeds(types: Mapping[str, Any], batch: int, seq: int, vocabulary: int) -> Feeds:
-    """Draw token ids, the same in every process, with full attention and one segment, of the types declared."""
+    """Draw token ids, the same in every process, with full attention and one segment, in the declared types."""
     ids = np.random.default_rng(0).integers(0, vocabulary, (batch, seq))
-    known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    if unknown := sorted(types.keys() - known.keys()):
-        refuse(f"inputs {', '.join(unknown)} are not among {', '.join(known)}: not the file of a text encoder")
-    return {name: known[name].astype(kind) for name, kind in types.items()}
+    arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    if unknown := sorted(types.keys() - arrays.keys()):
+        refuse(f"inputs {', '.join(unknown)} are not among {', '.join(arrays)}: not a text encoder")
+    return {name: arrays[name].astype(dtype) for name, dtype in types.items()}
 
 
 def peak_rss_mb() -> float | None:
-    """Return the most memory this process has held, in 10^6 bytes; None on Windows.
+    """Return the peak memory of this process in 10^6 bytes; None on Windows.
 
     Not ru_maxrss on Linux: that survives fork and exec, and would show a large parent's peak.
     """
@@ -130,20 +130,21 @@ def timed(run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def logits(opened: Opened, rows: list[dict[str, list[int]]], at_a_time: int) -> list[Any]:
+def logits(opened: Opened, rows: list[dict[str, list[int]]], workers: int) -> list[Any]:
     """Compute [shape, base64 of float32 in row order] of each row."""
     types, run = opened
 
-    def answer(row: dict[str, list[int]]) -> list[Any]:
+    def encode(row: dict[str, list[int]]) -> list[Any]:
         if missing := [name for name in types if name not in row]:
             refuse(f"a row has {', '.join(row)}; expected {', '.join(missing)} too")
-        found = [np.asarray(out)[0] for out in run({name: np.asarray([row[name]], types[name]) for name in types})]
-        found = [each for each in found if each.ndim == min(one.ndim for one in found)]  # a vector, not token states
-        one = found[0] if len(found) == 1 else np.stack(found, axis=-1)  # starts and ends of spans
-        return [list(one.shape), base64.b64encode(np.ascontiguousarray(one, np.float32).tobytes()).decode()]
+        outputs = [np.asarray(out)[0] for out in run({name: np.asarray([row[name]], types[name]) for name in types})]
+        rank = min(output.ndim for output in outputs)  # a vector, not the states of its tokens
+        outputs = [output for output in outputs if output.ndim == rank]
+        joined = outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1)  # starts and ends of spans
+        return [list(joined.shape), base64.b64encode(np.ascontiguousarray(joined, np.float32).tobytes()).decode()]
 
-    with ThreadPoolExecutor(at_a_time) as pool:
-        return list(pool.map(answer, rows))
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(encode, rows))
 
 
 def main(job: Mapping[str, Any]) -> None:
@@ -162,24 +163,24 @@ def main(job: Mapping[str, Any]) -> None:
     print(json.dumps(ready), flush=True)
     for _ in range(job["warm_up"] if timing else 0):
         run()
-    # an infer request of OpenVINO's is for one thread
-    at_a_time = 1 if job["runtime"] == "openvino" else os.cpu_count() or 1
+    # an infer request of OpenVINO serves one thread at a time
+    workers = 1 if job["runtime"] == "openvino" else os.cpu_count() or 1
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line), run, opened, at_a_time)), flush=True)
+        print(json.dumps(answer(json.loads(line), run, opened, workers)), flush=True)
 
 
-def answer(asked: Mapping[str, Any], run: Callable[[], object], opened: Opened, at_a_time: int) -> dict[str, Any]:
-    if "rows" in asked:
-        return {"logits": logits(opened, asked["rows"], at_a_time)}
-    if "seconds" in asked:
-        end = time.perf_counter() + asked["seconds"]
+def answer(request: Mapping[str, Any], run: Callable[[], object], opened: Opened, workers: int) -> dict[str, Any]:
+    if "rows" in request:
+        return {"logits": logits(opened, request["rows"], workers)}
+    if "seconds" in request:
+        end = time.perf_counter() + request["seconds"]
         times: list[float] = []
         while not times or time.perf_counter() < end:
             times.append(timed(run))
         return {"p50_ms": float(np.median(times)), "runs": len(times), "peak_rss_mb": peak_rss_mb()}
     for _ in range(WARM_UP_PER_ROUND):
         run()
-    return {"ms": [timed(run) for _ in range(asked["runs"])], "peak_rss_mb": peak_rss_mb()}
+    return {"ms": [timed(run) for _ in range(request["runs"])], "peak_rss_mb": peak_rss_mb()}
 
 
 if __name__ == "__main__":
