@@ -12,28 +12,28 @@ from compress.terminal import printable
 
 
 class Screen(Console):
-    """A console for texts of any origin: brackets are no markup, and control characters are escaped.
+    """A console for text of any origin: no markup, no highlighting, and control characters are escaped.
 
-    last      None: everything is printed; else nothing is, and this list gets what prints the last of it
-    warnings  whether warnings are printed all the same
+    last      None: print everything; a list: print nothing, but keep in it the call that prints the last line
+    warnings  print warnings even if everything else is held back
     """
 
     def __init__(
         self, *, stderr: bool = False, quiet: bool = False, last: list[Callable[[], None]] | None = None,
         warnings: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(stderr=stderr, quiet=quiet or last is not None, markup=False)
+        super().__init__(stderr=stderr, quiet=quiet or last is not None, markup=False, highlight=False)
         self.last, self.warnings, self._silent = last, warnings, quiet
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, or keep as the last thing that was to be printed."""
+        """Print, or keep the text as the last line."""
         if self.last is None:
             super().print(*objects, **options)
         elif objects and isinstance(objects[0], str | Text):
             self.last[:] = [partial(self.print_now, *objects, **options)]
 
     def print_now(self, *objects: Any, **options: Any) -> None:
-        """Print what is not to be kept back."""
+        """Print even if output is held back."""
         self.quiet = self._silent
         super().print(*objects, **options)
         self.quiet = self._silent or self.last is not None
@@ -44,14 +44,14 @@ class Screen(Console):
 
 
 def print_note(console: Console, text: str) -> None:
-    """Print what the reader should know, as it is."""
+    """Print a note, without interpreting markup in it."""
     console.print(Text.assemble(("note", "yellow"), " ", text))
 
 
 def warn(console: Console, text: str) -> None:
-    """Print what is lost, and what is done about it."""
-    said = Text.assemble(("warning:", "yellow"), " ", text)
+    """Print a warning: what is wrong, and what is done about it."""
+    line = Text.assemble(("warning:", "yellow"), " ", text)
     if not isinstance(console, Screen):
-        console.print(said, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     elif console.warnings:
-        console.print_now(said, soft_wrap=True)
+        console.print_now(line, soft_wrap=True)

@@ -1,19 +1,19 @@
-"""Errors a user can mend. Each message says what, where, what was expected and what to do; the CLI exits with 2."""
+"""Errors that a user can fix. A message says what, where, what was expected and what to do; the CLI exits with 2."""
 
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
 MOST_SHOWN = 30
-"""Choices listed in a message: a folder may hold thousands."""
+"""Choices that a message lists at most: a folder may hold thousands."""
 
 
 class CompressError(Exception):
-    """The root: anything wrong with what the user gave us, never with our own invariants."""
+    """Base of all errors in what the user gave us; our own bugs raise anything else."""
 
 
 class RecipeError(CompressError):
-    """A recipe that cannot be loaded; `problems` lists every one found, not only the first."""
+    """A recipe cannot be loaded; `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -21,19 +21,19 @@ class RecipeError(CompressError):
 
 
 class ObjectiveError(CompressError):
-    """A loss that cannot compare what this student and this teacher show."""
+    """A loss cannot compare this student with this teacher."""
 
 
 class DataError(CompressError):
-    """A data source that cannot be read, or that is no task we know."""
+    """A data source cannot be read, or holds no task that we know."""
 
 
 class TeacherError(CompressError):
-    """A teacher that cannot be loaded, or that the gate refuses."""
+    """A teacher cannot be loaded, or is not good enough to teach."""
 
 
 class PromptError(CompressError):
-    """A prompt that cannot be loaded, or that does not fit the task; `problems` lists every one found."""
+    """A prompt cannot be loaded, or does not fit the task; `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -41,23 +41,23 @@ class PromptError(CompressError):
 
 
 class StudentError(CompressError):
-    """A student that cannot be built or initialised as asked."""
+    """A student cannot be built or initialised as requested."""
 
 
 class PruneError(CompressError):
-    """A model that cannot be sliced, or not to the sizes asked."""
+    """A model cannot be pruned, or not to the requested sizes."""
 
 
 class SearchError(CompressError):
-    """A search that has nothing to find, or a study that cannot be opened."""
+    """A search has nothing to find, or its study cannot be opened."""
 
 
 class RunError(CompressError):
-    """A run directory that is locked, foreign, or cannot be written."""
+    """A run directory is locked, belongs to something else, or cannot be written."""
 
 
 class DamagedError(CompressError):
-    """A file or folder of ours that is no longer what was written; `path` names it, `problems` lists what differs."""
+    """A file or folder that we wrote has changed since; `path` names it, `problems` lists what differs."""
 
     def __init__(self, path: Path, problems: list[str], remedy: str = "") -> None:
         super().__init__(f"{path}: is damaged: {'; '.join(problems)}. {remedy}".rstrip())
@@ -65,19 +65,19 @@ class DamagedError(CompressError):
 
 
 class ExportError(CompressError):
-    """A model that cannot be exported, or whose file does not compute what the model does."""
+    """A model cannot be exported, or its file does not compute what the model does."""
 
 
 class BundleError(CompressError):
-    """A bundle that is not one, or whose files do not match its manifest."""
+    """A folder is no bundle, or its files do not match its manifest."""
 
 
 class PushError(CompressError):
-    """A bundle that the hub does not take, or a hub that cannot be reached."""
+    """The hub refuses a bundle, or cannot be reached."""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or the choices when nothing is close; ready to append to a message."""
+    """Return " Did you mean 'x'?", or the known choices if none is close, to append to a message."""
     known = sorted(set(choices))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:

@@ -1,13 +1,13 @@
-"""Show how far a phase of a command is: the share done, the rate and the time left, in one line.
+"""Show how far a phase of a command is: the share done, the rate and the time left, on one line.
 
     with Progress("scoring", len(rows), "rows") as bar:
         for batch in batches:
             run(batch)
             bar.advance(len(batch))
 
-On a terminal the line is a bar, which is gone when the phase is over. In a log it is printed after EVERY seconds, and
-whenever a tenth of the phase's time has passed, EVERY seconds after the last at least. Nothing is shown on a quiet
-console, nor of a phase within another. Imports nothing but the standard library: every command needs it.
+On a terminal this is a bar, which disappears when the phase ends. In a log, a line is printed after EVERY seconds, and
+then whenever a tenth of the phase's time has passed, at intervals of at least EVERY seconds. Nothing is shown on a
+quiet console, or for a phase within another one. Only the standard library is imported: every command needs this.
 """
 
 import time
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 EVERY: Final = 10.0
-"""Seconds between two lines of a log, at least."""
+"""Minimum seconds between two lines of a log."""
 SOON: Final = 1.0
-"""Seconds after which a terminal shows a bar: what is over before then needs none."""
+"""Seconds after which a terminal shows a bar: shorter phases need none."""
 SLOW: Final = 0.1
-"""The rate a second below which the seconds of each are told instead."""
+"""The rate per second below which the seconds per item are shown instead."""
 SHARE: Final = 0.1
-"""The share of a phase's time between two lines, where that is longer."""
+"""The share of a phase's time between two lines, if that is longer."""
 
 SCREEN: ContextVar["Callable[[], Console] | None"] = ContextVar("screen", default=None)
-"""Returns the console of the command that runs; None: there is no command, and nothing is shown."""
-_SHOWN: ContextVar["Progress | None"] = ContextVar("shown", default=None)
+"""Returns the console of the running command; None outside of a command, where nothing is shown."""
+_ACTIVE: ContextVar["Progress | None"] = ContextVar("active", default=None)
 
 Item = TypeVar("Item")
 
 
 class Progress:
-    """Show a phase. total: None where it is not known; console: None for the command's; always: tell its end in a log.
+    """The progress of one phase. The values of `facts` are shown after the rate.
 
-    Values of `facts` follow the rate.
+    total    None if unknown
+    console  None: the console of the running command
+    always   print the end of the phase to a log, however short it was
     """
 
     def __init__(
@@ -49,47 +51,47 @@ class Progress:
         self.name, self.total, self.unit, self.done, self.always = name, total, unit, done, always
         self.screen = SCREEN.get() if console is None else lambda: console
         self.first, self.clock, self.facts = done, clock, dict[str, str]()
-        self.began = self.said = clock()
-        self.told: float | None = None
+        self.began = self.printed_at = clock()
+        self.printed: float | None = None
         self.bar: Bar | None = None
 
     def __enter__(self) -> Self:
-        """Begin to show it."""
+        """Start to show it."""
         self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Stop it; a phase that an error has ended tells no end."""
+        """Stop showing it; after an error, no end is printed."""
         self.stop(ended=kind is None)
 
     def start(self) -> None:
-        """Begin to show it."""
-        if _SHOWN.get() is not None or (self.always and self.screen is not None and self.screen().quiet):
+        """Start to show it, unless it is inside another phase."""
+        if _ACTIVE.get() is not None or (self.always and self.screen is not None and self.screen().quiet):
             self.screen = None
         if self.screen is not None:
-            _SHOWN.set(self)
+            _ACTIVE.set(self)
 
     def stop(self, *, ended: bool = True) -> None:
-        """Stop it: the terminal gets its cursor back. ended: the phase came to its end, which a log may be told."""
+        """Stop showing it, and give the terminal its cursor back. ended: print the end of the phase to a log."""
         if self.screen is None:
             return
-        _SHOWN.set(None)
+        _ACTIVE.set(None)
         if self.bar is not None:
             self.bar.stop()
-        if ended and (self.always or self.told is not None) and self.told != self.done:
-            self._say()
+        if ended and (self.always or self.printed is not None) and self.printed != self.done:
+            self._print()
         self.screen = None
 
     def advance(self, count: float = 1) -> None:
-        """Tell that so much more is done."""
+        """Add to the count of what is done."""
         self.done += count
         now = self.clock()
         if self.screen is None or now - self.began < SOON:
             return
         if self.screen().is_terminal and not self.screen().quiet:
             self._draw(self.screen())
-        elif now - self.said >= max(EVERY, SHARE * (now - self.began)):
-            self._say()
+        elif now - self.printed_at >= max(EVERY, SHARE * (now - self.began)):
+            self._print()
 
     def _draw(self, console: "Console") -> None:
         """Show the bar on the terminal."""
@@ -107,22 +109,22 @@ class Progress:
         """Return the share done, the rate, the facts, and the time left."""
         rate = (self.done - self.first) / max(self.clock() - self.began, 1e-9)
         of = "" if self.total is None else f"/{self.total:,.0f}"
-        told = [f"{self.done:,.0f}{of} {self.unit}".rstrip()]
+        parts = [f"{self.done:,.0f}{of} {self.unit}".rstrip()]
         if self.total:
-            told[0] += f" ({self.done / self.total:.0%})"
+            parts[0] += f" ({self.done / self.total:.0%})"
         if rate >= SLOW:
-            told.append(f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s")
+            parts.append(f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s")
         elif rate:
-            told.append(f"{1 / rate:,.0f} s each")
-        told += self.facts.values()
+            parts.append(f"{1 / rate:,.0f} s each")
+        parts += self.facts.values()
         if self.total is not None and rate and self.done < self.total:
-            told.append(f"{(self.total - self.done) / rate / 60:.1f} min left")
-        return ", ".join(told)
+            parts.append(f"{(self.total - self.done) / rate / 60:.1f} min left")
+        return ", ".join(parts)
 
-    def _say(self) -> None:
-        assert self.screen is not None, "it is shown"
-        self.said, self.told, console = self.clock(), self.done, self.screen()
-        if not console.quiet:  # which would keep it as its last line
+    def _print(self) -> None:
+        assert self.screen is not None, "only called while it is shown"
+        self.printed_at, self.printed, console = self.clock(), self.done, self.screen()
+        if not console.quiet:  # a quiet screen would keep it as its last line
             console.print(f"{self.name}: {self.line()}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,9 +1,10 @@
-"""Say which versions made a result, and how to install a package that is missing."""
+"""Record what made a result: versions, date and command, without passwords; and say how to install what is missing."""
 
 import re
 import shlex
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 DISTRIBUTION = "compress-kit"
-"""The name of this package on package indexes, where `compress` belongs to somebody else."""
+"""The name of this package on package indexes, where `compress` is another project."""
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the version of each of `packages` that is installed; `compress` is this one."""
+    """Return the version of each installed package of `packages`; `compress` is this one."""
     from compress import __version__
 
     found = {}
@@ -30,39 +31,39 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs what the extra `extra` of our own metadata lists."""
+    """Return the pip command that installs the requirements of one of our extras."""
     return shlex.join(["pip", "install", *(str(each).partition(";")[0].strip() for each in _list_requirements(extra))])
 
 
-def lacks(extra: str) -> str:
-    """Say which package of an extra is not installed, or not in a version that it takes; '' where all are."""
-    for each in _list_requirements(extra):
+def find_missing(extra: str) -> str:
+    """Say which requirement of an extra is missing or has the wrong version; '' if all are met."""
+    for requirement in _list_requirements(extra):
         try:
-            found = version(each.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
-            return f"{each.name} is not installed"
-        if not each.specifier.contains(found, prereleases=True):
-            return f"{each.name} {found} is installed, {each.specifier} is needed"
+            return f"{requirement.name} is not installed"
+        if not requirement.specifier.contains(installed, prereleases=True):
+            return f"{requirement.name} {installed} is installed, {requirement.specifier} is needed"
     return ""
 
 
 def _list_requirements(extra: str) -> "list[Requirement]":
     from packaging.requirements import Requirement
 
-    listed = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
-    wanted = [each for each in listed if f'extra == "{extra}"' in str(each.marker)]
-    assert wanted, f"pyproject.toml has no extra {extra}"
-    return wanted
+    declared = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
+    found = [each for each in declared if f'extra == "{extra}"' in str(each.marker)]
+    assert found, f"pyproject.toml has no extra {extra}"
+    return found
 
 
 HIDDEN = "***"
 
 
 def redact(where: Path | str) -> str:
-    """Hide the password of an address and all that follows its `?`; any other text stays as it is.
+    """Hide the password of an address, and everything after its `?`; other text is returned unchanged.
 
-    A password may hold any character unescaped, so the last @ ends it, wherever a host might seem to begin before.
-    Where a `?` comes first, what follows the @ may be the end of a password too, and all is hidden.
+    A password may hold any character unescaped, so the last @ ends it. If a `?` comes before that @, what follows the
+    @ may still be a part of the password, and everything is hidden.
     """
     head, scheme, rest = str(where).partition("://")
     if not scheme:
@@ -74,7 +75,7 @@ def redact(where: Path | str) -> str:
 
 
 def redact_in(words: str, where: str) -> str:
-    """Hide in a message what `redact` hides of the address it is about, also the parts that a driver cut it to."""
+    """Hide in a message what `redact` hides of the address, including fragments that a database driver quotes."""
     found = re.match(r"(?s)(?:(?:[^:/?#@]*:)?(.*)@)?(.*)", where.partition("://")[2])
     password, rest = found.groups("") if found else ("", "")
     values = [password, *(each.partition("=")[2] or each for each in re.split("[?&#]", rest)[1:])]
@@ -87,18 +88,23 @@ def redact_in(words: str, where: str) -> str:
     return words
 
 
+def timestamp() -> str:
+    """Return the time in UTC, to the second, in ISO format."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def command_line() -> str:
-    """Return the command to type to run this again, without passwords: it is kept, and ships with bundles."""
+    """Return the command line of this process without passwords: it is recorded, and ships with bundles."""
     name = Path(sys.argv[0]).name
     program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
     return shlex.join([*program, *map(redact, sys.argv[1:])])
 
 
 def option_of(command: str, option: str) -> str | None:
-    """Return the value of an option in a command line that was kept; None where it was not given."""
+    """Return the value of an option in a recorded command line; None if it was not given."""
     try:
         words = shlex.split(command)
-    except ValueError:  # of an odd quotation mark: it was not written by `command_line`
+    except ValueError:  # an unbalanced quotation mark: not written by `command_line`
         return None
     for word, after in zip(words, [*words, ""][1:], strict=True):
         if word == option and after:
@@ -109,7 +115,7 @@ def option_of(command: str, option: str) -> str | None:
 
 
 def resume_command(out: Path | str, command: str) -> str:
-    """Return the command that continues the run in `out`, by the one that began it; '' where that is none of ours."""
+    """Return the command that continues the run in `out`, given the one that began it; '' if that is not ours."""
     words = shlex.split(command)
     if words[:1] != ["compress"] and words[1:3] != ["-m", "compress"]:
         return ""

@@ -28,7 +28,7 @@ PROBED = {
 
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_probe", lambda: PROBED)
+    monkeypatch.setattr(doctor, "probe_packages", lambda: PROBED)
 
 
 def checks(found: Diagnosis) -> dict[str, Check]:
@@ -103,7 +103,7 @@ def test_a_package_that_ends_its_process_is_named_and_ends_nothing_else(
     (modules / "deadly.py").write_text("import os; os._exit(7)", encoding="utf-8")
     (modules / "faulty.py").write_text("raise RuntimeError('no such symbol')", encoding="utf-8")
     monkeypatch.setattr(doctor, "LOADED", ("json", "faulty", "absent_module", "deadly", "csv"))
-    found = doctor._probe()
+    found = doctor.probe_packages()
     assert found.keys() == {"json", "faulty", "absent_module", "deadly"}
     assert "error" not in found["json"]
     assert found["faulty"]["error"] == "RuntimeError: no such symbol"
@@ -115,7 +115,7 @@ def test_a_package_that_never_finishes_loading_is_given_up(modules: Path, monkey
     (modules / "endless.py").write_text("import time; time.sleep(60)", encoding="utf-8")
     monkeypatch.setattr(doctor, "LOADED", ("endless",))
     monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.5)
-    assert "does not load within" in doctor._probe()["endless"]["error"]
+    assert "does not load within" in doctor.probe_packages()["endless"]["error"]
 
 
 def test_products_are_timed_in_both_formats_and_with_one_and_all_threads(
@@ -149,7 +149,7 @@ def test_programs_are_asked_for_their_version_and_may_be_missing_broken_or_silen
     program(tmp_path, "apt-get", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "TOOL_SECONDS", 1.0)
-    found = {name: doctor._tool(name, *about) for name, about in doctor.TOOLS.items()}
+    found = {name: doctor.check_tool(name, *about) for name, about in doctor.TOOLS.items()}
     assert found["adb"].found.startswith("Android Debug Bridge version 1.0.41")
     assert {name: each.state for name, each in found.items()} == {
         "adb": "ok", "npm": "broken", "node": "broken", "browser": "missing", "ssh": "missing",
@@ -176,7 +176,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_hub_that_answers(answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", answering)
-    assert doctor._hub() == Check("tools", "hub", "ok", f"{answering} answers", doctor._HUB)
+    assert doctor.check_hub() == Check("tools", "hub", "ok", f"{answering} answers", doctor._HUB)
 
 
 @pytest.mark.usefixtures("probed")
@@ -195,4 +195,4 @@ def test_a_hub_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_hub_that_is_not_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert doctor._hub().remedy == "unset HF_HUB_OFFLINE"
+    assert doctor.check_hub().remedy == "unset HF_HUB_OFFLINE"

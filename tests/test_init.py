@@ -64,7 +64,7 @@ def test_on_a_terminal_what_is_not_said_is_asked(monkeypatch: pytest.MonkeyPatch
         return {"What matters": "speed", "How many": "20"}.get(" ".join(question.split()[:2]), "local")
 
     monkeypatch.setattr("compress.cli.start.typer.prompt", prompt)
-    monkeypatch.setattr("compress.cli.start.is_answered", lambda: True)
+    monkeypatch.setattr("compress.cli.start.is_interactive", lambda: True)
     told = command.run("init", "--teacher", "minilm", "--data", "intents")
     assert told.code == 0
     assert len(asked) == 3

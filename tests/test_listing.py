@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, GPT2Config, T5Config
 
-from compress.commands.students import Listing, students_of
+from compress.commands.students import Listing, list_students
 from compress.config.recipe import Recipe
 from compress.errors import TeacherError
 from compress.exporters.int8 import quantize_dynamic
@@ -28,7 +28,7 @@ def config_only(folder: Path, config: Any) -> str:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Listing:
     folder = config_only(tmp_path_factory.mktemp("bert-base"), BertConfig())
-    return students_of(folder, [Recipe.load(name) for name in PAPERS])
+    return list_students(folder, [Recipe.load(name) for name in PAPERS])
 
 
 def of(listing: Listing, recipe: str) -> ModelSize:
@@ -69,7 +69,7 @@ def test_shares_of_depth_and_width_are_listed_with_what_to_set(base: Listing) ->
 
 def test_odd_sizes_have_no_halves(tmp_path: Path) -> None:
     teacher = config_only(tmp_path, tiny.config("bert", layers=3, heads=1))
-    assert students_of(teacher, []).variants == ()
+    assert list_students(teacher, []).variants == ()
 
 
 # Why not
@@ -78,18 +78,18 @@ def test_odd_sizes_have_no_halves(tmp_path: Path) -> None:
 def test_a_recipe_this_teacher_does_not_allow_is_listed_with_the_reason(tmp_path: Path) -> None:
     """Attention of 12 heads is not compared with 16, 48 do not share 1024; XLNet's weights stay."""
     large = config_only(tmp_path / "large", BertConfig(hidden_size=1024, num_attention_heads=16))
-    listing = students_of(large, [Recipe.load(name) for name in PAPERS])
+    listing = list_students(large, [Recipe.load(name) for name in PAPERS])
     why = {each.recipe: each.why for each in listing.refused}
     assert why.keys() == {"minilm", "minilm-v1"}
     assert "the student has heads 12 and the teacher 16" in why["minilm-v1"]
     other = config_only(tmp_path / "other", tiny.config("xlnet"))
-    (refused,) = students_of(other, [Recipe.load("hinton")]).refused
+    (refused,) = list_students(other, [Recipe.load("hinton")]).refused
     assert "init: teacher knows the weights of" in refused.why
 
 
 def test_a_family_without_the_head_a_stage_needs(tmp_path: Path) -> None:
     stages = [{"pretrain": "mlm", "head": "masked_lm", "lr": 1e-3, "objective": [{"loss": "bert.masked_lm"}]}]
-    (refused,) = students_of(config_only(tmp_path, GPT2Config()), [written(tmp_path, stages)]).refused
+    (refused,) = list_students(config_only(tmp_path, GPT2Config()), [written(tmp_path, stages)]).refused
     assert "gpt2 has no masked_lm head" in refused.why
 
 
@@ -105,9 +105,9 @@ def test_a_student_that_begins_as_a_checkpoint_has_its_sizes(tmp_path: Path) -> 
     other = config_only(tmp_path / "other", tiny.config("distilbert", hidden=16))
     stages = [{"finetune": "task", "lr": 1e-3}]
     teacher = config_only(tmp_path / "teacher", tiny.config("bert"))
-    (found,) = students_of(teacher, [written(tmp_path, stages, student={"init": other})]).recipes
+    (found,) = list_students(teacher, [written(tmp_path, stages, student={"init": other})]).recipes
     assert (found.size.family, found.size.hidden) == ("distilbert", 16)
-    (refused,) = students_of(teacher, [written(tmp_path, stages, student={"init": "./nowhere"})]).refused
+    (refused,) = list_students(teacher, [written(tmp_path, stages, student={"init": "./nowhere"})]).refused
     assert "no such folder" in refused.why
 
 
@@ -118,7 +118,7 @@ def test_teaching_assistants_have_a_line_of_their_own(tmp_path: Path) -> None:
         {"distill": "assistant", "student": {"hidden": 16, "ffn": 32}, **lesson},
         {"distill": "small", "teacher": "previous", "student": {"hidden": 16, "ffn": 32, "layers": 1}, **lesson},
     ]
-    listing = students_of(config_only(tmp_path, tiny.config("bert")), [written(tmp_path, stages)])
+    listing = list_students(config_only(tmp_path, tiny.config("bert")), [written(tmp_path, stages)])
     found = {each.by: (each.size.layers, each.size.hidden) for each in listing.recipes}
     assert found == {("mine: assistant",): (2, 16), ("mine",): (1, 16)}
 
@@ -195,7 +195,7 @@ def test_a_teacher_that_cannot_be_found(
 @pytest.mark.parametrize("config", ["{", "[]", '{"model_type": "unheard-of"}'])
 def test_a_config_that_is_none(tmp_path: Path, config: str) -> None:
     with pytest.raises(TeacherError, match=r"has no config\.json"):
-        students_of(str(tmp_path), [])
+        list_students(str(tmp_path), [])
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
     with pytest.raises(TeacherError, match=r"cannot be loaded|config\.json holds a list"):
-        students_of(str(tmp_path), [])
+        list_students(str(tmp_path), [])

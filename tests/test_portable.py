@@ -123,7 +123,7 @@ def test_what_the_system_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runner.Path, "exists", lambda _: False)
     assert (peak_rss_mb(), runner.peak_rss_mb()) == (0.0, None)
     assert agent.facts()["cores"] == f"{os.cpu_count()} of {os.cpu_count()}"
-    assert (doctor._cores(), doctor._memory()) == (os.cpu_count(), (0, 0))
+    assert (doctor.count_cores(), doctor.measure_memory()) == (os.cpu_count(), (0, 0))
 
 
 def test_paths_are_named_in_their_own_spelling() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from compress.cli.options import talking
+from compress.cli.options import with_verbosity
 from compress.data import cache
 from compress.progress import SCREEN, Progress, show_progress
 
@@ -87,6 +87,6 @@ def test_what_an_error_ends_is_not_told_to_be_over(printed: Console) -> None:
 def test_a_note_of_the_cache_is_kept_from_a_quiet_command(
     quiet: bool, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talking(lambda: cache.note("damaged"))(quiet=quiet, log_level="info", version=False)  # type: ignore[call-arg]
+    with_verbosity(lambda: cache.note("damaged"))(quiet=quiet, log_level="info", version=False)  # type: ignore[call-arg]
     assert capsys.readouterr().err == said
     assert SCREEN.get() is None

@@ -164,8 +164,8 @@ def test_a_dry_run_asks_nobody_and_says_what_the_card_lacks(bundle: Bundle) -> N
     assert told.code == 0
     assert "onnx/model_quantized.onnx" in told.out
     assert "license mit" in told.out
-    assert "the card says nothing of: datasets, language" in told.out
-    assert "would go to team/small, private where it is new" in told.out
+    assert "missing from the card: datasets, language" in told.out
+    assert "would go to team/small, private if it is new" in told.out
     found = compress.push(bundle.path, "team/small", dry_run=True)
     assert found.files["model.safetensors"] == bundle.manifest.files["model.safetensors"].bytes
     assert found.url == ""

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import compress
-from compress.commands.students import students_of
+from compress.commands.students import list_students
 from compress.config.recipe import Recipe, StudentSpec
 from compress.data.masking import Words
 from compress.errors import StudentError
@@ -203,7 +203,7 @@ def test_the_teacher_stays_as_it_was() -> None:
 def test_the_students_of_a_teacher_list_it(tmp_path: Path) -> None:
     teacher = tiny.checkpoint(tmp_path / "teacher")
     recipe = Recipe.load("static", ["student.hidden=8"])
-    listing = students_of(teacher, [recipe])
+    listing = list_students(teacher, [recipe])
     (line,) = listing.recipes
     assert (line.size.layers, line.size.hidden, line.size.encoder_parameters) == (0, 8, 0)
 

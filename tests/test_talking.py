@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from typer.testing import CliRunner
 
-from compress.cli.options import UNCERTIFIED, Command, console, print_result, talking, told
+from compress.cli.options import UNCERTIFIED, Command, console, print_result, user_errors, with_verbosity
 from compress.console import print_note, warn
 from compress.errors import DataError
 from tests import command
@@ -17,7 +17,7 @@ from tests import command
 
 def work(end: Callable[[], None]) -> Callable[[], None]:
     def command() -> None:
-        with told(hint="Nothing is lost."):
+        with user_errors(hint="Nothing is lost."):
             shown = console()
             shown.print("step 1")
             with shown.status("working"):
@@ -42,7 +42,7 @@ def exits() -> None:
 
 def run(end: Callable[[], None], *words: str) -> Any:
     app = typer.Typer()
-    app.command(cls=Command)(talking(work(end)))
+    app.command(cls=Command)(with_verbosity(work(end)))
     return CliRunner().invoke(app, words)
 
 

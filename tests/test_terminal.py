@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from compress.console import Screen, print_note
-from compress.terminal import ESCAPED, one_line, printable, settle_streams
+from compress.terminal import ESCAPED, escape_unencodable, one_line, printable
 from tests import command
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b2J \u202egnp.exe \u2028 [bold]x[/] [/nothing] \udcff"
@@ -36,7 +36,7 @@ def test_one_line_is_short_and_printable() -> None:
 def screen() -> Screen:
     made = Screen()
     made.file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=ESCAPED, write_through=True)
-    settle_streams()
+    escape_unencodable()
     return made
 
 
@@ -65,8 +65,8 @@ def test_texts_tables_notes_and_progress_are_harmless_on_any_terminal(screen: Sc
 def test_json_is_the_same_in_every_encoding(encoding: str) -> None:
     value = ["é — 字 👩", HOSTILE]
     program = (
-        "import json; from compress.terminal import settle_streams; from compress.cli.options import print_result\n"
-        f"settle_streams(); print_result(json.dumps({value!a}, ensure_ascii=False))"
+        "import json; from compress.terminal import escape_unencodable; from compress.cli.options import print_result\n"
+        f"escape_unencodable(); print_result(json.dumps({value!a}, ensure_ascii=False))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True,

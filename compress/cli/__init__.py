@@ -6,8 +6,8 @@ import sys
 import typer
 
 from compress.cli import bench, export, prune, search, start, train
-from compress.cli.options import Command, CommandGroup, Version, talking
-from compress.terminal import settle_streams
+from compress.cli.options import Command, CommandGroup, Version, with_verbosity
+from compress.terminal import escape_unencodable
 
 app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -34,7 +34,7 @@ for command in (
     train.students,
     train.clean,
 ):
-    app.command(cls=Command)(talking(command))
+    app.command(cls=Command)(with_verbosity(command))
 app.add_typer(search.app, name="search")
 
 
@@ -45,7 +45,7 @@ def compress(version: Version = False) -> None:
 
 def main() -> None:
     """Entry point of the `compress` script."""
-    settle_streams()
+    escape_unencodable()
     settle_libraries()
     if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup from our help, which has none
         sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that is not to be found

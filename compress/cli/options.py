@@ -1,14 +1,14 @@
-"""Options that commands share, how a command talks, and what becomes of an error."""
+"""What commands share: options, help, how much is printed, and how errors are reported."""
 
 import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,64 +27,53 @@ if TYPE_CHECKING:
 
 USER_ERROR, INTERRUPTED = 2, 130
 UNCERTIFIED = 3
-"""Exit code of a file that was made, and loses more than it may."""
+"""Exit code if a file was made, but its score drops by more than allowed."""
 FAILED, UNDECIDED = 1, 3
-"""Exit codes of a gate."""
+"""Exit codes of `compress gate`."""
 
 
-def _unchecked(found: Any, ctx: Any) -> Any:
-    """Let completion take what is typed as it is: Typer would import pydantic to check it, which takes 0.1 s."""
-    if ctx.resilient_parsing:
-        for parameter in found:
-            parameter.process_value = lambda _, value: value
-    return found
+class _GroupedHelp:
+    """Mixin for commands whose help lists the options in groups."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """List the parameters; for completion, without checks: Typer would import pydantic, which takes 0.1 s."""
+        parameters = super().get_params(ctx)  # type: ignore[misc]  # of the Click class that it is mixed into
+        if ctx.resilient_parsing:
+            for parameter in parameters:
+                parameter.process_value = lambda _, value: value
+        return parameters
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, group by group, then the subcommands of a group of commands."""
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS, "Other options")}
+        for parameter in self.get_params(ctx):
+            default = "Arguments" if parameter.param_type_name == "argument" else "Other options"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                groups[getattr(parameter, "rich_help_panel", None) or default].append(_shorten(parameter, *record))
+        formatter.write_paragraph()
+        formatter.write_text("Defaults and ranges are in brackets.")
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        if isinstance(self, TyperGroup):
+            self.format_commands(ctx, formatter)
 
 
-class Command(TyperCommand):
+class Command(_GroupedHelp, TyperCommand):
     """A command whose help lists its options in groups."""
 
-    def get_params(self, ctx: Any) -> Any:
-        """List the parameters."""
-        return _unchecked(super().get_params(ctx), ctx)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and the options, group by group."""
-        _write_groups(self, ctx, formatter)
-
-
-class CommandGroup(TyperGroup):
-    """A command with others below it, whose help lists its options in groups."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """List the parameters."""
-        return _unchecked(super().get_params(ctx), ctx)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, group by group, then the commands."""
-        _write_groups(self, ctx, formatter)
-        self.format_commands(ctx, formatter)
-
-
-def _write_groups(command: Any, ctx: Any, formatter: Any) -> None:
-    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS, "Other options")}
-    for parameter in command.get_params(ctx):
-        usual = "Arguments" if parameter.param_type_name == "argument" else "Other options"
-        if (record := parameter.get_help_record(ctx)) is not None:
-            groups[getattr(parameter, "rich_help_panel", None) or usual].append(_shorten(parameter, *record))
-    formatter.write_paragraph()
-    formatter.write_text("Defaults and ranges stand in brackets.")
-    for title, records in groups.items():
-        if records:
-            with formatter.section(title):
-                formatter.write_dl(records)
+class CommandGroup(_GroupedHelp, TyperGroup):
+    """A command with subcommands, whose help lists its options in groups."""
 
 
 NAME_WIDTH = 24
-"""Characters of an option and its values; more values than that are told in its help."""
+"""Maximum characters of an option with its values; longer lists of values go into its help."""
 
 
 def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
-    """Write an option so that most need one line: `<int>` for any range, which follows its default: `[1; >=1]`."""
+    """Shorten an option's help, to one line if possible: `<int>`, and its range beside the default: `[1; >=1]`."""
     name = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)>", r"<\1>", name)
     text = (
         re.sub(r"(\S+)<=x<=(\S+)\]", r"\1 to \2]", text)
@@ -95,15 +84,15 @@ def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
     values = re.search(r"<\w+(\|\w+)+>", name)
     if len(name) > NAME_WIDTH and values:
         name = name.replace(values[0], f"<{parameter.opts[0].lstrip('-')}>")
-        said, bracket, rest = text.partition(" [")
-        text = f"{said.removesuffix('.')}: {values[0][1:-1].replace('|', ', ')}.{bracket}{rest}"
+        about, bracket, rest = text.partition(" [")
+        text = f"{about.removesuffix('.')}: {values[0][1:-1].replace('|', ', ')}.{bracket}{rest}"
     return name, text
 
 
-def grouped(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the fields of its groups of options as options of its own.
+def with_option_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn the fields of a command's option groups into options of the command.
 
-    A parameter whose type is a dataclass is such a group: its fields take its place on the command line, but those in
+    A parameter whose type is a dataclass is a group: on the command line its fields replace it, except those named in
     `without`, which keep their defaults.
     """
 
@@ -119,180 +108,186 @@ def grouped(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]],
             flat += [each for each in signature(group, eval_str=True).parameters.values() if each.name not in without]
 
         @wraps(command)
-        def run(**given: Any) -> None:
+        def run(**arguments: Any) -> None:
             for name, group in groups.items():
-                own = {each: given.pop(each) for each in signature(group).parameters if each in given}
-                given[name] = group(**own)
-            command(**given)
+                own = {each: arguments.pop(each) for each in signature(group).parameters if each in arguments}
+                arguments[name] = group(**own)
+            command(**arguments)
 
-        # inspect and Typer read it, typeshed does not know it
-        run.__signature__ = Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in flat])  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in flat}
+        _set_signature(run, flat)
         return run
 
     return expand
+
+
+def _set_signature(function: Callable[..., None], parameters: Sequence[Parameter]) -> None:
+    """Let inspect and Typer see these parameters, all of them keyword-only."""
+    keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
+    function.__signature__ = Signature(keywords)  # type: ignore[attr-defined]  # unknown to typeshed
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True)
-class Talk:
-    """Describe how a command talks. last: prints the last line that was kept back; screens: one for each output."""
+class Output:
+    """How much a command prints. last: prints the last line that was held back; screens: one per standard stream."""
 
     level: Level = "info"
     last: list[Callable[[], None]] = field(default_factory=list)
     screens: "dict[bool, Screen]" = field(default_factory=dict)
 
 
-_TALK: ContextVar[Talk | None] = ContextVar("talk", default=None)
+_OUTPUT: ContextVar[Output | None] = ContextVar("output", default=None)
 
 
-def print_version(asked: bool) -> None:
-    """Print the version and end, where that is asked."""
-    if asked:
+def print_version(wanted: bool) -> None:
+    """Print the version and exit, if --version was given."""
+    if wanted:
         print(f"compress {__version__}")
         raise typer.Exit
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the last line alone.")]
-LogLevel = Annotated[Level, typer.Option(metavar="LEVEL", help="debug, info, warning, or error, as --quiet.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and the last line.")]
+LogLevel = Annotated[Level, typer.Option(metavar="LEVEL", help="debug, info, warning, or error (as --quiet).")]
 Version = Annotated[
     bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
 ]
 
 
-def talking(command: Callable[..., None]) -> Callable[..., None]:
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say how much it prints."""
 
     @wraps(command)
-    def run(*, quiet: bool, log_level: Level, version: bool, **given: Any) -> None:
-        del version  # which has ended the command
-        talk = Talk("error" if quiet else log_level)
-        if talk.level == "debug":
+    def run(*, quiet: bool, log_level: Level, version: bool, **arguments: Any) -> None:
+        del version  # its callback has exited already
+        output = Output("error" if quiet else log_level)
+        if output.level == "debug":
             import logging
 
             os.environ["TRANSFORMERS_VERBOSITY"] = "debug"
             logging.basicConfig(level=logging.DEBUG)
-        token = _TALK.set(talk)
-        SCREEN.set(lambda: console(given.get("as_json", False)))
+        token = _OUTPUT.set(output)
+        SCREEN.set(lambda: console(arguments.get("as_json", False)))
         try:
-            command(**given)
-        except typer.Exit as end:
-            if end.exit_code in (USER_ERROR, INTERRUPTED):
-                talk.last.clear()
-            raise
-        except BaseException:
-            talk.last.clear()
+            command(**arguments)
+        except BaseException as error:
+            if not isinstance(error, typer.Exit) or error.exit_code in (USER_ERROR, INTERRUPTED):
+                output.last.clear()
             raise
         finally:
-            _TALK.reset(token)
+            _OUTPUT.reset(token)
             SCREEN.set(None)
-            for say in talk.last:
-                say()
+            for print_last in output.last:
+                print_last()
 
-    own = {"quiet": (Quiet, False), "log_level": (LogLevel, "info"), "version": (Version, False)}
-    usual = signature(command, eval_str=True).parameters.values()
+    options = {"quiet": (Quiet, False), "log_level": (LogLevel, "info"), "version": (Version, False)}
     shared = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in own.items()
+        for name, (annotation, default) in options.items()
     ]
-    run.__signature__ = Signature([*(each.replace(kind=Parameter.KEYWORD_ONLY) for each in usual), *shared])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*usual, *shared)}
+    _set_signature(run, [*signature(command, eval_str=True).parameters.values(), *shared])
     return run
 
 
 def console(as_json: bool = False, *, answer: bool = False) -> "Screen":
-    """Open the console: standard error if standard output is for JSON; silent but in rank 0.
+    """Open the console: standard error if standard output is for JSON; silent in all processes but the first.
 
-    answer  whether it is for what was asked, which is printed at any level, instead of progress and notes
+    answer  for the command's result, which is printed at any level, unlike progress and notes
     """
     from compress.console import Screen
 
-    talk = _TALK.get() or Talk()
-    kept = None if answer or talk.level in ("debug", "info") else talk.last
-    screen = Screen(stderr=as_json, quiet=not is_first(), last=kept, warnings=talk.level != "error")
-    return screen if answer else talk.screens.setdefault(as_json, screen)  # one, which knows of its progress
+    output = _OUTPUT.get() or Output()
+    last = None if answer or output.level in ("debug", "info") else output.last
+    screen = Screen(stderr=as_json, quiet=not is_first(), last=last, warnings=output.level != "error")
+    return screen if answer else output.screens.setdefault(as_json, screen)  # one screen, which knows its progress bar
+
+
+def printer(as_json: bool = False, *, answer: bool = False) -> Callable[[str], None]:
+    """Return a function that prints a line to the console, however long."""
+    return partial(console(as_json, answer=answer).print, soft_wrap=True)
 
 
 def is_first() -> bool:
-    """Tell whether this is the only process of a command, or the one that talks."""
+    """Return True in the only process of a command, or in the one of several that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def run_folder(out: Path | None, recipe: str, data: str | None, *, resume: bool) -> Path:
-    """Return the folder of a run, chosen by the names of its recipe and data where it is given none."""
+    """Return the folder of a run; if none is given, choose one by the names of recipe and data."""
     if out is not None:
         return out
-    with told():
+    with user_errors():
         from compress.commands import preflight
 
         return preflight.choose_out(recipe, data or "text", resume=resume)
 
 
 def continuation(out: Path) -> str:
-    """Say how an interrupted run goes on: by the command that was typed."""
+    """Say which command continues an interrupted run."""
     from compress.provenance import command_line, resume_command
 
     return f"Continue with: {resume_command(out, command_line())}"
 
 
 def print_result(text: str) -> None:
-    """Print what a command found to standard output, the same on every terminal."""
+    """Print the result of a command to standard output, the same on every terminal."""
     print(printable(text.removesuffix("\n")))
 
 
-def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: Any) -> None:
-    """Print what a command of these arguments would take."""
+def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **arguments: Any) -> None:
+    """Forecast what a command with these arguments would take, and print that."""
     from compress.reporting.terminal import forecast_lines
 
-    found = forecast(**given, console=console(as_json))
+    found = forecast(**arguments, console=console(as_json))
     if as_json:
         print_json("plan", found.to_json())
     else:
         for line in forecast_lines(found):
-            console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
+            printer(answer=True)(line)
 
 
-def print_json(command: str, found: "str | Path | Mapping[str, Any]") -> None:
-    """Print what a command found as JSON, after the name and version of its form (docs/json.md).
+def print_json(command: str, result: "str | Path | Mapping[str, Any]") -> None:
+    """Print the result of a command as JSON, after the name and version of its schema (docs/json.md).
 
-    found  as values, or as the text or the file of a record
+    result  values, or the text or the file of a record
     """
     import json
 
-    text = found.read_text(encoding="utf-8") if isinstance(found, Path) else found
+    text = result.read_text(encoding="utf-8") if isinstance(result, Path) else result
     values = json.loads(text) if isinstance(text, str) else text
     print_result(json.dumps({"schema": schema(command), **values}, ensure_ascii=False, indent=1))
 
 
 def schema(command: str) -> str:
-    """Name the form of a command's JSON; the number changes when something in it is taken away or means another."""
+    """Name the schema of a command's JSON; its number grows when a field is removed or changes its meaning."""
     return f"compress.{command}/1"
 
 
 @contextmanager
-def told(hint: str = "") -> Iterator[None]:
-    """Errors of the user's become a message and exit code 2, Ctrl-C 130; a traceback is a bug of ours."""
+def user_errors(hint: str = "") -> Iterator[None]:
+    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130; a traceback is a bug of ours."""
     from compress.errors import CompressError
 
     try:
         yield
     except CompressError as error:
-        if (_TALK.get() or Talk()).level == "debug":
+        if (_OUTPUT.get() or Output()).level == "debug":
             import traceback
 
             traceback.print_exc()
-        print(printable(f"error: {error}"), file=sys.stderr)
-        raise typer.Exit(USER_ERROR) from None
+        message, code = f"error: {error}", USER_ERROR
     except OSError as error:
-        if error.errno in (None, errno.EPIPE):  # a library's own, and a reader that has read enough
+        if error.errno in (None, errno.EPIPE):  # a library's own error, or a reader that has read enough
             raise
-        name = error.filename2 or error.filename  # of a copy or a rename, the place that could not be written
+        name = error.filename2 or error.filename  # of a copy or rename, the path that could not be written
         where = f"{name}: " if name else ""
-        words = f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip()
-        print(printable(words), file=sys.stderr)
-        raise typer.Exit(USER_ERROR) from None
+        message = f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip()
+        code = USER_ERROR
     except KeyboardInterrupt:
-        print(printable(f"\ninterrupted. {hint}"), file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+        message, code = f"\ninterrupted. {hint}", INTERRUPTED
+    else:
+        return
+    print(printable(message), file=sys.stderr)
+    raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""`compress prune`: a smaller model out of one that is there."""
+"""`compress prune` and `trim`: make a model smaller."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,12 +10,12 @@ from compress.cli.options import (
     UNCERTIFIED,
     console,
     continuation,
-    grouped,
     is_first,
     print_forecast,
     print_json,
     run_folder,
-    told,
+    user_errors,
+    with_option_groups,
 )
 from compress.config.options import (
     CorpusName,
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from compress.commands.trim import TrimResult
 
 
-@grouped()
+@with_option_groups()
 def prune(
-    model: Annotated[str, typer.Argument(help="minilm, an alias, folder, hub id, or a bundle's folder.")],
+    model: Annotated[str, typer.Argument(help="minilm, an alias, a folder, a hub id, or a bundle.")],
     data: DataName,
     out: Out = None,
     recipe: Annotated[str, training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml.")] = "prune-taylor",
@@ -58,32 +58,31 @@ def prune(
     plan: Plan = False,
     as_json: Json = False,
 ) -> None:
-    """Cut from a model what matters least, to given sizes or a budget; let it recover, ship and measure it.
+    """Prune what matters least from a model, to given sizes or a budget; let it recover, ship and measure it.
 
     Example: compress prune minilm --data intents --out runs/half --layers 4 --ffn 0.5
     """
     out = run_folder(out, recipe, data, resume=options.resume)
-    with told(hint=continuation(out)):
+    with user_errors(hint=continuation(out)):
         from compress.commands import preflight
 
-        ready = preflight.load_recipe(recipe, options.overrides, length)
-        preflight.check(ready, teacher=model, out=out, data=data, options=options)
-        from compress.commands.prune import aimed  # seconds: torch
-        from compress.commands.prune import prune as run
+        loaded = preflight.load_recipe(recipe, options.overrides, length)
+        preflight.check(loaded, teacher=model, out=out, data=data, options=options)
+        from compress.commands.prune import prune as run  # takes seconds: torch
+        from compress.commands.prune import aimed
 
         if plan:
             from compress.commands.forecast import forecast
 
             print_forecast(
-                forecast, as_json, teacher=model, recipe=aimed(ready, asdict(target), asdict(setting)), data=data,
+                forecast, as_json, teacher=model, recipe=aimed(loaded, asdict(target), asdict(setting)), data=data,
                 columns=columns, length=length.minutes_alone, options=replace(options, overrides=None),
             )  # fmt: skip
             return
-        shown = console(as_json)
         bundle = run(
-            model=model, recipe=ready, data=data, out=out, target=target, setting=setting, columns=columns,
+            model=model, recipe=loaded, data=data, out=out, target=target, setting=setting, columns=columns,
             max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
-            options=replace(options, overrides=None), console=shown,
+            options=replace(options, overrides=None), console=console(as_json),
         )  # fmt: skip
         if as_json and is_first():
             print_json("prune", bundle.path / "report.json")
@@ -92,10 +91,10 @@ def prune(
 def trim(
     model: Annotated[str, typer.Argument(help="A bundle's folder; or a checkpoint: folder, hub id or alias.")],
     out: Annotated[Path, output(help="The new folder.")],
-    data: Annotated[str | None, data_option(help="Count its training texts, score on its test split.")] = None,
+    data: Annotated[str | None, data_option(help="Count tokens of its train split, score on its test split.")] = None,
     corpus: CorpusName = None,
-    min_count: Annotated[int, training(min=1, help="Trim tokens that occur less often.")] = 1,
-    keep: Annotated[list[str] | None, training(help="Keep the tokens of these words. Repeatable.")] = None,
+    min_count: Annotated[int, training(min=1, help="Drop tokens that occur less often.")] = 1,
+    keep: Annotated[list[str] | None, training(help="Keep the tokens of this text. Repeatable.")] = None,
     max_drop: MaxDrop = 0.5,
     text: TextColumns = None,
     label: LabelColumn = None,
@@ -104,56 +103,55 @@ def trim(
 ) -> None:
     """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs.
 
-    Exit code 3: a file loses more than --max-drop; the folder is kept, and the file marked.
+    Exit code 3: a file loses more than --max-drop; the folder is kept, and the file is marked.
 
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
-    with told(hint="Nothing was written: the same command begins again."):
+    with user_errors(hint="Nothing was written. Run the same command again."):
         from compress.commands.trim import forecast_trimming
         from compress.commands.trim import trim as run
 
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "model": model, "out": out, "data": data, "corpus": corpus, "text": text, "label": label,
             "min_count": min_count, "keep": keep or (),
         }  # fmt: skip
         if plan:
-            print_forecast(forecast_trimming, as_json, **given)
+            print_forecast(forecast_trimming, as_json, **arguments)
             return
-        found = run(**given, max_drop=max_drop / 100)
+        result = run(**arguments, max_drop=max_drop / 100)
         if as_json:
-            facts = asdict(found)
-            facts["trimmed"] |= {"path": str(out), "kept": len(found.trimmed.kept)}
-            print_json("trim", facts)
+            values = asdict(result)
+            values["trimmed"] |= {"path": str(out), "kept": len(result.trimmed.kept)}
+            print_json("trim", values)
         else:
-            _show(found, console())
-    if not all(proof.certified for proof in found.certificates):
+            _print_trimmed(result, console())
+    if not all(proof.certified for proof in result.certificates):
         raise typer.Exit(UNCERTIFIED)
 
 
-def _show(found: "TrimResult", shown: "Console") -> None:
+def _print_trimmed(result: "TrimResult", console: "Console") -> None:
     from rich.table import Column, Table
 
-    trimmed = found.trimmed
+    trimmed = result.trimmed
     share = 1 - len(trimmed.kept) / trimmed.before
-    shown.print(
+    console.print(
         f"{trimmed.before:,} tokens to {len(trimmed.kept):,} ({share:.0%} fewer); {trimmed.whole:.2%} of "
-        f"{trimmed.texts:,} texts of the corpus are read as before", highlight=False,
-    )  # fmt: skip
+        f"{trimmed.texts:,} texts of the corpus are tokenized as before"
+    )
     table = Table(Column("file", no_wrap=True), "MB", "score", "same answers", "verdict", box=None, pad_edge=False)
-    proofs = {proof.artefact: proof for proof in found.certificates}
+    proofs = {proof.artefact: proof for proof in result.certificates}
+    verdicts = {name: "certified" if proof.certified else "not certified" for name, proof in proofs.items()}
     for name, (before, after) in trimmed.bytes.items():
         cells = [Path(name).name, f"{before / 1e6:.2f} to {after / 1e6:.2f}"]
         if proof := proofs.get(name):
-            cells += [f"{proof.before:.4f} to {proof.after:.4f}", f"{proof.agreement:.2%}", _verdict(proof.certified)]
+            cells += [f"{proof.before:.4f} to {proof.after:.4f}", f"{proof.agreement:.2%}", verdicts[name]]
         table.add_row(*cells)
-    shown.print(table)
-    for proof in proofs.values():
-        shown.print(f"{proof.artefact}: {_verdict(proof.certified)}: {proof.reason}", markup=False, highlight=False)
-    if found.alike is not None:
-        split = found.certificates[0].split
-        shown.print(f"{found.alike:.2%} of the texts of the {split} split ({found.rows:,} rows) are read as before")
-    shown.print(f"{trimmed.path}", markup=False, highlight=False)
-
-
-def _verdict(certified: bool) -> str:
-    return "certified" if certified else "not certified"
+    console.print(table)
+    for name, proof in proofs.items():
+        console.print(f"{name}: {verdicts[name]}: {proof.reason}")
+    if result.alike is not None:
+        split = result.certificates[0].split
+        console.print(
+            f"{result.alike:.2%} of the texts of the {split} split ({result.rows:,} rows) are tokenized as before"
+        )
+    console.print(str(trimmed.path))

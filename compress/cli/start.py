@@ -1,14 +1,14 @@
-"""`compress doctor`, `inspect` and `init`: what is here, what a thing is, and which command to run."""
+"""`compress doctor`, `inspect` and `init`: check this machine, look at a file or name, and choose a command."""
 
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from compress.cli.options import USER_ERROR, console, grouped, print_result, told
+from compress.cli.options import USER_ERROR, console, print_result, printer, user_errors, with_option_groups
 from compress.config.options import DataOptions, Json, budget, data_option, device_option, output, training
 
 if TYPE_CHECKING:
@@ -18,39 +18,37 @@ if TYPE_CHECKING:
     from compress.records.inspection import Inspection
 
 UNSOUND = 1
-"""Exit code of a machine on which the base install lacks something."""
+"""Exit code if something that the base install needs is missing or broken."""
 INDENT = 24
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine has for each command, and the one command that brings what is missing.
+    """Check what this machine has for each command, and print the command that installs what is missing.
 
-    Exit code 1: something that the base install needs is missing or broken. What only some commands need is no fault.
+    Exit code 1: something that the base install needs is missing or broken; what only some commands need is no fault.
 
     Example: compress doctor --json
     """
-    with told():
+    with user_errors():
         from compress.commands.doctor import doctor as run
-
-        shown, answers = console(as_json), console(answer=True)
 
         def say(check: "Check") -> None:
             if check.group != "packages" or check.state != "ok":
-                for line in _lines(check, shown.width):
-                    shown.print(line, markup=False, highlight=False, soft_wrap=True)
+                for line in _check_lines(check, console(as_json).width):
+                    printer(as_json)(line)
 
-        found = run(say=say)
+        diagnosis = run(say=say)
         if as_json:
-            print_result(found.to_json())
+            print_result(diagnosis.to_json())
         else:
-            for line in _verdict(found):
-                answers.print(line, markup=False, highlight=False, soft_wrap=True)
-    if not found.ok:
+            for line in _verdict_lines(diagnosis):
+                printer(answer=True)(line)
+    if not diagnosis.ok:
         raise typer.Exit(UNSOUND)
 
 
-def _lines(check: "Check", width: int) -> Iterator[str]:
-    """Yield what was found; of what is missing, also what for, and the command that brings it, whole."""
+def _check_lines(check: "Check", width: int) -> Iterator[str]:
+    """Yield what was found; if something is missing, also what needs it and the command that installs it."""
     missing = check.state != "ok"
     head = f"{check.state:9}{check.name:15}"
     for words in (check.found, f"for {check.needed_for}" if missing and check.needed_for else ""):
@@ -62,60 +60,59 @@ def _lines(check: "Check", width: int) -> Iterator[str]:
         yield " " * INDENT + check.remedy
 
 
-def _verdict(found: "Diagnosis") -> Iterator[str]:
-    packages = [each for each in found.checks if each.group == "packages"]
-    good = [each for each in packages if each.state == "ok"]
-    state = "ok" if len(good) == len(packages) else "broken"
-    yield f"{state:9}{'packages':15}{len(good)} of {len(packages)} of the base install"
-    lacking = [each.name for each in found.checks if each.state != "ok" and not each.required]
+def _verdict_lines(diagnosis: "Diagnosis") -> Iterator[str]:
+    packages = [check.state == "ok" for check in diagnosis.checks if check.group == "packages"]
+    state = "ok" if all(packages) else "broken"
+    yield f"{state:9}{'packages':15}{sum(packages)} of {len(packages)} of the base install"
     yield ""
-    if found.faults:
-        yield f"The base install lacks: {', '.join(each.name for each in found.faults)}."
+    optional = [check.name for check in diagnosis.checks if check.state != "ok" and not check.required]
+    if diagnosis.faults:
+        yield f"The base install lacks: {', '.join(check.name for check in diagnosis.faults)}."
     else:
-        yield "The base install has all it needs." + (f" Not here: {', '.join(lacking)}." if lacking else "")
+        yield "The base install is complete." + (f" Not installed here: {', '.join(optional)}." if optional else "")
 
 
-@grouped()
+@with_option_groups()
 def inspect(
     thing: Annotated[str, typer.Argument(help="A path, a recipe's name, intents, minilm, an alias or a hub id.")],
     form: Annotated[
         Literal["checkpoint", "bundle", "recipe", "data", "run", "study"] | None,
-        data_option("--as", help="Say what it is, where a name has several meanings."),
+        data_option("--as", help="Say what it is, if its name has several meanings."),
     ] = None,
-    teacher: Annotated[str | None, data_option(help="Of data: try the tokenizer of this teacher on the texts.")] = None,
+    teacher: Annotated[str | None, data_option(help="For data: try this teacher's tokenizer on the texts.")] = None,
     columns: DataOptions = DataOptions(),
     as_json: Json = False,
 ) -> None:
-    """Say what a checkpoint, bundle, recipe, data set, run or search is, and what can be done with it next.
+    """Describe a checkpoint, bundle, recipe, data set, run or search, and what to do with it next.
 
-    Exit code 2: it cannot be read, or a file of it is damaged or missing.
+    Exit code 2: it cannot be read, or one of its files is damaged or missing.
 
     Example: compress inspect intents --teacher minilm
     """
-    with told():
+    with user_errors():
         from compress.commands.inspect import inspect as run
 
-        found = run(thing, form=form, teacher=teacher, columns=columns)
+        inspection = run(thing, form=form, teacher=teacher, columns=columns)
         if as_json:
-            print_result(found.to_json())
+            print_result(inspection.to_json())
         else:
-            shown = console(answer=True)
-            for part in _parts(found, shown.width):
-                shown.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
-    if found.problems:
+            screen = console(answer=True)
+            for part in _inspection_parts(inspection, screen.width):
+                screen.print(part, soft_wrap=isinstance(part, str))
+    if inspection.problems:
         raise typer.Exit(USER_ERROR)
 
 
 MOST_LABELS, MOST_FILES = 12, 8
-"""Labels, and files, that are named; the JSON has them all."""
+"""Labels and files that are printed at most; the JSON has them all."""
 
 
-def _parts(found: "Inspection", width: int) -> "Iterator[RenderableType]":
-    """Yield what it is, its facts, tables of splits and scores, then faults, notes and what can be done next."""
+def _inspection_parts(found: "Inspection", width: int) -> "Iterator[RenderableType]":
+    """Yield title, facts, tables of splits and scores, then problems, notes and the next commands."""
     yield from _wrap(found.title, width)
     facts = {"path": found.path, **found.facts}
     if found.form != "recipe":
-        facts["licence"] = found.licence or "none is stated"
+        facts["licence"] = found.licence or "not stated"
     if found.labels:
         more = f" and {len(found.labels) - MOST_LABELS} more" if len(found.labels) > MOST_LABELS else ""
         facts["labels"] = ", ".join(found.labels[:MOST_LABELS]) + more
@@ -124,7 +121,7 @@ def _parts(found: "Inspection", width: int) -> "Iterator[RenderableType]":
         named = ", ".join(f"{name} {size / 1e6:,.2f}" for name, size in largest)
         facts["files"] = f"{len(found.files)}, {sum(found.files.values()) / 1e6:,.2f} MB: {named}"
     if found.verified is not None:
-        facts["hashes"] = "every file is as it was written" if found.verified else "NOT as written: see below"
+        facts["hashes"] = "all files match" if found.verified else "some files do NOT match: see below"
     wide = max(map(len, facts)) + 2
     for name, value in facts.items():
         if value is not None:
@@ -150,46 +147,46 @@ def _wrap(words: str, width: int, head: str = "") -> list[str]:
 
 
 def _tables(found: "Inspection") -> "Iterator[RenderableType]":
-    """Yield tables of the splits, of the rows they share, of the tokenizer, and of the report."""
-
-    def table(rows: list[dict[str, Any]]) -> "RenderableType":
-        from rich.table import Table
-
-        laid = Table(*(name for name in rows[0]), box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for column in laid.columns:
-            column.overflow, column.justify = "fold", "left" if column is laid.columns[0] else "right"
-        for row in rows:
-            laid.add_row(*(_cell(name, value) for name, value in row.items()))
-        return laid
-
-    rows = []
-    for each in found.splits:
-        shares = [100 * share for share in each.classes.values()]
+    """Yield tables of the splits, the rows they share, the tokenizer, and the scores."""
+    rows: list[dict[str, Any]] = []
+    for split in found.splits:
+        shares = [100 * share for share in split.classes.values()]
         classes = {"% of a class": f"{min(shares):.1f} to {max(shares):.1f}"} if shares else {}
         rows.append({
-            "split": each.name, "rows": each.rows, "repeated": each.repeated, "conflicting": each.conflicting,
-            "words": each.words.median, "p95": each.words.p95, "longest": each.words.longest, **classes,
+            "split": split.name, "rows": split.rows, "repeated": split.repeated, "conflicting": split.conflicting,
+            "words": split.words.median, "p95": split.words.p95, "longest": split.words.longest, **classes,
         })  # fmt: skip
     if rows:
-        wanted = max(rows, key=len)
-        yield table([{name: row.get(name, "") for name in wanted} for row in rows])
+        columns = max(rows, key=len)
+        yield _table([{name: row.get(name, "") for name in columns} for row in rows])
     if found.overlaps:
-        yield table([
+        yield _table([
             {"shared by": f"{each.one} and {each.other}", "rows": each.rows, "of the second": f"{each.share:.1%}"}
             for each in found.overlaps
         ])  # fmt: skip
-    if (seen := found.coverage) is not None:
-        cut = {} if seen.cut is None else {f"over {seen.limit:,}": f"{seen.cut:.1%}"}
-        yield table([{
-            "tokenizer": seen.tokenizer, "texts": seen.texts, "unknown": f"{seen.unknown:.2%}",
-            "tokens a word": seen.pieces, "tokens": seen.tokens.median, "p95": seen.tokens.p95,
-            "longest": seen.tokens.longest, **cut,
+    if (coverage := found.coverage) is not None:
+        cut = {} if coverage.cut is None else {f"over {coverage.limit:,}": f"{coverage.cut:.1%}"}
+        yield _table([{
+            "tokenizer": coverage.tokenizer, "texts": coverage.texts, "unknown": f"{coverage.unknown:.2%}",
+            "tokens a word": coverage.pieces, "tokens": coverage.tokens.median, "p95": coverage.tokens.p95,
+            "longest": coverage.tokens.longest, **cut,
         }])  # fmt: skip
     if found.scores:
-        yield table([dict(row) for row in found.scores])
+        yield _table(found.scores)
 
 
-def _cell(name: str, value: Any) -> str:
+def _table(rows: Sequence[Mapping[str, Any]]) -> "RenderableType":
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in table.columns:
+        column.overflow, column.justify = "fold", "left" if column is table.columns[0] else "right"
+    for row in rows:
+        table.add_row(*(_format_cell(name, value) for name, value in row.items()))
+    return table
+
+
+def _format_cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if name == "parameters":
@@ -202,14 +199,14 @@ def _cell(name: str, value: Any) -> str:
 QUESTIONS = {
     "teacher": ("What is the teacher? An alias such as bert-base, a folder or a hub id", "minilm"),
     "data": ("What is the data? A folder, a file or a hub id; intents is embedded", "intents"),
-    "goal": ("What matters most: score, size, speed, or at most so many ms (a number)", "score"),
-    "minutes": ("How many minutes may it take? 0: as many as it needs", "0"),
+    "goal": ("What matters most: score, size, speed, or a maximum latency (a number of ms)", "score"),
+    "minutes": ("How many minutes may it take? 0: no limit", "0"),
     "device": ("Where will it run: local, browser, adb or ssh:HOST", "local"),
 }
 
 
-def is_answered() -> bool:
-    """Tell whether somebody is there to answer questions."""
+def is_interactive() -> bool:
+    """Return True if there is a user to answer questions."""
     return sys.stdin.isatty()
 
 
@@ -217,48 +214,49 @@ def init(
     teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
     data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
     goal: Annotated[
-        str | None, budget(help="What matters most: score, size, speed, or a number: at most so many ms.")
+        str | None, budget(help="What matters most: score, size, speed, or a maximum latency in ms.")
     ] = None,
     minutes: Annotated[float | None, training(min=0, help="Take about so many minutes; 0: no limit.")] = None,
     device: Annotated[str | None, device_option(help="Where it will run: local, browser, adb or ssh:HOST.")] = None,
-    file: Annotated[Path | None, output(help="Write the recipe to this new .yaml file, to be changed.")] = None,
+    file: Annotated[Path | None, output(help="Write the recipe to this new .yaml file, for you to edit.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask five questions, and write the command that fits the answers, with its parts explained. Nothing is run.
+    """Ask five questions, and print the command that fits the answers, with its parts explained. Nothing is run.
 
-    What an option says is not asked; without a terminal nothing is asked, and the defaults are taken.
+    Options answer their question in advance. Without a terminal nothing is asked, and defaults are used.
 
     Example: compress init --data intents --goal 4 --minutes 60
     """
-    given = {"teacher": teacher, "data": data, "goal": goal, "minutes": minutes, "device": device}
-    for name, (question, usual) in QUESTIONS.items():
-        if given[name] is None:
-            given[name] = typer.prompt(question, default=usual, err=as_json) if is_answered() else usual
-    with told():
+    answers = {"teacher": teacher, "data": data, "goal": goal, "minutes": minutes, "device": device}
+    for name, (question, default) in QUESTIONS.items():
+        if answers[name] is None:
+            answers[name] = typer.prompt(question, default=default, err=as_json) if is_interactive() else default
+    with user_errors():
         from compress.commands.init import init as run
         from compress.errors import CompressError
 
         try:
-            limit, answer = float(str(given["minutes"])), str(given["goal"])
-            latency = float(answer) if answer[:1].isdigit() else None
+            limit, wanted = float(str(answers["minutes"])), str(answers["goal"])
+            latency = float(wanted) if wanted[:1].isdigit() else None
         except ValueError:
-            raise CompressError(f"{given['minutes']}, {given['goal']}: expected numbers of minutes and ms") from None
-        found = run(
-            teacher=str(given["teacher"]), data=str(given["data"]), device=str(given["device"]), file=file,
-            goal="latency" if latency is not None else answer, latency_ms=latency,  # type: ignore[arg-type]  # `init` checks it
+            raise CompressError(
+                f"{answers['minutes']}, {answers['goal']}: expected numbers of minutes and ms"
+            ) from None
+        proposal = run(
+            teacher=str(answers["teacher"]), data=str(answers["data"]), device=str(answers["device"]), file=file,
+            goal="latency" if latency is not None else wanted, latency_ms=latency,  # type: ignore[arg-type]  # `init` checks it
             minutes=limit or None,
         )  # fmt: skip
         if as_json:
-            print_result(found.to_json())
+            print_result(proposal.to_json())
             return
-        shown = console(answer=True)
-        lines = ["", found.command, ""]
-        wide = min(34, max(map(len, found.parts)) + 4)
-        for part, why in found.parts.items():
-            lines += _wrap(why, shown.width, f"  {part:{wide - 2}}")
-        if found.file:
-            lines += ["", f"written: {found.file}"]
-        lines += ["", "how long, before it begins:", f"  {found.plan}"] if found.plan else []
-        lines += ["", "then:", *(f"  {command}" for command in found.after)]
+        lines = ["", proposal.command, ""]
+        wide = min(34, max(map(len, proposal.parts)) + 4)
+        for part, why in proposal.parts.items():
+            lines += _wrap(why, console(answer=True).width, f"  {part:{wide - 2}}")
+        if proposal.file:
+            lines += ["", f"written: {proposal.file}"]
+        lines += ["", "to forecast how long it takes:", f"  {proposal.plan}"] if proposal.plan else []
+        lines += ["", "afterwards:", *(f"  {command}" for command in proposal.after)]
         for line in lines:
-            shown.print(line, markup=False, highlight=False, soft_wrap=True)
+            printer(answer=True)(line)

@@ -29,11 +29,11 @@ def bench(
     """Measure the latency of files on a device: interleaved, warmed up, in two passes, with a verdict on noise.
 
     files      folders of bundles, or .onnx, .xml or .tflite files; they are raced together
-    device     where, and how it is reached: see `DeviceOptions`
-    precision  the files of the bundles to measure, such as "int8,fp32"; left out: all of them
-    threads, batch, seq    the settings: every combination of numbers of threads, texts, and tokens a text
-    rounds, runs           interleaved rounds for each setting, half of them in each pass; timed runs in a round
-    sustain    seconds that each file then runs without a pause, at the first setting; None: not at all
+    device     where to measure, and how to connect: see `DeviceOptions`
+    precision  which files of the bundles to measure, such as "int8,fp32"; default: all of them
+    threads, batch, seq    the settings: every combination of threads, texts per batch, and tokens per text
+    rounds, runs           interleaved rounds per setting, half of them in each pass; timed runs per round
+    sustain    seconds for which each file then runs without a pause, at the first setting; None: skip this
 
     Raises BundleError for a folder that is no bundle, DeviceError for a device that fails or cannot be reached.
     """
@@ -51,13 +51,13 @@ def bench_visitors(
     say: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Iterator[BenchResult]:
-    """Measure in so many browsers, one after the other, as `bench` does in one; yield what each measured.
+    """Measure in several browsers, one after the other; yield the result of each.
 
-    Each has a link of its own, and the name `browser 1` and so on: what a page over plain http tells does not tell two
-    phones apart. Raises as `bench` does, and DeviceError for another device than browsers.
+    Each browser gets its own link, and a name such as `browser 1`: two phones cannot be told apart by what a page over
+    plain http reports. Raises the errors of `bench`, and DeviceError if the device is no browser.
     """
     if device.device != "browser":
-        raise DeviceError(f"--visitors {visitors}: does not apply to --device {device.device}; it is for browser")
+        raise DeviceError(f"--visitors {visitors}: only applies to --device browser, not {device.device}")
     for name in (f"browser {number}" for number in range(1, visitors + 1)):
         say(f"{name} of {visitors}")
         yield replace(bench(files, device=device, say=say, **options), device=name)

@@ -1,4 +1,4 @@
-"""`compress demo`: from a bundle to a folder that any web server can serve: a page in which the model answers."""
+"""Write a demo of a bundle: a folder for any web server, with a page in which the model answers."""
 
 import json
 import shutil
@@ -19,10 +19,10 @@ from compress.io import atomic_folder, hash_files, write_json
 from compress.reporting.html import FOLDER, render
 
 NAME = "demo.json"
-"""What the page reads about its model, and what a folder is known by as a demo."""
+"""The description of the model for the page; a folder with this file is a demo."""
 MODEL = "model_text.onnx"
 SERVICE_WORKER = "sw.js"
-"""Keeps the other files in the browser, where the page comes from a host that lasts."""
+"""Caches the other files in the browser, if the page is served from a permanent host."""
 HEADLINES = {
     "classification": "The model in this page labels what you type.",
     "multilabel": "The model in this page says which labels fit what you type.",
@@ -32,7 +32,7 @@ HEADLINES = {
     "qa": "The model in this page finds the answer to a question in a text.",
     "embedding": "The model in this page finds what is nearest in meaning to what you type.",
 }
-"""What a page's model does, for each kind of task."""
+"""What the model does, by the kind of its task."""
 LINES = (
     "I forgot my password and cannot log in.",
     "When will my parcel arrive?",
@@ -40,19 +40,19 @@ LINES = (
     "Heavy rain is expected over the weekend.",
     "She scored twice in the second half.",
 )
-"""Texts that others are compared with, until the reader types some."""
+"""Example texts to search, until the reader types some."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo on disk. sizes: the bytes of each file, by its name."""
+    """A demo on disk. sizes: bytes by file name."""
 
     path: Path
     sizes: Mapping[str, int]
 
     @property
     def parts(self) -> dict[str, int]:
-        """Sum the bytes of the model, the engine and the page."""
+        """Return the bytes of the model, the engine and the page."""
         model, engine = self.sizes[MODEL], sum(size for name, size in self.sizes.items() if name.startswith("ort"))
         return {"model": model, "engine": engine, "page": sum(self.sizes.values()) - model - engine}
 
@@ -65,30 +65,29 @@ def demo(
     assets: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Demo:
-    """Write a page that answers texts in the browser into the folder `out`, which any web server can serve.
+    """Write a folder for any web server, with a page in which the model answers texts in the browser.
 
-    The folder holds the model with its tokenizer inside, and onnxruntime-web; the page loads nothing from elsewhere.
+    The folder holds the model, with its tokenizer in the graph, and onnxruntime-web; nothing is loaded from elsewhere.
 
-    precision  the bundle's file that answers
-    assets     onnxruntime-web's tarball or folder, where npm cannot get it
-    say        is told what is being done
+    precision  the file of the bundle to use
+    assets     onnxruntime-web as a tarball or folder, if npm cannot fetch it
+    say        called with progress messages
 
-    Raises BundleError or ExportError for a model that has no task, for a tokenizer that no graph can
-    hold, and for a folder with something else in it; DeviceError where onnxruntime-web cannot be had. Nothing is
-    written then.
+    Raises BundleError or ExportError for a model without a task, a tokenizer that cannot be a graph, or a folder that
+    holds something else; DeviceError if onnxruntime-web is unavailable. Nothing is written then.
     """
     loaded, out = Bundle.load(Path(bundle)), Path(out)
-    _check(loaded, out)
+    check_out(loaded, out)
     engine = load_runtime(assets)
-    say(f"{loaded.path}: putting the tokenizer into the model, and comparing the two on hard texts")
+    say(f"{loaded.path}: adding the tokenizer to the model, and comparing the two on difficult texts")
     with atomic_folder(out) as folder:
         proof = text_file(loaded, folder / MODEL, precision=precision)
         for path in engine:
             shutil.copyfile(path, folder / path.name)
         model, weight = (folder / MODEL).stat().st_size, sum(path.stat().st_size for path in engine)
-        place, task = loaded.path.resolve(), loaded.task
+        path, task = loaded.path.resolve(), loaded.task
         classes = f" into {len(task.labels)} labels" if task.labels else ""
-        title = place.parent.name if place.name == "bundle" else place.name
+        title = path.parent.name if path.name == "bundle" else path.name
         page = render(
             "demo/index.html.j2",
             title=title,
@@ -114,8 +113,8 @@ def demo(
         write_json(folder / "app.webmanifest", app)
         about = {"kind": task.kind, "labels": task.labels, "prompts": task.prompts}
         write_json(folder / NAME, {"format": 1, **about, "entries": session_entries(read_model(folder / MODEL))})
-        kept = sorted(folder.iterdir())
-        constants = {"VERSION": hash_files(kept), "FILES": [".", *(path.name for path in kept)]}
+        cached = sorted(folder.iterdir())
+        constants = {"VERSION": hash_files(cached), "FILES": [".", *(path.name for path in cached)]}
         script = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in constants.items())
         worker = (FOLDER / "demo" / SERVICE_WORKER).read_text(encoding="utf-8")
         (folder / SERVICE_WORKER).write_text(f"{script}\n{worker}", encoding="utf-8")
@@ -123,8 +122,8 @@ def demo(
     return Demo(out, sizes)
 
 
-def _check(bundle: Bundle, out: Path) -> None:
-    """Raise ExportError for a folder that is to stay as it is."""
+def check_out(bundle: Bundle, out: Path) -> None:
+    """Raise ExportError for a folder that must not be replaced."""
     if bundle.path.resolve().is_relative_to(out.resolve()):
         raise ExportError(f"--out {out}: holds the bundle, which the demo would replace; expected another folder")
     foreign = out.is_dir() and any(out.iterdir()) and not (out / NAME).is_file()
@@ -133,15 +132,15 @@ def _check(bundle: Bundle, out: Path) -> None:
 
 
 @contextmanager
-def serve(made: Demo, *, lan: bool = False) -> Iterator[str]:
-    """Serve a demo, and yield the link to it, a part of which is secret: who has the link sees the page, nobody else.
+def serve(demo: Demo, *, lan: bool = False) -> Iterator[str]:
+    """Serve a demo, and yield a secret link: only those who have it see the page.
 
-    lan  on this machine's network address instead of 127.0.0.1
+    lan  listen on this machine's network address instead of 127.0.0.1
 
-    Raises DeviceError where there is no address to listen on.
+    Raises DeviceError if there is no address to listen on.
     """
     session = PageSession()
-    secret = session.claim(session.token)  # so that nobody else can, and the link serves all who have it
-    files = {name: made.path / name for name in made.sizes}
-    with serve_site(Site(session, {"": made.path / "index.html", **files}, public={}), lan=lan) as link:
+    secret = session.claim(session.token)  # nobody else can claim it, and the link works for everyone who has it
+    files = {name: demo.path / name for name in demo.sizes}
+    with serve_site(Site(session, {"": demo.path / "index.html", **files}, public={}), lan=lan) as link:
         yield f"{link.partition('#')[0]}{secret}/"

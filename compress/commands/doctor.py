@@ -1,4 +1,4 @@
-"""Look at what this machine has and lacks for each command, and what brings what is missing."""
+"""Check what this machine has for each command, and name the command that installs what is missing."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from compress.provenance import DISTRIBUTION, install_command
 from compress.records.diagnosis import Check, Diagnosis, State
 
 LOADED: Final = ("numpy", "torch", "pyarrow", "onnx", "onnxruntime", "safetensors", "scipy", "transformers")
-"""Packages that are imported, most of them with compiled code, which may be for another processor or system."""
+"""Packages to import: their compiled code may be for another processor or system."""
 EXTRAS: Final[Mapping[str, str]] = {
     "demo": "the embedded teacher minilm",
     "openvino": "compress export --for openvino, and measuring what it writes",
@@ -35,7 +35,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "wandb": "--track wandb",
     "lan": "the QR code of compress bench --device browser --lan",
 }
-"""The extras of pyproject.toml that users install, each with what it is needed for."""
+"""The extras of pyproject.toml for users, and what each is needed for."""
 TOOLS: Final[Mapping[str, tuple[tuple[str, ...], str, Mapping[str, str]]]] = {
     "browser": (
         ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge", "firefox"),
@@ -65,50 +65,51 @@ TOOLS: Final[Mapping[str, tuple[tuple[str, ...], str, Mapping[str, str]]]] = {
          "winget": "Microsoft.OpenSSH.Preview"},
     ),
 }  # fmt: skip
-"""Programs: the names they go by, what they are needed for, and the package of each package manager that has them."""
+"""Programs: their possible names, what they are needed for, and their package in each package manager."""
 MANAGERS: Final[Mapping[str, str]] = {
     "apt-get": "sudo apt-get install", "dnf": "sudo dnf install", "pacman": "sudo pacman -S", "brew": "brew install",
     "winget": "winget install",
 }  # fmt: skip
 TOOL_SECONDS: Final = 5.0
-"""Seconds for a program to say its version, and for the hub to answer."""
+"""Seconds that a program may take to print its version, and the hub to answer."""
 PROBE_SECONDS: Final = 180.0
-"""Seconds until a package that does not finish loading is given up; all of them take 3 to 8."""
+"""Seconds after which a package that does not finish loading counts as broken; all of them take 3 to 8."""
 LEAST_DISK, LEAST_MEMORY = 5e9, 4e9
 """Bytes below which a run is likely to fail."""
 
 
 def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
-    """Look at machine, packages, extras, programs, hub and caches, and name the command that brings what is missing.
+    """Check machine, packages, extras, programs, hub and caches, and name the command that installs what is missing.
 
-    say     is told each check as soon as it is known, the quick ones first
+    say     called with each check as soon as it is done, the quick ones first
 
-    Nothing is installed, fetched or changed. LOADED are imported, and matrix products timed for half a second, in a
-    process of its own, so that a broken one is an answer. Everything has a limit of time: it never hangs.
+    Nothing is installed, fetched or changed. The packages in LOADED are imported, and matrix products are timed for
+    half a second, in a separate process, so that a broken package is reported. Every check has a time limit.
     """
-    found: list[Check] = []
+    checks: list[Check] = []
 
     def add(check: Check) -> None:
-        found.append(check)
+        checks.append(check)
         say(check)
 
     with ThreadPoolExecutor(1) as pool:
-        tools = {name: _started(_tool, name, *about) for name, about in TOOLS.items()}
-        hub = _started(_hub)
-        listed, unlisted = _listed()
-        probed = pool.submit(_probe)
-        for check in (*_machine(), *unlisted, *_extras(listed), *_caches()):
+        tools = {name: _run_in_thread(check_tool, name, *about) for name, about in TOOLS.items()}
+        hub = _run_in_thread(check_hub)
+        requirements, undeclared = read_requirements()
+        probed = pool.submit(probe_packages)
+        for check in (*check_machine(), *undeclared, *check_extras(requirements), *check_caches()):
             add(check)
-        for name, each in tools.items():
-            add(_within(each, TOOL_SECONDS, Check("tools", name, "broken", "does not answer", TOOLS[name][1])))
-        add(_within(hub, TOOL_SECONDS, Check("tools", "hub", "missing", _UNREACHED, _HUB)))
-        for check in _packages(listed, probed.result()):
+        for name, future in tools.items():
+            silent = Check("tools", name, "broken", "does not answer", TOOLS[name][1])
+            add(_wait(future, TOOL_SECONDS, silent))
+        add(_wait(hub, TOOL_SECONDS, Check("tools", "hub", "missing", _UNREACHABLE, _HUB)))
+        for check in check_packages(requirements, probed.result()):
             add(check)
-    return Diagnosis(tuple(found))
+    return Diagnosis(tuple(checks))
 
 
-def _started(work: Callable[..., Check], *arguments: Any) -> "Future[Check]":
-    """Do it in a thread that nobody waits for at the end: a name server may be silent for longer than any limit."""
+def _run_in_thread(work: Callable[..., Check], *arguments: Any) -> "Future[Check]":
+    """Run it in a daemon thread, so that a name server that is silent for longer than any limit delays no exit."""
     future: Future[Check] = Future()
 
     def run() -> None:
@@ -121,97 +122,93 @@ def _started(work: Callable[..., Check], *arguments: Any) -> "Future[Check]":
     return future
 
 
-def _within(future: "Future[Check]", seconds: float, otherwise: Check) -> Check:
+def _wait(future: "Future[Check]", seconds: float, otherwise: Check) -> Check:
     try:
         return future.result(seconds)
     except TimeoutError:
         return otherwise
 
 
-def _machine() -> Iterator[Check]:
-    """Look at Python, processor, memory and disk."""
-    wanted = _wanted_python()
+def check_machine() -> Iterator[Check]:
+    """Check Python, processor, memory and disk."""
+    try:
+        wanted = str(metadata(DISTRIBUTION)["Requires-Python"])
+    except PackageNotFoundError:
+        wanted = ">=3.11"
     yield Check(
-        "machine", "python", "ok" if _allows(wanted, platform.python_version()) else "broken",
+        "machine", "python", "ok" if _accepts(wanted, platform.python_version()) else "broken",
         f"{platform.python_version()} at {sys.executable}; {wanted} is needed", "everything", required=True,
     )  # fmt: skip
     facts = agent.facts()
-    cores = _cores()
     yield Check(
-        "machine", "processor", "ok",
-        f"{facts['cpu']}, {facts['cores']} cores, load {facts.get('load', 'unknown')}", values={"cores": cores},
+        "machine", "processor", "ok", f"{facts['cpu']}, {facts['cores']} cores, load {facts.get('load', 'unknown')}",
+        values={"cores": count_cores()},
     )  # fmt: skip
     sets = facts.get("instructions", "")
     fast = [what for what, names in _FAST.items() if any(name in sets.split() for name in names)]
-    yield Check("machine", "instructions", "ok", f"{sets or 'none known'}: fast {' and '.join(fast) or 'fp32 alone'}")
-    total, free = _memory()
+    yield Check("machine", "instructions", "ok", f"{sets or 'none known'}: fast {' and '.join(fast) or 'fp32 only'}")
+    total, free = measure_memory()
     if total:
-        few: State = "ok" if total >= LEAST_MEMORY else "missing"
         yield Check(
-            "machine", "memory", few, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB of it free",
-            f"training: {LEAST_MEMORY / 1e9:.0f} GB at least", values={"total_bytes": total, "free_bytes": free},
+            "machine", "memory", "ok" if total >= LEAST_MEMORY else "missing",
+            f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB of it free",
+            f"training: at least {LEAST_MEMORY / 1e9:.0f} GB", values={"total_bytes": total, "free_bytes": free},
         )  # fmt: skip
     free = shutil.disk_usage(Path.cwd()).free
     yield Check(
         "machine", "disk", "ok" if free >= LEAST_DISK else "missing", f"{free / 1e9:.1f} GB free in {Path.cwd()}",
-        f"a run: {LEAST_DISK / 1e9:.0f} GB at least", values={"free_bytes": free},
+        f"a run: at least {LEAST_DISK / 1e9:.0f} GB", values={"free_bytes": free},
     )  # fmt: skip
 
 
 _FAST: Final = {"int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"), "bf16": ("avx512_bf16", "amx_int8")}
-"""Instruction sets that make a format fast. A processor with AMX has it for both."""
+"""Instruction sets that make a format fast; every processor with AMX has it for both."""
 
 
-def _cores() -> int:
+def count_cores() -> int:
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _memory() -> tuple[int, int]:
-    """Return the bytes of memory and those free, a container's limit included; (0, 0) where they are not known."""
+def measure_memory() -> tuple[int, int]:
+    """Return total and free memory in bytes, within a container's limit; (0, 0) if unknown."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return 0, 0
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    lines = (line.split() for line in _text(Path("/proc/meminfo")).splitlines())
+    lines = (line.split() for line in _read_text(Path("/proc/meminfo")).splitlines())
     free = next((int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), total)
-    limit, used = (_text(Path("/sys/fs/cgroup", name)).strip() for name in ("memory.max", "memory.current"))
+    limit, used = (_read_text(Path("/sys/fs/cgroup", name)).strip() for name in ("memory.max", "memory.current"))
     if limit.isdecimal() and used.isdecimal() and int(limit) < total:
         total, free = int(limit), min(free, int(limit) - int(used))
     return total, free
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
 
 
-def _wanted_python() -> str:
-    try:
-        return str(metadata(DISTRIBUTION)["Requires-Python"])
-    except PackageNotFoundError:
-        return ">=3.11"
-
-
-def _allows(specifier: str, found: str) -> bool:
+def _accepts(specifier: str, found: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(specifier).contains(found, prereleases=True)
 
 
-Listed = Sequence[tuple[str, str, str]]
-"""Packages that we list: name, the extra that brings it ('': the base install), versions that are accepted."""
+Requirements = Sequence[tuple[str, str, str]]
+"""Our requirements: name, extra ('': the base install), and accepted versions."""
 
 
-def _listed() -> tuple[Listed, list[Check]]:
-    """Read what our own metadata lists; a check that says so where there is none."""
+def read_requirements() -> tuple[Requirements, list[Check]]:
+    """Read the requirements in our own metadata; if there is none, return a check that says so."""
     from packaging.requirements import Requirement
 
     try:
         lines = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
     except PackageNotFoundError:
-        told = "not installed: it is run from a folder, and what it needs is not known"
-        return [], [Check("packages", DISTRIBUTION, "broken", told, "everything", "pip install .", required=True)]
+        found = "not installed: it runs from a folder, and its requirements are unknown"
+        return [], [Check("packages", DISTRIBUTION, "broken", found, "everything", "pip install .", required=True)]
     return [
         (each.name, str(each.marker or "").partition("extra ==")[2].strip(" \"'"), str(each.specifier))
         for each in lines
@@ -219,92 +216,98 @@ def _listed() -> tuple[Listed, list[Check]]:
 
 
 def _installed(name: str, accepted: str) -> tuple[str, str]:
-    """Return the version of a package, '' where it is absent, and why it will not do, '' where it does."""
+    """Return the version of a package ('' if absent), and why it is not accepted ('' if it is)."""
     try:
         found = version(name)
     except PackageNotFoundError:
         return "", "not installed"
-    return found, "" if _allows(accepted, found) else f"{found} is installed; {accepted} is needed"
+    return found, "" if _accepts(accepted, found) else f"{found} is installed; {accepted} is needed"
 
 
-def _extras(listed: Listed) -> Iterator[Check]:
-    """Look for what the extras bring, by its version alone."""
+def check_extras(requirements: Requirements) -> Iterator[Check]:
+    """Check the versions of what the extras install, without importing it."""
     for extra, purpose in EXTRAS.items():
-        wanted = [(name, *_installed(name, accepted)) for name, of, accepted in listed if of == extra]
-        if not wanted:
-            continue
-        faults = [f"{name}: {why}" for name, _, why in wanted if why]
-        found = "; ".join(faults) or ", ".join(f"{name} {found}" for name, found, _ in wanted)
+        installed = [(name, *_installed(name, accepted)) for name, of, accepted in requirements if of == extra]
+        faults = [f"{name}: {why}" for name, _, why in installed if why]
+        found = "; ".join(faults) or ", ".join(f"{name} {found}" for name, found, _ in installed)
         remedy = install_command(extra) if faults else ""
-        yield Check("extras", extra, "missing" if faults else "ok", found, purpose, remedy)
+        if installed:
+            yield Check("extras", extra, "missing" if faults else "ok", found, purpose, remedy)
 
 
-def _caches() -> Iterator[Check]:
-    """Look at the size and place of our cache and of the hub's."""
+def check_caches() -> Iterator[Check]:
+    """Check size and place of our cache and of the hub's."""
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     try:
-        from compress.data.cache import home  # pyarrow, which may be what is broken
+        from compress.data.cache import home  # imports pyarrow, which may be broken
     except ImportError as error:
-        yield Check("machine", "cache", "broken", f"cannot be looked at: {error}", "work that is kept")
+        yield Check("machine", "cache", "broken", f"cannot be checked: {error}", "cached results")
     else:
-        above = next(each for each in (home(), *home().absolute().parents) if each.exists())
-        writable = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
-        yield _cache("cache", home(), writable, "what is computed once; COMPRESS_HOME names another place")
-    yield _cache("hub cache", hub, True, "models and data sets of the hub; HF_HOME names another place")
+        existing = next(path for path in (home(), *home().absolute().parents) if path.exists())
+        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+        yield _check_cache("cache", home(), writable, "cached results; COMPRESS_HOME names another place")
+    yield _check_cache("hub cache", hub, True, "models and data sets of the hub; HF_HOME names another place")
 
 
-def _cache(name: str, folder: Path, writable: bool, purpose: str) -> Check:
+def _check_cache(name: str, folder: Path, writable: bool, purpose: str) -> Check:
     size = sum(
         os.lstat(Path(above, each)).st_size for above, _, names in os.walk(folder) for each in names
         if not Path(above, each).is_symlink()
     )  # fmt: skip
     found = f"{size / 1e6:,.1f} MB in {folder}" + ("" if writable else ", which cannot be written")
-    state: State = "ok" if writable else "broken"
-    return Check("machine", name, state, found, purpose, required=name == "cache", values={"bytes": size})
+    return Check(
+        "machine",
+        name,
+        "ok" if writable else "broken",
+        found,
+        purpose,
+        required=name == "cache",
+        values={"bytes": size},
+    )
 
 
-def _tool(name: str, programs: Sequence[str], purpose: str, packages: Mapping[str, str]) -> Check:
-    """Look for a program by its names, and ask it for its version."""
+def check_tool(name: str, programs: Sequence[str], purpose: str, packages: Mapping[str, str]) -> Check:
+    """Look for a program by its possible names, and run it to get its version."""
     found = next(filter(None, map(shutil.which, programs)), None)
     if found is None:
         manager = next((each for each in MANAGERS if each in packages and shutil.which(each)), None)
         remedy = f"{MANAGERS[manager]} {packages[manager]}" if manager else ""
         return Check("tools", name, "missing", f"no {' or '.join(programs[:2])} on the PATH", purpose, remedy)
-    asked = [found, "-V" if name == "ssh" else "version" if name == "adb" else "--version"]
+    command = [found, {"ssh": "-V", "adb": "version"}.get(name, "--version")]
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("tools", name, "broken", f"{found} does not run: {type(error).__name__}", purpose)
-    words = ((done.stdout or done.stderr).strip().splitlines() or [""])[0]
+    line = ((done.stdout or done.stderr).strip().splitlines() or [""])[0]
     if done.returncode:
-        return Check("tools", name, "broken", f"{found} ends with code {done.returncode}: {words}", purpose)
-    return Check("tools", name, "ok", f"{words or 'of no version that it tells'}, {found}", purpose)
+        return Check("tools", name, "broken", f"{found} ends with code {done.returncode}: {line}", purpose)
+    return Check("tools", name, "ok", f"{line or 'unknown version'}, {found}", purpose)
 
 
-_HUB: Final = "models and data sets by their names on the hub; files, caches and embedded ones work without it"
-_UNREACHED: Final = "cannot be reached: offline, or behind a proxy that refuses"
+_HUB: Final = "models and data sets from the hub; files, caches and embedded ones work without it"
+_UNREACHABLE: Final = "cannot be reached: offline, or behind a proxy that refuses"
 
 
-def _hub() -> Check:
-    """Ask the hub, or the mirror that HF_ENDPOINT names, for an answer, unless HF_HUB_OFFLINE says not to."""
+def check_hub() -> Check:
+    """Check that the hub, or the mirror in HF_ENDPOINT, can be reached, unless HF_HUB_OFFLINE is set."""
     from compress.data.sources import reaches
 
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return Check("tools", "hub", "missing", "not asked: HF_HUB_OFFLINE is set", _HUB, "unset HF_HUB_OFFLINE")
+        return Check("tools", "hub", "missing", "not checked: HF_HUB_OFFLINE is set", _HUB, "unset HF_HUB_OFFLINE")
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if reaches(endpoint):
         return Check("tools", "hub", "ok", f"{endpoint} answers", _HUB)
-    return Check("tools", "hub", "missing", f"{endpoint} {_UNREACHED}", _HUB)
+    return Check("tools", "hub", "missing", f"{endpoint} {_UNREACHABLE}", _HUB)
 
 
-def _probe() -> dict[str, dict[str, Any]]:
-    """Import LOADED in a process of its own; return its lines by what they are of: a package, `gpu`, fp32, bf16.
+def probe_packages() -> dict[str, dict[str, Any]]:
+    """Import LOADED in a separate process; return its reports by package, and for `gpu`, `fp32` and `bf16`.
 
-    A package that ends the process, or takes too long, gets that for an error, and those after it get no line.
+    A package that ends the process or takes too long is reported with an error; those after it are not reported.
     """
-    command = [sys.executable, "-P", str(probe.__file__), json.dumps(LOADED), str(_cores())]
+    command = [sys.executable, "-P", str(probe.__file__), json.dumps(LOADED), str(count_cores())]
     lines: queue.Queue[str] = queue.Queue()
     found: dict[str, dict[str, Any]] = {}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -320,8 +323,8 @@ def _probe() -> dict[str, dict[str, Any]]:
         why = ""
         try:
             while line := lines.get(timeout=max(0.0, end - time.monotonic())):
-                told = json.loads(line)
-                found[told.get("package", told.get("product", "gpu"))] = told
+                report = json.loads(line)
+                found[report.get("package", report.get("product", "gpu"))] = report
             if child.wait():
                 why = f"ends the process with code {child.returncode}"
         except queue.Empty:
@@ -329,14 +332,14 @@ def _probe() -> dict[str, dict[str, Any]]:
         finally:
             child.kill()
     if why:
-        at = next((name for name in LOADED if name not in found), "torch")
-        found[at] = {"error": why}
+        culprit = next((name for name in LOADED if name not in found), "torch")
+        found[culprit] = {"error": why}
     return found
 
 
-def _packages(listed: Listed, probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
-    """Judge the packages of the base install, by version and by what became of importing them; then what they show."""
-    for name, extra, accepted in listed:
+def check_packages(requirements: Requirements, probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
+    """Check the packages of the base install, by version and by importing them; then GPU and speed."""
+    for name, extra, accepted in requirements:
         if extra:
             continue
         found, why = _installed(name, accepted)
@@ -346,23 +349,21 @@ def _packages(listed: Listed, probed: Mapping[str, Mapping[str, Any]]) -> Iterat
         remedy = f"pip install '{name}{accepted}'" if why else ""
         yield Check("packages", name, state, why or found, "everything" if why else "", remedy, required=True)
     if "gpu" in probed:
-        yield _gpu(probed["gpu"])
+        yield _check_gpu(probed["gpu"])
     for precision in ("fp32", "bf16"):
         if speeds := probed.get(precision, {}).get("gflops", {}):
             words = ", ".join(
-                f"{speed:,.0f} by {count} thread{'s' * (count != '1')}" for count, speed in speeds.items()
+                f"{speed:,.0f} with {count} thread{'s' * (count != '1')}" for count, speed in speeds.items()
             )
             values = {f"gflops_{count}_threads": speed for count, speed in speeds.items()}
             yield Check("compute", f"{precision} products", "ok", f"10^9 operations/s: {words}", values=values)
 
 
-def _gpu(told: Mapping[str, Any]) -> Check:
-    if told["gpu"]:
-        return Check("compute", "gpu", "ok", told["gpu"], "faster training", values={"bytes": told.get("bytes", 0)})
+def _check_gpu(report: Mapping[str, Any]) -> Check:
+    if report["gpu"]:
+        return Check("compute", "gpu", "ok", report["gpu"], "faster training", values={"bytes": report.get("bytes", 0)})
     purpose = "faster training; everything works without one"
     if shutil.which("nvidia-smi"):
-        why = (
-            "torch does not see the GPU that nvidia-smi is for: it is built for processors alone, or the driver is old"
-        )
+        why = "torch does not see the GPU that nvidia-smi reports: it is a CPU-only build, or the driver is too old"
         return Check("compute", "gpu", "missing", why, purpose, "pip uninstall -y torch && pip install torch")
     return Check("compute", "gpu", "missing", "none", purpose)

@@ -1,4 +1,4 @@
-"""Put the command together that fits what somebody has and wants, and explain its parts."""
+"""Compose the command that fits what the user has and wants, and explain its parts."""
 
 import json
 import shlex
@@ -18,26 +18,26 @@ from compress.provenance import command_line
 SCHEMA: Final = "compress.init/1"
 Goal = Literal["score", "size", "speed", "latency"]
 RECIPES: Final = {"score": choices.AUTO, "size": "tinybert", "speed": "prune-taylor", "latency": "width-depth"}
-"""The recipe, or the space, of each goal."""
+"""The recipe or the space for each goal."""
 ABOUT: Final = {
-    "score": "fine-tunes the teacher where it has no head for the task, trains a student, ships and measures it; "
-    "a table chooses the recipe and says why",
-    "size": "fine-tunes the teacher where it has no head for the task, trains a thin student of 4 layers, ships and "
+    "score": "fine-tunes the teacher if it has no head for the task, trains a student, ships and measures it; "
+    "the recipe is chosen automatically, and the reason is printed",
+    "size": "fine-tunes the teacher if it has no head for the task, trains a thin student of 4 layers, ships and "
     "measures it",
-    "speed": "cuts from the teacher what matters least until its int8 file is twice as fast, lets it recover, ships "
+    "speed": "prunes what matters least from the teacher until its int8 file is twice as fast, lets it recover, ships "
     "and measures it",
-    "latency": "trains one supernet of the teacher, scores its parts, and distils the best that keeps the budget",
+    "latency": "trains one supernet of the teacher, scores its subnets, and distils the best one within the budget",
 }
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A command, and what it says.
+    """A proposed command with its explanation.
 
-    command  to be pasted; plan: the one that tells first how long it takes ('' where there is none)
-    parts    the words of the command -> why they are there
-    after    commands for what it makes
-    file     the settings that were written, to be changed; None: none
+    command  the command; plan: the one that forecasts how long it takes ('' if there is none)
+    parts    parts of the command -> their explanation
+    after    commands for the result
+    file     the file of settings that was written; None if there is none
     """
 
     command: str
@@ -47,7 +47,7 @@ class Proposal:
     file: str | None = None
 
     def to_json(self) -> str:
-        """Write one JSON object: schema, then the fields."""
+        """Return a JSON object: the schema, then the fields."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, ensure_ascii=False, indent=1)
 
 
@@ -61,22 +61,21 @@ def init(
     device: str = "local",
     file: str | Path | None = None,
 ) -> Proposal:
-    """Propose the command for what is there and wanted. Nothing is run, and nothing written but `file`.
+    """Propose the command for what the user has and wants. Nothing is run, and only `file` is written.
 
-    teacher, data  as for distill; they are looked for, not read
+    teacher, data  as for distill; checked to exist, not read
     goal        score: as much of the teacher's score as possible; size: a small file; speed: twice the teacher's;
-                latency: the best student within `latency_ms`, of one text on the device
-    minutes     about so many for everything
-    device      where it will run, as for bench; latencies of `speed` and `latency` are measured there
-    file        a new file for the recipe (or space) of the goal, to be changed
+                latency: the best student within `latency_ms` for one text on the device
+    minutes     about how long everything may take
+    device      where it will run, as for bench; `speed` and `latency` are measured there
+    file        a new file to write the goal's recipe (or space) to, for editing
 
-    Raises a CompressError for a teacher or data that are not there, for numbers that are none, and for a file that is
-    there already.
+    Raises a CompressError for a teacher or data that do not exist, for invalid numbers, and if the file exists.
     """
     if goal not in RECIPES:
         raise CompressError(f"--goal {goal}: no such goal.{did_you_mean(goal, get_args(Goal))}")
     if (goal == "latency") != (latency_ms is not None):
-        raise CompressError("latency_ms: belongs to the goal latency, which needs it; as in --goal 4, in milliseconds")
+        raise CompressError("latency_ms: give it with the goal latency, and only then; as in --goal 4, in milliseconds")
     if latency_ms is not None and not latency_ms > 0:
         raise CompressError(f"--goal {latency_ms:g}: expected more than 0 milliseconds")
     preflight.load_recipe("tinybert", length=LengthOptions(minutes=minutes))
@@ -86,39 +85,36 @@ def init(
     recipe = settings or RECIPES[goal]
     out = preflight.choose_out(recipe, data)
     verb = {"score": "distill", "size": "distill", "speed": "prune", "latency": "search"}[goal]
-    words = [("", verb)] if verb != "prune" else [("", verb), ("", teacher)]
-    parts = {verb: ABOUT[goal]}
-    if verb != "prune":
-        words.append(("--teacher", teacher))
-        parts[f"--teacher {teacher}"] = "what the student learns from"
-    words.append(("--data", data))
-    parts[f"--data {data}"] = f"what it is trained and scored on; {_command('inspect', data)} shows what is in it"
+    words, parts = [verb], {verb: ABOUT[goal]}
+
+    def add(option: str, value: str, why: str) -> None:
+        words.extend((option, value))
+        parts[f"{option} {value}"] = why
+
+    if verb == "prune":
+        words.append(teacher)
+    else:
+        add("--teacher", teacher, "what the student learns from")
+    add("--data", data, f"what it is trained and scored on; {_command('inspect', data)} shows what is in it")
     if settings or goal in ("size", "speed"):
         option = "--space" if goal == "latency" else "--recipe"
-        words.append((option, recipe))
-        parts[f"{option} {recipe}"] = "the numbers, each with its source" + ("; change them there" if settings else "")
+        add(option, recipe, "the numbers, each with its source" + ("; change them there" if settings else ""))
     if goal == "speed":
-        words.append(("--speedup", "2"))
-        parts["--speedup 2"] = "over the teacher's own int8 file, both measured"
+        add("--speedup", "2", "over the teacher's own int8 file, both measured")
     if latency_ms is not None:
-        words.append(("--max-latency-ms", f"{latency_ms:g}"))
-        parts[f"--max-latency-ms {latency_ms:g}"] = "of one text, by the int8 file that ships"
+        add("--max-latency-ms", f"{latency_ms:g}", "for one text, with the int8 file that ships")
     if goal in ("speed", "latency") and device != "local":
-        words.append(("--device", device))
-        parts[f"--device {device}"] = "where latency is measured"
+        add("--device", device, "where latency is measured")
     if minutes is not None:
-        words.append(("--minutes", f"{minutes:g}"))
-        parts[f"--minutes {minutes:g}"] = "for everything, about"
-    words.append(("--out", str(out)))
-    parts[f"--out {out}"] = "the folder of the run; --resume continues one that was interrupted"
-    command = _command(*(word for pair in words for word in pair if word))
-    there = () if device == "local" else ("--device", device, *(("--lan",) if device == "browser" else ()))
-    return Proposal(
-        command, "" if verb == "search" else f"{command} --plan", parts,
-        (_command("predict", str(out), "a text"), _command("bench", str(out), *there),
-         _command("export", str(out), "--for", "text", "--out", f"{out}-text")),
-        settings,
+        add("--minutes", f"{minutes:g}", "for everything, about")
+    add("--out", str(out), "the folder of the run; --resume continues it after an interruption")
+    command = _command(*words)
+    bench = () if device == "local" else ("--device", device, *(("--lan",) if device == "browser" else ()))
+    after = (
+        _command("predict", str(out), "a text"), _command("bench", str(out), *bench),
+        _command("export", str(out), "--for", "text", "--out", f"{out}-text"),
     )  # fmt: skip
+    return Proposal(command, "" if verb == "search" else f"{command} --plan", parts, after, settings)
 
 
 def _command(*words: str) -> str:
@@ -126,12 +122,12 @@ def _command(*words: str) -> str:
 
 
 def _write(file: Path, goal: str) -> str:
-    """Write the goal's recipe, table or space to a new file."""
+    """Copy the goal's recipe, table or space to a new file."""
     if file.suffix not in (".yaml", ".yml") or file.exists() or not file.parent.is_dir():
-        raise CompressError(f"--file {file}: expected a new .yaml file in a folder that is there")
+        raise CompressError(f"--file {file}: expected a new .yaml file in an existing folder")
     name = RECIPES[goal]
     source = loader.folder() / "spaces" / f"{name}.yaml" if goal == "latency" else choices.table_path(name)
-    head = f"# A copy of {name}, to be changed. Written by: {command_line()}\n"
+    head = f"# A copy of {name} to edit. Written by: {command_line()}\n"
     with atomic_file(file) as partial:
         partial.write_text(head + source.read_text(encoding="utf-8"), encoding="utf-8")
     return str(file)

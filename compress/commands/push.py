@@ -1,4 +1,4 @@
-"""Publish a bundle on the hub, by the hub's own client."""
+"""Publish a bundle on the hub, with the hub's own client."""
 
 import re
 from collections.abc import Mapping
@@ -12,17 +12,18 @@ from compress.exporters.manifest import NAME as MANIFEST
 from compress.provenance import versions
 
 CARD = ("license", "base_model", "datasets", "language", "pipeline_tag")
-"""What the hub files a model under."""
+"""Fields of the card by which the hub lists a model."""
 REPOSITORY = r"(?!.*(?:--|\.\.))\w(?:[\w.-]{0,94}\w)?/\w(?:[\w.-]{0,94}\w)?"
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """Name what is on the hub now, or with `dry_run` what would be.
+    """What was published, or with `dry_run` what would be.
 
-    files  name -> bytes; card: what the front matter of README.md says; missing: those of CARD that it does not
-    scores the results in it, as `accuracy (int8) 0.885`
-    url    of the commit; '' where nothing was sent
+    files    name -> bytes
+    card     the fields of CARD in the front matter of README.md; missing: those that it lacks
+    scores   the results in it, such as `accuracy (int8) 0.885`
+    url      the address of the commit; '' if nothing was sent
     """
 
     repo: str
@@ -35,31 +36,31 @@ class PushResult:
 
 
 def push(bundle: str | Path, repo: str, *, private: bool = True, dry_run: bool = False) -> PushResult:
-    """Upload a bundle's files to the repository `repo` (owner/name) of the hub, which is made where it is not there.
+    """Upload a bundle's files to the hub's repository `repo` (owner/name), which is created if it does not exist.
 
-    private  of a repository that is made; one that is there stays as it is
-    dry_run  say what would be sent, and ask nobody
+    private  make a new repository private; an existing one keeps its visibility
+    dry_run  only return what would be sent, without contacting the hub
 
-    All files come in one commit, or none does. The token is that of HF_TOKEN, or of the hub's login. Raises BundleError
-    for a bundle that is damaged, PushError for a name that is none and wherever the hub refuses.
+    All files are sent in one commit. The token is HF_TOKEN, or that of the hub's login. Raises BundleError for a
+    damaged bundle, PushError for an invalid name and when the hub refuses.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
 
     loaded = Bundle.load(Path(bundle))
     if not re.fullmatch(REPOSITORY, repo, re.ASCII):
-        raise PushError(f"{repo}: no name of a repository; expected owner/name, as in my-team/intents-small")
+        raise PushError(f"{repo}: not a repository name; expected owner/name, as in my-team/intents-small")
     planned = _plan(loaded, repo, private)
     if dry_run:
         return planned
     from compress.data.sources import answers
 
     if get_token() is None:
-        raise PushError("no token for the hub: set HF_TOKEN, or log in once with `hf auth login`; nothing was sent")
+        raise PushError("no token for the hub; set HF_TOKEN, or log in once with `hf auth login`; nothing was sent")
     if not answers():
         raise PushError(
-            f"{repo}: the hub cannot be reached, nothing was sent; copy the folder {loaded.path} instead, which loads "
-            "as it is, or repeat the command where there is a network"
+            f"{repo}: the hub cannot be reached, nothing was sent; copy the folder {loaded.path} instead, which is "
+            "complete, or repeat the command with a network connection"
         )
     api = HfApi(library_name="compress", library_version=versions(("compress",))["compress"])
     try:
@@ -68,8 +69,13 @@ def push(bundle: str | Path, repo: str, *, private: bool = True, dry_run: bool =
             repo_id=repo, folder_path=loaded.path, allow_patterns=list(planned.files),
             commit_message=f"Upload {loaded.path.name} by compress",
         )  # fmt: skip
-    except (HfHubHTTPError, OSError) as error:  # connections that fail are among the former's kin
-        raise PushError(_refusal(repo, error)) from error
+    except (HfHubHTTPError, OSError) as error:  # failed connections are an OSError
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        advice = {
+            401: "the token is not valid: set HF_TOKEN, or log in with `hf auth login`",
+            403: "the token may not write there: create one with write permission, or name another owner",
+        }.get(status or 0, "repeat the command: what was uploaded already is not sent again")
+        raise PushError(f"{repo}: {' '.join(str(error).split())[:300]}; {advice}") from error
     return PushResult(**{**vars(planned), "url": str(sent.commit_url)})
 
 
@@ -78,8 +84,8 @@ def _plan(bundle: Bundle, repo: str, private: bool) -> PushResult:
 
     sizes = {name: stamp.bytes for name, stamp in bundle.manifest.files.items()}
     sizes[MANIFEST] = (bundle.path / MANIFEST).stat().st_size
-    found = metadata_load(bundle.path / "README.md") if "README.md" in sizes else None
-    card = found if isinstance(found, dict) else {}
+    front_matter = metadata_load(bundle.path / "README.md") if "README.md" in sizes else None
+    card = front_matter if isinstance(front_matter, dict) else {}
     results = [
         metric for model in card.get("model-index", []) for each in model["results"] for metric in each["metrics"]
     ]
@@ -91,13 +97,3 @@ def _plan(bundle: Bundle, repo: str, private: bool) -> PushResult:
         missing=tuple(key for key in CARD if key not in card),
         scores=tuple(f"{each.get('name', each['type'])} {each['value']:.4g}" for each in results),
     )
-
-
-def _refusal(repo: str, error: Exception) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    said = " ".join(str(error).split())[:300]
-    advice = {
-        401: "the token is not valid: set HF_TOKEN, or log in with `hf auth login`",
-        403: "the token may not write there: make one with the permission to write, or name another owner",
-    }.get(status or 0, "repeat the command: what is there already is not sent again")
-    return f"{repo}: {said}; {advice}"

@@ -3,7 +3,7 @@
 from typing import Final
 
 from compress.errors import CompressError, did_you_mean
-from compress.provenance import install_command, lacks
+from compress.provenance import find_missing, install_command
 
 MOST_SEED: Final = 2**32 - 1
 """The largest seed that numpy's generators accept."""
@@ -35,7 +35,7 @@ def check_tracker(name: str | None) -> None:
         return
     if name not in TRACKERS:
         raise CompressError(f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}")
-    if name != "tensorboard" and (absent := lacks(name)):
+    if name != "tensorboard" and (absent := find_missing(name)):
         raise CompressError(f"--track {name}: {absent}; this tracker needs it: {install_command(name)}")
 
 

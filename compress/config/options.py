@@ -1,6 +1,6 @@
 """The options that commands and functions share: each with its default and its help, the groups as dataclasses.
 
-On the command line the fields of a group are options of their own (`compress.cli.options.grouped`); in Python the group
+On the command line the fields of a group are options (`compress.cli.options.with_option_groups`); in Python the group
 is one argument: compress.distill(..., options=RunOptions(seed=1, resume=True)). This module does not import torch.
 """
 
