@@ -68,8 +68,8 @@ def prune(
 
         loaded = preflight.load_recipe(recipe, options.overrides, length)
         preflight.check(loaded, teacher=model, out=out, data=data, options=options)
-        from compress.commands.prune import prune as run  # takes seconds: torch
         from compress.commands.prune import aimed
+        from compress.commands.prune import prune as run  # takes seconds: torch
 
         if plan:
             from compress.commands.forecast import forecast
