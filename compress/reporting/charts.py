@@ -67,9 +67,10 @@ class Box:
 
     def overlap(self, other: "Box") -> float:
         """Compute the area both cover."""
+        if self.left >= other.right or other.left >= self.right or self.top >= other.bottom or other.top >= self.bottom:
+            return 0.0  # as most pairs do: a label is held against everything on the picture
         wide = min(self.right, other.right) - max(self.left, other.left)
-        high = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return max(0.0, wide) * max(0.0, high)
+        return wide * (min(self.bottom, other.bottom) - max(self.top, other.top))
 
     def lost(self, taken: Sequence["Box"], inside: "Box") -> float:
         """Compute the area that is outside the picture or under what is taken."""

@@ -50,45 +50,25 @@ ROWS = (
 
 def report(**changes: Any) -> Report:
     whole = Report(
-        title="a run",
-        recipe="tinybert",
-        teacher="minilm",
-        data="sst2",
-        kind="classification",
-        metric="accuracy",
-        labels=2,
-        split="validation",
-        split_rows=872,
-        rows=ROWS,
+        title="a run", recipe="tinybert", teacher="minilm", data="sst2", kind="classification", metric="accuracy",
+        labels=2, split="validation", split_rows=872, rows=ROWS,
         command="compress distill --teacher minilm --recipe tinybert --data sst2 --out runs/sst2",
-        date="2026-11-21T00:41:12+00:00",
-        seconds=812.4,
-        stage_seconds={"teacher": 252.0, "distill": 514.0},
-        seed=42,
-        curves={"distill": curve(300)},
-        versions={"torch": "2.13.0"},
-        machine={"processor": "invented, 2 cores"},
+        date="2026-11-21T00:41:12+00:00", seconds=812.4, stage_seconds={"teacher": 252.0, "distill": 514.0}, seed=42,
+        curves={"distill": curve(300)}, versions={"torch": "2.13.0"}, machine={"processor": "invented, 2 cores"},
         notes=("The rows are invented.",),
-    )
+    )  # fmt: skip
     return replace(whole, **changes)
 
 
-def with_classes(told: Report, recall: float = 0.0) -> Report:
-    """The report with two classes: of the rare one the int8 student finds this share of its nine rows."""
-    found = {ROWS[2].name: 6 / 9, ROWS[3].name: 6 / 9, ROWS[4].name: recall}
-    rows = tuple(
-        replace(
-            row,
-            classes=(
-                ClassScore("often", 0.9, 0.9, 0.9, 100),
-                ClassScore("rare", found[row.name], found[row.name], found[row.name], 9),
-            ),
-        )
-        if row.name in found
-        else row
-        for row in told.rows
-    )
-    return replace(told, rows=rows)
+def with_classes(whole: Report, recall: float = 0.0) -> Report:
+    """Add two classes to the report; `recall`: of the rare one's nine rows, by the int8 student."""
+    rare = {ROWS[2].name: 6 / 9, ROWS[3].name: 6 / 9, ROWS[4].name: recall}
+
+    def classes(share: float) -> tuple[ClassScore, ...]:
+        return ClassScore("often", 0.9, 0.9, 0.9, 100), ClassScore("rare", share, share, share, 9)
+
+    rows = (replace(row, classes=classes(rare[row.name])) if row.name in rare else row for row in whole.rows)
+    return replace(whole, rows=tuple(rows))
 
 
 def regression() -> Report:

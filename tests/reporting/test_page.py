@@ -1,4 +1,4 @@
-"""The page: self-contained, escaped, one point per measured row, and whole whatever is missing."""
+"""The page of a run: self-contained, escaped, one point per measured row, and whole whatever is missing."""
 
 import math
 import re
@@ -14,11 +14,6 @@ from compress.reporting.html import render_html
 from compress.reporting.scatter import run_scatter
 from tests.reporting.pages import HOSTILE, Elements, boxes, check_escaped, check_whole
 from tests.reporting.sample import ROWS, curve, latency, regression, report, with_classes
-
-
-def classes(page: str, tag: str, name: str) -> int:
-    """How many elements of this tag carry this class."""
-    return sum(one == tag and name in (attrs.get("class") or "").split() for one, attrs in Elements(page).found)
 
 
 def points(page: str) -> int:
@@ -66,29 +61,17 @@ def test_any_report_makes_a_whole_page(name: str) -> None:
 
 
 def test_hostile_text_stays_text() -> None:
-    rows = (*ROWS[:4], replace(ROWS[4], name=HOSTILE))
-    found = {HOSTILE: latency(3.0)["1 thread, batch 1, 128 tokens"]}
-    rows = (*rows, replace(ROWS[4], name=HOSTILE + "2", latency=found))
-    told = report(
-        title=HOSTILE,
-        recipe=HOSTILE,
-        teacher=HOSTILE,
-        data=HOSTILE,
-        split=HOSTILE,
-        command=HOSTILE,
-        date=HOSTILE,
-        noise=HOSTILE,
-        rows=rows,
-        notes=(HOSTILE,),
-        versions={HOSTILE: HOSTILE},
-        machine={HOSTILE: HOSTILE},
-        stage_seconds={HOSTILE: 3.0},
-        curves={HOSTILE: [{"step": 1, HOSTILE: 0.5, "eval_accuracy": 0.5}]},
-    )
-    check_escaped(render_html(told), 10)
+    times = {HOSTILE: latency(3.0)["1 thread, batch 1, 128 tokens"]}
+    rows = (*ROWS[:4], replace(ROWS[4], name=HOSTILE), replace(ROWS[4], name=HOSTILE + "2", latency=times))
+    hostile = report(
+        title=HOSTILE, recipe=HOSTILE, teacher=HOSTILE, data=HOSTILE, split=HOSTILE, command=HOSTILE, date=HOSTILE,
+        noise=HOSTILE, rows=rows, notes=(HOSTILE,), versions={HOSTILE: HOSTILE}, machine={HOSTILE: HOSTILE},
+        stage_seconds={HOSTILE: 3.0}, curves={HOSTILE: [{"step": 1, HOSTILE: 0.5, "eval_accuracy": 0.5}]},
+    )  # fmt: skip
+    check_escaped(render_html(hostile), 10)
 
 
-def test_one_point_per_row_with_latency_in_each_of_two_widths() -> None:
+def test_a_row_with_score_and_latency_is_a_point_in_both_widths() -> None:
     assert points(render_html(report())) == 2 * 3
     assert points(render_html(crowd(4))) == 2 * 5
     assert points(render_html(REPORTS["no latency"])) == 0
@@ -101,7 +84,7 @@ def test_bars_are_as_long_as_the_values() -> None:
     assert re.findall(r'width="([\d.]+)" height="8.0" rx="2" class="bar', drawn) == ["360.0", "90.0"]
 
 
-def test_baselines_are_lines_or_named_off_the_scale() -> None:
+def test_a_baseline_is_a_line_or_named_off_the_scale() -> None:
     drawn = str(run_scatter(report()).draw("key", 690))
     assert drawn.count('class="reference"') == 1
     assert "bag of words 0.800" in drawn and "↓ majority 0.500, off this scale" in drawn
@@ -125,7 +108,7 @@ def test_names_in_the_picture_do_not_overlap(width: float, students: int) -> Non
     assert all(box.left >= 0 and box.right <= width for box in placed)
 
 
-def test_every_loss_part_is_drawn_and_named() -> None:
+def test_every_part_of_the_loss_is_drawn_and_named() -> None:
     page = render_html(report())
     for name in ("loss", "part.large", "part.small", "accuracy", "agreement"):
         assert re.search(rf"</svg>{re.escape(name)} <span", page)
@@ -133,25 +116,22 @@ def test_every_loss_part_is_drawn_and_named() -> None:
     assert len(re.findall(r'class="curve ', page)) == 5 * 3
 
 
-def test_bookkeeping_is_no_loss() -> None:
-    assert list(charts.loss_lines(curve(10))) == ["loss", "part.large", "part.small"]
-    aside = [{"step": 1, "learning_rate": 1.0, "grad_norm": 2.0, "train_runtime": 3.0, "eval_f1": 0.1}]
-    assert charts.loss_lines(aside) == {}
-
-
-def test_a_loss_of_one_part_is_drawn_once() -> None:
-    assert list(charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 0.5000001}])) == [
-        "hinton.soft_targets"
-    ]
-    assert list(charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 1.0}])) == [
-        "loss",
-        "hinton.soft_targets",
-    ]
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        (curve(10), ["loss", "part.large", "part.small"]),
+        ([{"step": 1, "learning_rate": 1.0, "grad_norm": 2.0, "train_runtime": 3.0, "eval_f1": 0.1}], []),
+        ([{"step": 1, "loss": 0.5, "hinton.soft_targets": 0.5000001}], ["hinton.soft_targets"]),  # the same twice
+        ([{"step": 1, "loss": 0.5, "hinton.soft_targets": 1.0}], ["loss", "hinton.soft_targets"]),
+    ],
+)
+def test_loss_lines_are_the_total_and_its_parts(points: list[dict[str, float]], expected: list[str]) -> None:
+    assert list(charts.loss_lines(points)) == expected
 
 
 def test_gaps_are_left_out_of_a_curve() -> None:
-    found = charts.loss_lines([{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0}])
-    assert found == {"loss": [(1, 1.0), (3, 2.0)]}
+    lines = charts.loss_lines([{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0}])
+    assert lines == {"loss": [(1, 1.0), (3, 2.0)]}
 
 
 def test_thinning_keeps_the_mean() -> None:
@@ -170,28 +150,28 @@ def test_smoothing_is_a_centred_mean_and_leaves_short_lines() -> None:
     assert charts.smooth_out(straight[:20]) == straight[:20]
 
 
-@pytest.mark.parametrize(("losses", "said"), [((3.0, 0.01), True), ((1.0, 0.2), False), ((1.0, 0.0), False)])
-def test_log_scale_only_where_values_span_decades(losses: tuple[float, ...], said: bool) -> None:
-    told = report(curves={"distill": [{"step": n, "loss": loss} for n, loss in enumerate(losses)]})
-    (figure,) = charts.stage_figures(told, "distill", "0")
-    assert ("logarithmic" in figure.caption) is said
+@pytest.mark.parametrize(("losses", "log"), [((3.0, 0.01), True), ((1.0, 0.2), False), ((1.0, 0.0), False)])
+def test_the_scale_is_logarithmic_only_where_values_span_decades(losses: tuple[float, ...], log: bool) -> None:
+    curves = {"distill": [{"step": n, "loss": loss} for n, loss in enumerate(losses)]}
+    (figure,) = charts.stage_figures(report(curves=curves), "distill", "0")
+    assert ("logarithmic" in figure.caption) is log
 
 
-def test_the_teacher_stands_beside_curves_of_its_own_split_only() -> None:
-    assert "Dashed: the teacher." in render_html(report())
-    assert "Dashed: the teacher." not in render_html(report(split="test"))
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_the_teacher_is_drawn_beside_curves_of_its_own_split_only(split: str) -> None:
+    _, scores = charts.stage_figures(report(split=split), "distill", "0")
+    assert (scores.caption == "Dashed: the teacher.") is (split == "validation")
 
 
 def test_tables_have_headers() -> None:
-    page = render_html(report())
-    elements = Elements(page).found
+    elements = Elements(render_html(report())).found
     assert sum(tag == "th" and attrs.get("scope") == "row" for tag, attrs in elements) == 5 + 5 + 2 * 3
     assert sum(tag == "th" and attrs.get("scope") == "colgroup" for tag, attrs in elements) == 4
-    assert classes(page, "tr", "student") == 2
+    assert sum(tag == "tr" and attrs.get("class") == "student" for tag, attrs in elements) == 2
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 16.2), (0.8, 0.915), (0.89, 0.8902), (-2, 3), (0, 1e-6), (0, 123456)])
-def test_ticks_are_few_round_and_told_apart(low: float, high: float) -> None:
+def test_ticks_are_few_and_their_labels_differ(low: float, high: float) -> None:
     ticks = Axis(low, high, 0, 100).ticks()
     assert 2 <= len(ticks) <= 8
     assert low <= ticks[0] and ticks[-1] <= high + 1e-12
@@ -201,7 +181,7 @@ def test_ticks_are_few_round_and_told_apart(low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.01, 5), (1e-6, 1e6), (0.11, 0.19), (3.0, 90.0)])
-def test_log_ticks(low: float, high: float) -> None:
+def test_logarithmic_ticks_are_few(low: float, high: float) -> None:
     axis = Axis(low, high, 0, 100, log=True)
     ticks = axis.ticks()
     assert 2 <= len(ticks) <= 8

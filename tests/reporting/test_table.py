@@ -28,34 +28,34 @@ def test_fits_without_cutting_a_cell(width: int) -> None:
         assert any(line.startswith(name) for line in text.splitlines())
 
 
-def test_all_measures_where_there_is_room() -> None:
+def test_a_wide_terminal_shows_every_column() -> None:
     text = printed(report(), 140)
     assert "more columns" not in text
     row = next(line for line in text.splitlines() if line.startswith("student int8"))
     assert " ".join(row.split()) == "student int8 0.873 97.0 % 95.5 % 14.0 M 9.50 M 14.4 3.00 3.30 180 8 min 34 s 433"
 
 
-def test_where_the_other_columns_are_is_said_without_a_list_of_them() -> None:
+def test_the_caption_says_where_the_other_columns_are() -> None:
     text = " ".join(printed(report(), 80).split())
     assert "more columns: on the page" in text
     assert "samples / s" not in text
 
 
-def test_all_columns_on_request_however_narrow_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_prints_every_column_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(Console(width=60), run_table(report()), wide=True)
     lines = capsys.readouterr().out.splitlines()
     row = next(line for line in lines if line.startswith("student int8"))
     assert len(row.split()) == 20, "all of it on one line"
 
 
-def test_names_lose_the_folders_that_all_of_them_are_in() -> None:
+def test_short_names_leave_out_the_shared_folders() -> None:
     paths = ["/a/b/one/bundle:int8", "/a/b/one/bundle:fp32", "/a/b/two/bundle:int8"]
     assert list(short_names(paths).values()) == ["one/bundle:int8", "one/bundle:fp32", "two/bundle:int8"]
     assert short_names(["runs/x.onnx"]) == {"runs/x.onnx": "x.onnx"}
     assert short_names([]) == {}
 
 
-def test_missing_is_a_dash_and_an_unmeasured_column_is_absent() -> None:
+def test_a_missing_value_is_a_dash_and_an_empty_column_absent() -> None:
     text = printed(report(rows=tuple(replace(row, peak_rss_mb=None) for row in ROWS)), 140)
     assert "peak" not in text
     assert next(line for line in text.splitlines() if line.startswith("majority")).count("—") == 9
@@ -67,7 +67,7 @@ def test_metric_and_setting_are_named() -> None:
     assert "0.800" in text
 
 
-def test_noise_is_flagged_with_its_verdict() -> None:
+def test_noisy_times_are_flagged() -> None:
     rows = (*ROWS[:4], replace(ROWS[4], latency=latency(3.0, noisy=True)))
     text = printed(report(rows=rows, noise="load average 3.9"), 100)
     assert "~3.00" in text and "~6.00" not in text
