@@ -51,7 +51,7 @@ def _without_tokenizer(folder: Path) -> None:
     ("spoil", "said"),
     [
         (_empty, "its weights are damaged or cut short"),
-        (_without_a_layer, "of its tensors are missing, or not of the shape its config.json says"),
+        (_without_a_layer, "of its tensors are missing, or not of the shape in its config.json"),
         (_of_another_width, "weights and config do not belong together"),
         (_without_tokenizer, "has no tokenizer"),
     ],
@@ -153,7 +153,7 @@ def test_code_of_its_own_is_not_run_and_said_to_be_that(shelf: Shelf, tmp_path: 
     folder = _configured(shelf, tmp_path / "odd", **own)
     with pytest.raises(TeacherError, match="code of its own") as error:
         teachers.load("odd", folder, TASK)
-    assert "fetch them again" not in str(error.value)
+    assert "download them again" not in str(error.value)
 
 
 @pytest.mark.parametrize(

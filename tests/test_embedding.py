@@ -130,7 +130,7 @@ def test_a_linear_map_that_is_not_of_the_encoder_is_refused(tmp_path: Path) -> N
     encoder(Pooling("mean", width=8, projected=True)).save_pretrained(tmp_path)
     config = tmp_path / "2_Dense/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"out_features": 9}))
-    with pytest.raises(TeacherError, match="tensors are not of the shapes"):
+    with pytest.raises(TeacherError, match="tensors do not have the shapes"):
         AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
     (tmp_path / "2_Dense/model.safetensors").unlink()
     with pytest.raises(TeacherError, match="expected the weights of the linear map in safetensors"):
@@ -140,7 +140,7 @@ def test_a_linear_map_that_is_not_of_the_encoder_is_refused(tmp_path: Path) -> N
 def test_a_cross_encoder_is_no_teacher_of_vectors(tmp_path: Path) -> None:
     tiny.bert(labels=1).save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(TeacherError, match="gives scores, as a classifier or a cross-encoder does"):
+    with pytest.raises(TeacherError, match="returns scores, as a classifier or a cross-encoder does"):
         load_teacher("it", tmp_path, TASK)
 
 

@@ -208,6 +208,6 @@ def test_numbers_of_groups_that_are_none_are_refused(groups: dict[str, int], mes
         share(tiny.model("bert", layers=4), **groups)
 
 
-def test_an_albert_is_told_how_it_shares() -> None:
-    with pytest.raises(StudentError, match=r"not of albert; an albert shares by config: \{num_hidden_groups: G\}"):
+def test_an_albert_shares_by_config() -> None:
+    with pytest.raises(StudentError, match=r"found albert; albert models share by config: \{num_hidden_groups: G\}"):
         share(tiny.model("albert"), attention=1)

@@ -167,7 +167,7 @@ def test_a_folder_without_weights(copied: Path) -> None:
 def test_weights_cut_short(copied: Path, left: float) -> None:
     content = (copied / "model.safetensors").read_bytes()
     (copied / "model.safetensors").write_bytes(content[: int(left * len(content))])
-    with pytest.raises(TeacherError, match=r"weights are damaged or cut short .* fetch them again"):
+    with pytest.raises(TeacherError, match=r"weights are damaged or cut short .* download them again"):
         load("tiny", resolve(str(copied)), TASK)
 
 

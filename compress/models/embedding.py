@@ -1,5 +1,5 @@
-"""Sentence encoders: any encoder of transformers whose tokens are pooled into one vector, perhaps projected, perhaps of
-length 1. They are read and written as sentence-transformers lays them out.
+"""Define sentence encoders: any encoder of transformers whose tokens are pooled into one vector, optionally projected
+and normalised. They are loaded and saved in the layout of sentence-transformers.
 
 Shapes: B batch, L tokens, D hidden, E width of the vectors.
 """
@@ -7,6 +7,7 @@ Shapes: B batch, L tokens, D hidden, E width of the vectors.
 import copy
 import inspect
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from compress.models.pooling import MODULES, Pool, Pooling, module_paths, poolin
 
 
 def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool | None) -> Tensor:
-    """Pool the tokens that are seen into one vector (B, D)."""
+    """Pool the visible tokens into one vector (B, D)."""
     if pool == "cls":
         return tokens_BLD[:, 0]
     seen_BL1 = seen_BL[:, :, None]
@@ -33,18 +34,16 @@ def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool | None) -> Tenso
 
 
 def _find_seen(mask: Any) -> Tensor:
-    """Tell which tokens (B, L) there are: of a mask of 0 and 1, or of what is added to attention scores, where the last
-    token sees as many as any."""
+    """Return which tokens (B, L) are visible, from a mask of 0 and 1, or from what is added to attention scores, where
+    the last token sees the most."""
     full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
     return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0
 
 
 @dataclass
 class SentenceEmbeddingOutput(ModelOutput):
-    """Hold what a sentence encoder returns.
-
-    last_hidden_state (B, L, D), sentence_embedding (B, E), and the hidden states where they were asked for
-    """
+    """The output of a sentence encoder: last_hidden_state (B, L, D), sentence_embedding (B, E), and hidden states if
+    requested."""
 
     last_hidden_state: Tensor | None = None
     sentence_embedding: Tensor | None = None
@@ -52,7 +51,7 @@ class SentenceEmbeddingOutput(ModelOutput):
 
 
 class SentenceEncoder(PreTrainedModel):
-    """An encoder with pooling, projection and normalisation on it: `AutoModelForSentenceEmbedding` gives a family's."""
+    """An encoder with pooling, projection and normalisation; see `AutoModelForSentenceEmbedding`."""
 
     encoder_class: type[PreTrainedModel]
 
@@ -63,7 +62,7 @@ class SentenceEncoder(PreTrainedModel):
         encoder = self.encoder_class(config, **options)
         setattr(self, self.base_model_prefix, encoder)
         pooling = pooling_of(config)
-        self._keys_to_ignore_on_load_missing = ["projection."]  # it is in a file of its own
+        self._keys_to_ignore_on_load_missing = ["projection."]  # which has a file of its own
         self.projection = nn.Linear(config.hidden_size, width_of(config), pooling.biased) if pooling.projected else None
         self.takes_segments = "token_type_ids" in inspect.signature(encoder.forward).parameters
         self.post_init()
@@ -77,11 +76,11 @@ class SentenceEncoder(PreTrainedModel):
         **kwargs: Any,
     ) -> SentenceEmbeddingOutput:
         """`attention_mask`: (B, L) of 0 and 1, or what is added to the scores (B, 1, 1 or L, L)."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         if self.takes_segments:
-            given["token_type_ids"] = token_type_ids
-        found = self.base_model(**{name: each for name, each in given.items() if each is not None}, **kwargs)
-        tokens_BLD = found.last_hidden_state
+            inputs["token_type_ids"] = token_type_ids
+        out = self.base_model(**{name: value for name, value in inputs.items() if value is not None}, **kwargs)
+        tokens_BLD = out.last_hidden_state
         seen_BL = torch.ones_like(tokens_BLD[..., 0]).bool() if attention_mask is None else _find_seen(attention_mask)
         pooling = pooling_of(self.config)
         vectors_BE = pool_tokens(tokens_BLD, seen_BL, pooling.pool)
@@ -90,38 +89,33 @@ class SentenceEncoder(PreTrainedModel):
             vectors_BE = vectors_BE.tanh() if pooling.activation == "tanh" else vectors_BE
         if pooling.normalise:
             vectors_BE = functional.normalize(vectors_BE.float(), dim=1)
-        return SentenceEmbeddingOutput(tokens_BLD, vectors_BE, getattr(found, "hidden_states", None))
+        return SentenceEmbeddingOutput(tokens_BLD, vectors_BE, getattr(out, "hidden_states", None))
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save it as sentence-transformers lays it out: the encoder in the folder, its modules below."""
-        folder, encoder = Path(save_directory), cast("PreTrainedModel", self.base_model)
-        encoder.save_pretrained(folder, *args, **kwargs)
-        pooling = pooling_of(self.config)
-        pooling.write(folder, self.config.hidden_size)
+        """Save in the layout of sentence-transformers: the encoder in the folder, its modules in subfolders."""
+        folder = Path(save_directory)
+        cast("PreTrainedModel", self.base_model).save_pretrained(folder, *args, **kwargs)
+        pooling_of(self.config).write(folder, self.config.hidden_size)
         if self.projection is not None:
             weights = self.projection.state_dict(prefix="linear.")
             save_file(weights, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
 
 
-def _find_class(config_class: type[PreTrainedConfig]) -> type[SentenceEncoder] | None:
-    """Return the sentence encoder of a family, made when first asked for; None where it has no encoder."""
-    if config_class not in _MADE:
-        found = AutoModel._model_mapping.get(config_class, None)
-        encoder = found[0] if isinstance(found, tuple) else found
-        if encoder is None:
-            return None
-        families = [each for each in encoder.__mro__ if issubclass(each, PreTrainedModel)]
-        name = f"{encoder.__name__.removesuffix('Model')}ForSentenceEmbedding"
-        content = {"encoder_class": encoder, "__module__": __name__}
-        _MADE[config_class] = type(name, (SentenceEncoder, families[-2]), content)  # the last is PreTrainedModel
-    return _MADE[config_class]
-
-
-_MADE: dict[Any, type[SentenceEncoder]] = {}
+@cache
+def _encoder_class(config_class: type[PreTrainedConfig]) -> type[SentenceEncoder] | None:
+    """Create the sentence encoder class of a family; None if the family has no encoder."""
+    found = AutoModel._model_mapping.get(config_class, None)
+    encoder = found[0] if isinstance(found, tuple) else found
+    if encoder is None:
+        return None
+    families = [each for each in encoder.__mro__ if issubclass(each, PreTrainedModel)]
+    name = f"{encoder.__name__.removesuffix('Model')}ForSentenceEmbedding"
+    content = {"encoder_class": encoder, "__module__": __name__}
+    return type(name, (SentenceEncoder, families[-2]), content)  # the last is PreTrainedModel
 
 
 def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
-    """Return a sentence encoder of this encoder, which is shared, without a linear map."""
+    """Wrap an encoder, which is not copied, in a sentence encoder without a linear map."""
     config = copy.deepcopy(encoder.config)
     set_pooling(config, replace(pooling, width=None, projected=False))
     with torch.device("meta"):
@@ -131,14 +125,13 @@ def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
 
 
 def project(model: SentenceEncoder) -> None:
-    """Put a linear map that changes nothing behind the pooling: vectors then stay as wide as they are, whatever is cut
-    of the encoder."""
+    """Append a linear map that changes nothing, so that vectors keep their width however the encoder is cut."""
     if model.projection is None:
         set_projection(model, torch.eye(width_of(model.config)), normalise=pooling_of(model.config).normalise)
 
 
 def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -> None:
-    """Put this linear map behind the pooling, in the place of any that is there."""
+    """Set the linear map that follows the pooling."""
     pooling = replace(pooling_of(model.config), width=len(map_ED), projected=True, biased=False, activation="identity")
     set_pooling(model.config, replace(pooling, normalise=normalise))
     model.projection = nn.Linear(map_ED.shape[1], len(map_ED), bias=False).to(model.device)
@@ -149,55 +142,56 @@ def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -
 class _Classes:
     """Map config classes to sentence encoders, as the mappings of transformers' Auto classes do."""
 
-    def get(self, config_class: type[PreTrainedConfig], default: Any = None) -> Any:
-        return _find_class(config_class) or default
+    def get(self, config_class: Any, default: Any = None) -> Any:
+        return _encoder_class(config_class) or default
+
+
+_CLASSES = _Classes()
 
 
 class AutoModelForSentenceEmbedding:
-    """Open or create a sentence encoder of any family, as transformers' Auto classes do their models."""
+    """Load or create a sentence encoder of any family, as the Auto classes of transformers do."""
 
-    _model_mapping = _Classes()
+    _model_mapping = _CLASSES
 
     @staticmethod
     def from_config(config: PreTrainedConfig) -> SentenceEncoder:
-        """Create a sentence encoder with random weights. Raises StudentError for a family that is no encoder."""
-        made = None if config.is_encoder_decoder else _find_class(type(config))
-        if made is None:
-            raise StudentError(f"{config.model_type} models give no vector for a text: expected an encoder")
-        return made(config)
+        """Create a sentence encoder with random weights. Raises StudentError unless the family is an encoder."""
+        encoder_class = None if config.is_encoder_decoder else _CLASSES.get(type(config))
+        if encoder_class is None:
+            raise StudentError(f"{config.model_type} models cannot embed texts: expected an encoder")
+        return encoder_class(config)
 
     @staticmethod
     def from_pretrained(
         folder: str | Path, *, config: Any = None, output_loading_info: bool = False, **options: Any
     ) -> Any:
-        """Open a folder of sentence-transformers, or a plain encoder's. `options` are those of transformers.
+        """Load a folder of sentence-transformers, or a plain encoder. `options` are those of transformers.
 
-        Raises TeacherError for modules that cannot be read, or are not of the encoder.
+        Raises TeacherError for modules that cannot be read or do not fit the encoder.
         """
         folder = Path(folder)
         config = copy.deepcopy(config) if config is not None else AutoConfig.from_pretrained(folder)
         set_pooling(config, Pooling.read(folder) if (folder / MODULES).is_file() else pooling_of(config))
-        made = None if config.is_encoder_decoder else _find_class(type(config))
-        if made is None:
-            raise TeacherError(f"{folder}: {config.model_type} models give no vector for a text: expected an encoder")
+        encoder_class = None if config.is_encoder_decoder else _CLASSES.get(type(config))
+        if encoder_class is None:
+            raise TeacherError(f"{folder}: {config.model_type} models cannot embed texts: expected an encoder")
         if pooling_of(config).pool is None:
-            raise TeacherError(f"{folder / MODULES}: has no pooling: expected a module of it")
-        opened: Any = made.from_pretrained(folder, config=config, output_loading_info=True, **options)
-        model, found = opened
+            raise TeacherError(f"{folder / MODULES}: has no pooling: expected a Pooling module")
+        loaded: Any = encoder_class.from_pretrained(folder, config=config, output_loading_info=True, **options)
+        model, info = loaded
         if model.projection is not None and (folder / MODULES).is_file():
-            _load_projection(model, folder / module_paths(folder)["Dense"] / "model.safetensors")
-            found["missing_keys"] = type(found["missing_keys"])(
-                key for key in found["missing_keys"] if not key.startswith("projection.")
-            )
-        return (model, found) if output_loading_info else model
+            _load_projection(model.projection, folder / module_paths(folder)["Dense"] / "model.safetensors")
+            missing = info["missing_keys"]
+            info["missing_keys"] = type(missing)(key for key in missing if not key.startswith("projection."))
+        return (model, info) if output_loading_info else model
 
 
-def _load_projection(model: SentenceEncoder, path: Path) -> None:
+def _load_projection(projection: nn.Linear, path: Path) -> None:
     if not path.is_file():
         raise TeacherError(f"{path}: no such file; expected the weights of the linear map in safetensors")
     weights = {name.removeprefix("linear."): each for name, each in load_file(path).items()}
-    expected = model.projection.state_dict() if model.projection is not None else {}
-    if {name: each.shape for name, each in weights.items()} != {name: each.shape for name, each in expected.items()}:
-        raise TeacherError(f"{path}: its tensors are not of the shapes that its config.json says: fetch both again")
-    assert model.projection is not None
-    model.projection.load_state_dict(weights)
+    expected = {name: each.shape for name, each in projection.state_dict().items()}
+    if {name: each.shape for name, each in weights.items()} != expected:
+        raise TeacherError(f"{path}: its tensors do not have the shapes in its config.json: download both again")
+    projection.load_state_dict(weights)

@@ -1,3 +1,3 @@
-"""Register model families of ours. Importing this module makes the Auto classes of transformers know them."""
+"""Register our model families with the Auto classes of transformers, when this module is imported."""
 
-from compress.models import ibbert, static  # noqa: F401  they register themselves
+from compress.models import ibbert, static  # noqa: F401

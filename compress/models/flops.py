@@ -1,4 +1,4 @@
-"""Count parameters and floating-point operations of a model, by torch on the real graph rather than by a formula."""
+"""Count the parameters and floating-point operations of a model, by torch on its graph rather than by a formula."""
 
 import copy
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from compress.models import heads
 from compress.slicing.shape import Shape, positions, setting_name
 
 TOKENS = 128
-"""The length that sizes are measured at."""
+"""The length at which FLOPs are counted."""
 LOOKS_AT_VALUES = ("deberta", "xlm", "xlnet")
-"""Families whose forward pass cannot be followed without weights; they get the weights of FEW tokens."""
+"""Families whose forward pass does not run without weights; they are given a vocabulary of FEW tokens."""
 FEW = 8
 
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
-    """Count FLOPs (a multiply-add is two) of one forward pass over `length` tokens, divided by `length` (less where the
-    model has fewer positions).
+    """Count FLOPs (a multiply-add is two) per token of a forward pass over `length` tokens, or as many as the model has
+    positions.
 
-    Counts matrix products, attention included; embedding look-ups, norms and activations count nothing. Where attention
-    sees a window only (ModernBERT), all pairs count: torch and ONNX files compute them and mask. On the meta device it
-    works without weights, but for XLM, XLNet and the first DeBERTa, whose code looks at values.
+    Matrix products count, attention included; embedding look-ups, norms and activations do not. Attention within a
+    window (ModernBERT) counts all pairs: torch and ONNX files compute and mask them. Works on the meta device, without
+    weights, except for XLM, XLNet and the first DeBERTa, whose code reads values.
     """
     device = next(model.parameters()).device
     length = min(length, positions(model) or length)
@@ -38,7 +38,7 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
         config: Any = model.config
         if config.is_encoder_decoder:  # T5 classifies at the end of the text
             ids_BL[:, -1] = config.eos_token_id
-        # on the meta device nobody knows that a mask is all ones, which most families then look for
+        # on the meta device a mask has no values, but most families check whether it is all ones
         masked = device.type != "meta" or config.model_type.startswith("deberta")
         model(input_ids=ids_BL, **({"attention_mask": torch.ones_like(ids_BL)} if masked else {}))
     model.train(training)
@@ -46,7 +46,7 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the parameters, each tied one once."""
+    """Count the parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -55,15 +55,15 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None,
 
 
 _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
-"""The operation that computes attention on a CPU, which torch's own table of counted operations leaves out."""
+"""Attention on a CPU, which is missing in torch's own table of operations."""
 
 
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Freeze parameters and hide the padding token while FLOPs are counted.
+    """Freeze the parameters and remove the padding token while FLOPs are counted.
 
-    The counter would hook the gradient of parameters that are passed to a module, as DeBERTa's positions are; GPT-2 on
-    the meta device would look for padding among tokens that have no values.
+    The counter would hook the gradients of parameters that are inputs of a module, such as DeBERTa's positions; GPT-2
+    on the meta device would search for padding among tokens without values.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -80,7 +80,7 @@ def _frozen(model: Any) -> Iterator[None]:
 
 
 def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> list[str]:
-    """Warn of a student that has more parameters, or takes more FLOPs, than its teacher, or as many of both."""
+    """Warn about a student that has more parameters or FLOPs than its teacher, or as many of both."""
     with torch.device("meta"):
         mine, theirs = (measure_size(heads.create(copy.deepcopy(each), "encoder", None)) for each in (student, teacher))
     sizes = [(mine.parameters, theirs.parameters), (mine.flops_per_token, theirs.flops_per_token)]
@@ -100,9 +100,9 @@ def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedCon
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Record parameters and FLOPs (a multiply-add is two, over TOKENS tokens); megabytes of 10^6 bytes.
+    """Parameters, FLOPs (a multiply-add is two) per token over TOKENS tokens, and megabytes of 10^6 bytes.
 
-    int8_mb: tables and matrices in one byte, vectors in four, as `quantize_dynamic` leaves them.
+    int8_mb: one byte per number of tables and matrices, four of vectors, as `quantize_dynamic` does.
     """
 
     family: str
@@ -145,7 +145,7 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
         ffn=shape.ffn,
         embedding_parameters=sum(tables.values()),
         encoder_parameters=total - sum(tables.values()),
-        # of a deep encoder from two layers, as every further one costs what they do
+        # extrapolated from two layers, as all cost the same
         flops_per_token=flops(shape.layers)
         if shape.layers <= 2
         else flops(1) + (shape.layers - 1) * (flops(2) - flops(1)),

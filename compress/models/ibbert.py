@@ -1,14 +1,14 @@
-"""IB-BERT, the inverted-bottleneck BERT-large that teaches MobileBERT (Sun et al. 2020, arXiv:2004.02984, Table 1).
+"""Define IB-BERT, the inverted-bottleneck BERT-large that teaches MobileBERT (Sun et al. 2020, arXiv:2004.02984).
 
-Every block widens the 512-wide stream to 1,024, works there as a block of BERT-large does, and returns to 512, so that
-all feature maps are as wide as MobileBERT's. transformers' MobileBERT has this structure but for one thing: its queries
-and keys read the widened stream, IB-BERT's read the stream itself, as its values do. Embeddings, pooler and the
-pre-training heads are transformers' own, with MobileBERT's parameter names, so they can be copied to a student.
+Every block (Table 1) widens the 512-wide stream to 1,024, works there like a block of BERT-large, and returns to 512,
+so that all feature maps are as wide as MobileBERT's. transformers' MobileBERT has this structure with one difference:
+its queries and keys read the widened stream, IB-BERT's read the stream itself, like its values. Embeddings, pooler and
+the pre-training heads are transformers' own, with MobileBERT's parameter names, so they can be copied to a student.
 
 Shapes: B batch, L tokens, D stream (512), I intra-block (1,024), H heads, K head size (I / H).
 
-Deviation from transformers' MobileBERT, whose values stand where nothing is said: every LayerNorm has the same epsilon,
-1e-12 as in BERT; theirs leaves out `layer_norm_eps` in the embeddings and behind the feed-forward network.
+Deviation from transformers' MobileBERT, whose defaults apply otherwise: every LayerNorm has the same epsilon, 1e-12 as
+in BERT; theirs ignores `layer_norm_eps` in the embeddings and after the feed-forward network.
 """
 
 from typing import Any
@@ -77,7 +77,7 @@ class IBBertConfig(PreTrainedConfig):
 
     @property
     def true_hidden_size(self) -> int:
-        """Return the width that attention and feed-forward network work in, under transformers' name."""
+        """Return the width of attention and feed-forward network, under transformers' name."""
         return self.intra_bottleneck_size
 
 
@@ -103,7 +103,7 @@ class IBBertAttention(nn.Module):
     def forward(
         self, stream_BLD: Tensor, widened_BLI: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (B, L, I) after the residual and its norm, and the attention probabilities where they are computed."""
+        """Return (B, L, I) after the residual and its norm, and the attention probabilities if they are computed."""
         split = (*stream_BLD.shape[:-1], -1, self.head_size)
         query_BHLK, key_BHLK, value_BHLK = (
             each(stream_BLD).view(split).transpose(1, 2) for each in (self.query, self.key, self.value)
@@ -124,7 +124,7 @@ class IBBertAttention(nn.Module):
 
 
 class IBBertLayer(GradientCheckpointingLayer):
-    """Widen, attend, feed forward, narrow; a residual around each, and the stream's own around the whole."""
+    """Widen, attend, feed forward, narrow: each with a residual, and a residual of the stream around all of them."""
 
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
@@ -202,28 +202,32 @@ class IBBertModel(IBBertPreTrainedModel):
 
 
 class _WithHead(IBBertPreTrainedModel):
-    """An IB-BERT under a head of transformers' MobileBERT, whose `forward` reads the encoder as `self.mobilebert`."""
+    """An IB-BERT under a head of transformers' MobileBERT, whose `forward` calls the encoder `self.mobilebert`."""
 
-    def __init__(self, config: IBBertConfig, *, pooled: bool) -> None:
+    pooled = True
+
+    def __init__(self, config: IBBertConfig) -> None:
         super().__init__(config)
         self.num_labels = len(config.id2label or {})
-        self.ib_bert = IBBertModel(config, add_pooling_layer=pooled)
+        self.ib_bert = IBBertModel(config, add_pooling_layer=self.pooled)
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: IBBertConfig) -> None:
+        """Add dropout and a linear classifier, under MobileBERT's names."""
+        rate = config.classifier_dropout
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
 
     @property
     def mobilebert(self) -> IBBertModel:
         return self.ib_bert
 
-    def add_classifier(self) -> None:
-        """Add dropout and a linear layer on the stream, under MobileBERT's names."""
-        rate = self.config.classifier_dropout
-        self.dropout = nn.Dropout(self.config.hidden_dropout_prob if rate is None else rate)
-        self.classifier = nn.Linear(self.config.hidden_size, self.num_labels)
-
 
 class _WithLanguageModel(_WithHead):
-    """A head whose output matrix is in two parts, one of them the embedding's."""
+    """A head whose output matrix is in two parts, one of which is the embedding's."""
 
-    cls: MobileBertOnlyMLMHead | MobileBertPreTrainingHeads
+    head_class: type[nn.Module]
     _tied_weights_keys = {  # noqa: RUF012  transformers' own form
         "cls.predictions.decoder.bias": "cls.predictions.bias",
         "cls.predictions.decoder.weight": "ib_bert.embeddings.word_embeddings.weight",
@@ -231,59 +235,44 @@ class _WithLanguageModel(_WithHead):
     get_output_embeddings = MobileBertForMaskedLM.get_output_embeddings
     set_output_embeddings = MobileBertForMaskedLM.set_output_embeddings
 
+    def add_head(self, config: IBBertConfig) -> None:
+        self.cls = self.head_class(config)
+
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize both parts; the extra one is stored transposed, which the library does not know."""
-        self.cls.predictions.dense = self._get_resized_lm_head(
-            self.cls.predictions.dense, new_num_tokens=new_num_tokens, transposed=True
-        )
+        """Resize both parts; the second is stored transposed, which the library does not expect."""
+        predictions: Any = self.cls.predictions
+        predictions.dense = self._get_resized_lm_head(predictions.dense, new_num_tokens=new_num_tokens, transposed=True)
         return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
 
 class IBBertForPreTraining(_WithLanguageModel):
-    """Give prediction_logits (B, L, V) and seq_relationship_logits (B, 2); the loss is their sum, given both labels."""
+    """Return prediction_logits (B, L, V) and seq_relationship_logits (B, 2); the loss is a sum, given both labels."""
 
+    head_class = MobileBertPreTrainingHeads
     forward = MobileBertForPreTraining.forward
-
-    def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config, pooled=True)
-        self.cls = MobileBertPreTrainingHeads(config)
-        self.post_init()
 
 
 class IBBertForMaskedLM(_WithLanguageModel):
+    pooled = False
+    head_class = MobileBertOnlyMLMHead
     forward = MobileBertForMaskedLM.forward
-
-    def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config, pooled=False)
-        self.cls = MobileBertOnlyMLMHead(config)
-        self.post_init()
 
 
 class IBBertForSequenceClassification(_WithHead):
     forward = MobileBertForSequenceClassification.forward
 
-    def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config, pooled=True)
-        self.add_classifier()
-        self.post_init()
-
 
 class IBBertForTokenClassification(_WithHead):
+    pooled = False
     forward = MobileBertForTokenClassification.forward
-
-    def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config, pooled=False)
-        self.add_classifier()
-        self.post_init()
 
 
 class IBBertForQuestionAnswering(_WithHead):
+    pooled = False
     forward = MobileBertForQuestionAnswering.forward
 
-    def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config, pooled=False)
+    def add_head(self, config: IBBertConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()
 
 
 AutoConfig.register("ib-bert", IBBertConfig)

@@ -1,4 +1,4 @@
-"""Choose the number format that this machine computes fastest in, and cast frozen models to it."""
+"""Choose the number format that is fastest on this machine, and cast frozen models to it."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Precision = Literal["auto", "bf16", "fp32"]
 
 
 def choose(precision: Precision) -> Literal["bf16", "fp32"]:
-    """Resolve `auto`: bf16 autocast where the processor or GPU computes in it, 2-4x a forward pass; fp32 elsewhere."""
+    """Resolve `auto` to bf16 autocast on hardware that supports it, where it makes a forward pass 2-4x faster."""
     if precision not in ("auto", "bf16", "fp32"):
         raise CompressError(f"--precision {precision}: expected auto, bf16 or fp32")
     if precision != "auto":
@@ -22,15 +22,15 @@ def choose(precision: Precision) -> Literal["bf16", "fp32"]:
 
 
 FLOAT32_ONLY = ("deberta",)
-"""Families whose transformers code does not run under bfloat16 autocast: the first DeBERTa fills masked scores with a
-number that bfloat16 does not have."""
+"""Families whose code in transformers fails under bfloat16 autocast: the first DeBERTa fills masked scores with a
+number outside bfloat16's range."""
 
 
 def cast_linear_layers(model: nn.Module) -> None:
     """Cast the weights of a frozen model's linear layers to bfloat16 once, in place.
 
-    Autocast would cast the same weights anew in every forward pass, because it keeps casts only of weights that want a
-    gradient; the results are the same numbers.
+    Autocast would cast them in every forward pass, because it caches only casts of weights that require a gradient. The
+    results are the same.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

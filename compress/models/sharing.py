@@ -1,13 +1,12 @@
-"""Let layers of a plain transformers model share weights: their attention, their FFN, or both, in groups as in ALBERT.
+"""Share weights between the layers of a plain transformers model: attention, FFN, or both, in groups as in ALBERT.
 
-Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer, its attention's, or its FFN's;
-the appendix's `shared groups` share among neighbouring layers only. transformers' own ALBERT does the first, whole
-groups of layers. Here one nn.Parameter serves the layers of a group, in a model of any family of `init_weights.KNOWN`
-and `APART`: it is counted, updated and decayed once, and its gradient is the sum over the layers.
+Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer, or those of its attention or
+FFN; the appendix's `shared groups` share only among neighbouring layers. transformers' own ALBERT shares whole layers,
+in groups. Here one nn.Parameter serves the layers of a group, in a model of any family of `init_weights.KNOWN` and
+`APART`: it is counted, updated and decayed once, and its gradient is the sum over the layers.
 
-What is saved stays what everybody can load: `state_dict()` of a shared model holds a copy for each layer, and the
-config says what was shared (`shared_layers`), so `share_again` ties the copies after loading. Code that knows nothing
-of this sees an ordinary checkpoint that computes the same.
+A saved model is an ordinary checkpoint: `state_dict()` of a shared model holds a copy for each layer, and the config
+records what was shared (`shared_layers`), so that `share_again` can tie the copies after loading.
 
 A layer's two norms go with the block whose output they normalise. The paper does not say where they belong; they are
 less than 0.1 % of a base model's weights.
@@ -31,14 +30,14 @@ BLOCKS: Mapping[str, frozenset[str]] = {
 
 
 def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | None = None) -> None:
-    """Let the layers of `model` use only `attention` different attention blocks and `ffn` different FFNs.
+    """Share weights so that the layers have only `attention` different attention blocks and `ffn` different FFNs.
 
-    1 is a single block for all N layers, None one for each; with G in between, layer i uses block int(i G / N), as
-    ALBERT's groups do. The layers of a group get the weights of its first. Raises StudentError.
+    1 means a single block for all N layers, None one per layer; with G blocks, layer i uses block int(i G / N), as in
+    ALBERT. The layers of a group take the weights of its first layer. Raises StudentError.
     """
     layers = Shape.from_config(model.config).layers
     wanted = {block: groups for block, groups in (("attention", attention), ("ffn", ffn)) if groups is not None}
-    if wanted or hasattr(model.config, "shared_layers"):  # which a student's config has from a teacher that shares
+    if wanted or hasattr(model.config, "shared_layers"):  # copied from the config of a teacher that shares
         model.config.shared_layers = wanted
     if not wanted:
         return
@@ -49,8 +48,8 @@ def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | No
             )
     family = model.config.model_type
     if family not in (*KNOWN, *APART):
-        hint = "; an albert shares by config: {num_hidden_groups: G}" if family == "albert" else ""
-        raise StudentError(f"student.share: knows the layers of {', '.join((*KNOWN, *APART))}, not of {family}{hint}")
+        hint = "; albert models share by config: {num_hidden_groups: G}" if family == "albert" else ""
+        raise StudentError(f"student.share: expected one of {', '.join((*KNOWN, *APART))}, found {family}{hint}")
     first: dict[tuple[str, str, int], nn.Parameter] = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         weight = weight_of(name, family)
@@ -63,14 +62,14 @@ def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | No
 
 
 def share_again(model: PreTrainedModel) -> None:
-    """Tie again what was shared when `model` was saved; to be called after loading. Other models are left alone."""
+    """Restore the sharing of a loaded model; models that share nothing stay as they are."""
     shared = getattr(model.config, "shared_layers", None)
     if shared:
         share(model, **shared)
 
 
 def _copy_per_layer(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Give every layer its own copy: files hold no two names of one tensor, and libraries refuse to guess."""
+    """Give every layer its own copy, because safetensors refuses two names for one tensor."""
     seen: set[int] = set()
     for name in [name for name in state if name.startswith(prefix)]:
         weight, tensor = weight_of(name.removeprefix(prefix), model.config.model_type), state[name]

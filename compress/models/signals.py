@@ -1,8 +1,8 @@
-"""Read what one forward pass of a teacher or a student shows to an objective.
+"""Read the signals of a forward pass that an objective compares.
 
-The only file that knows how transformers exposes attention. Queries, keys and values come out of the attention
-interface (`tap`), with SDPA still doing the work: no hooks and no module names. DeBERTa does not use the interface and
-is read by hooks, below, for the length of one forward pass.
+The only file that knows how transformers exposes attention. Queries, keys and values come from the attention interface
+(`tap`), while SDPA still does the work: no hooks and no module names. DeBERTa does not use the interface and is read by
+hooks that last for one forward pass.
 
 Shapes: B batch, L tokens, D hidden, H heads, K head size, V classes or vocabulary.
 """
@@ -27,17 +27,17 @@ from compress.models.dropout import draw_faster, drop
 
 NAMES = ("logits", "pair", "embeddings", "layers", "encoder_layers", "scores", "queries", "keys", "values")
 LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
-"""Signals with one tensor per layer; the others are one tensor."""
+"""Signals with one tensor per layer; the others are a single tensor."""
 ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where known, or more than q k^T / sqrt d.
+    """One layer's queries, keys and values (B, H, L, K); `scores` if known, or if they are not just q k^T / sqrt d.
 
-    Queries and keys are those that are multiplied: after their norms, and turned by the tokens' places where a family
-    does so. Keys and values that a group of heads shares are repeated for each of them. seen_BLL: which tokens (last
-    axis) each token's attention sees, where a window leaves some out; pads are seen by nobody.
+    Queries and keys are as multiplied: after their norms and rotary positions, if any. Keys and values shared by a
+    group of heads are repeated for each head. seen_BLL: which tokens (last axis) each token attends to, if a window
+    excludes some; padding is excluded too.
     """
 
     query_BHLK: Tensor
@@ -49,14 +49,14 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class Signals:
-    """Hold the signals that were asked for; reading another one is a bug of ours. `mask_BL`: 1 for real tokens.
+    """The requested signals of a forward pass; reading any other is a bug. `mask_BL`: 1 for real tokens.
 
-    logits  (B, V) of a task's head, (B, L, V) of one that answers per token, (B, L, 2) of starts and ends of spans;
-            (R, V) where the head was asked at R chosen positions only
+    logits  (B, V) of a task's head, (B, L, V) of a head per token, (B, L, 2) for starts and ends of spans; (R, V) if
+            the head ran only at R chosen positions
     pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
 
-    Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M target tokens; mask_BL marks
-    the tokens of the source.
+    Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M target tokens; mask_BL is that
+    of the source.
     """
 
     mask_BL: Tensor
@@ -68,7 +68,7 @@ class Signals:
 
     @property
     def embeddings(self) -> Tensor:
-        """Return the output of the embedding's norm, which enters the first layer: (B, L, D)."""
+        """Return the input of the first layer: (B, L, D)."""
         return self.hidden[0]
 
     @property
@@ -78,7 +78,7 @@ class Signals:
 
     @property
     def encoder_layers(self) -> tuple[Tensor, ...]:
-        """Return the outputs of layers 1..N of the encoder beside a decoder: (B, L, D) each."""
+        """Return the outputs of layers 1..N of an encoder-decoder's encoder: (B, L, D) each."""
         return self.encoder_hidden[1:]
 
     @property
@@ -95,8 +95,8 @@ class Signals:
 
     @cached_property
     def scores(self) -> tuple[Tensor, ...]:
-        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout: (B, H, L, L) each. Pads are included,
-        and in a decoder the tokens that come later."""
+        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout: (B, H, L, L) each, including those of
+        padding and, in a decoder, of later tokens."""
         return tuple(
             (each.query_BHLK * (1 / math.sqrt(each.query_BHLK.shape[-1]))) @ each.key_BHLK.mT
             if each.scores_BHLL is None
@@ -115,14 +115,14 @@ def _tap(
     tap: list[LayerAttention] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Compute attention, and append its inputs to `tap`, a list passed down by the caller of the model.
+    """Compute attention, and append its inputs to `tap`, a list that the caller passes to the model.
 
-    On a CPU torch's SDPA is slow with dropout, and on few tokens; there the formula is written out, and its scores are
-    those of the signals. A model that is neither tapped nor trained computes what it did before it was opened, so that
-    a run that is continued has the same bits.
+    On a CPU torch's SDPA is slow with dropout, and for few tokens; there the formula is computed explicitly, which
+    yields the scores as well. A model that is neither tapped nor trained uses SDPA, as it would without
+    `open_attention`, so that a resumed run has the same bits.
     """
-    written = query.device.type == "cpu" and (tap is not None or kwargs.get("dropout"))
-    plain = _attend(module, query, key, value, attention_mask, **kwargs) if written else None
+    explicit = query.device.type == "cpu" and (tap is not None or kwargs.get("dropout"))
+    plain = _attend(module, query, key, value, attention_mask, **kwargs) if explicit else None
     if tap is not None:
         window, seen_B1LL = kwargs.get("sliding_window"), attention_mask
         local = window is not None and seen_B1LL is not None and window < key.shape[2]
@@ -135,9 +135,9 @@ def _tap(
 
 
 LONG = 32
-"""Tokens beyond which torch's SDPA is the faster one without dropout."""
+"""The number of tokens beyond which torch's SDPA is faster, without dropout."""
 LANES = 16
-"""Float32 numbers in a vector: torch's softmax over fewer is done one by one, 8 times as slow."""
+"""Float32 numbers in a vector register: torch's softmax over fewer is not vectorised, and 8 times as slow."""
 
 
 def _attend(
@@ -153,9 +153,9 @@ def _attend(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return softmax(Q K^T / sqrt d + mask) V as (B, L, H, K), and the scores; None where SDPA has to, or does better.
+    """Return softmax(Q K^T / sqrt d + mask) V as (B, L, H, K), and the scores; None if SDPA is needed, or faster.
 
-    `mask_BLL` is true, (B, 1, L, L), where tokens are looked at. Softmax is computed in float32.
+    `mask_BLL`, (B, 1, L, L), is true for visible tokens. The softmax is computed in float32.
     """
     tokens, scale = key_BHLK.shape[2], query_BHLK.shape[-1] ** -0.5
     causal = mask_BLL is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -184,11 +184,10 @@ def read(
     """Run `model` on `batch` and return the signals in `wants`, computing no others.
 
     Gradients flow unless the caller stops them. Labels, and inputs that the model does not take (a DistilBERT has no
-    token types), are left out. With `at_BL` (true at R positions) a language model's head answers there only: over
-    30,522 tokens it costs more than the layers below it. Raises ObjectiveError when the model shows no attention to
-    read.
+    token types), are dropped. With `at_BL` (true at R positions) a language model's head runs only there: over 30,522
+    tokens it costs more than the layers below it. Raises ObjectiveError if the model's attention cannot be read.
     """
-    # only a model with its head knows what its decoder reads: a T5 that classifies gives it the text
+    # only the head determines the decoder's input: a T5 that classifies feeds it the text
     own_decoder = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch
     head = model if wants & {"logits", "pair"} or own_decoder else getattr(model, "base_model", model)
     accepted = inspect.signature(head.forward).parameters
@@ -219,8 +218,8 @@ def read(
 
 
 def logits_of(out: Any) -> Tensor:
-    """Return a transformers model's logits, whatever its class calls them; starts and ends of spans as (B, L, 2), the
-    vectors of a sentence encoder as (B, E)."""
+    """Return a model's logits, under any name of transformers; starts and ends of spans as (B, L, 2), the vectors of a
+    sentence encoder as (B, E)."""
     starts = getattr(out, "start_logits", None)
     if starts is not None:
         return torch.stack([starts, out.end_logits], -1)
@@ -236,7 +235,7 @@ def _first(out: Any, *names: str) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Keep the model in eval mode while open; afterwards every module is in its own mode again."""
+    """Put the model in eval mode, and restore the mode of every module afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -247,23 +246,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 _LM_HEADS = ("cls", "lm_head", "predictions", "generator_predictions", "vocab_transform", "lm_predictions")
-"""The names of the first module above the encoder in transformers' masked and causal language models."""
+"""Names of the first module above the encoder in transformers' masked and causal language models."""
 
 
 def has_lm_head(model: nn.Module) -> bool:
-    """Check that `read` can ask the language model's head at chosen positions."""
+    """Return True if `read` can run the language model's head at chosen positions."""
     return _lm_head(model) is not None
 
 
 def _lm_head(model: nn.Module) -> Any:
-    """Return the first module above the encoder in a language model: ModernBERT's classifiers have one of that name."""
+    """Return the first module above the encoder in a language model; ModernBERT's classifiers have a `head` as well."""
     names = (*_LM_HEADS, "head") if hasattr(model, "decoder") else _LM_HEADS
     return next((getattr(model, name) for name in names if hasattr(model, name)), None)
 
 
 @contextmanager
 def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
-    """Give the head above the encoder hidden states (R, D) of the chosen positions instead of (B, L, D)."""
+    """Pass the head hidden states (R, D) of the chosen positions instead of (B, L, D)."""
     if at_BL is None:
         yield
         return
@@ -276,9 +275,9 @@ def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
 
 
 def open_attention(model: nn.Module) -> None:
-    """Let `read` see this model's queries, keys and values; what the model computes stays SDPA.
+    """Let `read` see this model's queries, keys and values.
 
-    Refuses reentrant gradient checkpointing, which silently loses the gradient of everything tapped.
+    Raises ObjectiveError for reentrant gradient checkpointing, which silently loses the gradients of these signals.
     """
     for module in model.modules():
         keywords = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
@@ -292,13 +291,13 @@ def open_attention(model: nn.Module) -> None:
 
 
 def train_faster(model: nn.Module) -> None:
-    """Let a model that would use torch's SDPA and dropout compute the same by `_tap` and `compress.models.dropout`."""
+    """Replace torch's SDPA and dropout by the faster `_tap` and `compress.models.dropout`."""
     draw_faster(model)
     if getattr(model.config, "_attn_implementation", None) == "sdpa":
         model.set_attn_implementation("tap")  # type: ignore[operator]
 
 
-# DeBERTa: disentangled attention. Scores have position terms besides q k^T, and the scale is sqrt((1 + terms) d).
+# DeBERTa has disentangled attention: scores add position terms to q k^T, and the scale is sqrt((1 + terms) d).
 
 
 def _is_disentangled(model: nn.Module) -> bool:
@@ -307,10 +306,9 @@ def _is_disentangled(model: nn.Module) -> bool:
 
 @contextmanager
 def _hooked(model: nn.Module) -> Iterator[list[LayerAttention]]:
-    """Note the inputs of each DisentangledSelfAttention, and read them when the forward pass is over.
+    """Record the inputs of each DisentangledSelfAttention, and read them after the forward pass.
 
-    They are not read while it runs: under gradient checkpointing the layer runs again in the backward pass, and must do
-    the same.
+    Reading them during the pass would make it differ from its repetition under gradient checkpointing.
     """
     layers: list[LayerAttention] = []
     calls: list[tuple[Any, ...]] = []
@@ -328,15 +326,15 @@ def _hooked(model: nn.Module) -> Iterator[list[LayerAttention]]:
 
 
 def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerAttention:
-    """Compute queries, keys and values again by the layer's own projections, and scores with its position terms.
+    """Recompute queries, keys and values by the layer's own projections, and scores with its position terms.
 
-    Position terms are taken without their dropout.
+    Position terms are computed without dropout.
     """
     call = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     hidden_BLD, relative, table = call["hidden_states"], call.get("relative_pos"), call.get("rel_embeddings")
     if hasattr(module, "query_proj"):  # v2, v3
-        asked_BLD = hidden_BLD if call.get("query_states") is None else call["query_states"]
-        projected = module.query_proj(asked_BLD), module.key_proj(hidden_BLD), module.value_proj(hidden_BLD)
+        query_BLD = hidden_BLD if call.get("query_states") is None else call["query_states"]
+        projected = module.query_proj(query_BLD), module.key_proj(hidden_BLD), module.value_proj(hidden_BLD)
         flat = [module.transpose_for_scores(x, module.num_attention_heads) for x in projected]
         terms = 1 + sum(kind in module.pos_att_type for kind in ("c2p", "p2c"))
         split = [x.view(hidden_BLD.shape[0], module.num_attention_heads, x.shape[-2], x.shape[-1]) for x in flat]

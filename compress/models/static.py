@@ -1,7 +1,7 @@
-"""A student without layers: the mean of its tokens' vectors, and a linear head.
+"""Define a student without layers: the mean of its tokens' vectors, and a linear head.
 
-It knows no order and no context; `model2vec` computes the vectors from a teacher, and a forward pass reads a few rows
-of a table. It takes the teacher's tokenizer, and exports and ships as any other model.
+It ignores order and context; `model2vec` computes the vectors from a teacher, and a forward pass reads a few rows of a
+table. It uses the teacher's tokenizer, and is exported and shipped like any other model.
 
 Shapes: B batch, L tokens, D width, V classes.
 """
@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 
 
 class StaticConfig(PreTrainedConfig):
-    """hidden_size: the width of the vectors; normalize: whether their mean is divided by its length."""
+    """The settings of a static model. hidden_size: width of the vectors; normalize: divide their mean by its length."""
 
     model_type = "static-embedding"
 
@@ -38,7 +38,7 @@ class StaticPreTrainedModel(PreTrainedModel):
 class StaticModel(StaticPreTrainedModel):
     """Look up the tokens' vectors.
 
-    last_hidden_state: (B, L, D) the vectors; pooler_output: (B, D) their mean over real tokens, 0 where there is none.
+    last_hidden_state: (B, L, D) the vectors; pooler_output: (B, D) their mean over real tokens, 0 without any.
     """
 
     def __init__(self, config: StaticConfig) -> None:

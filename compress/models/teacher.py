@@ -1,4 +1,4 @@
-"""Load a teacher safely, and identify its files."""
+"""Load teachers safely, and compute the digest of their files."""
 
 import json
 import pickle
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-import compress.models.families  # noqa: F401  # checkpoints of the families of ours can be loaded
-from compress import io as digest
+import compress.models.families  # noqa: F401  # registers our families with transformers
+from compress import io
 from compress.data.task import Task
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
@@ -26,10 +26,9 @@ MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
 
 @dataclass(frozen=True)
 class RecordedLogits:
-    """Hold the answers of a teacher that is no encoder here: logits, or vectors, of the rows of a split, by the split's
-    fingerprint.
+    """The recorded logits or vectors of a teacher that is not a model in memory, by the fingerprint of the split.
 
-    prompt: the prompt it was asked with, as YAML; parameters: the size of the model, where that is known
+    prompt: the prompt it answered, as YAML; parameters: the size of the model, if known
     """
 
     logits: Mapping[str, NDArray[Any]]
@@ -42,12 +41,12 @@ class RecordedLogits:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Hold a teacher as it was loaded.
+    """A loaded teacher.
 
     digest    of weights, config and tokenizer
     trained   whether it came with a head for the task; pickled: whether its weights may be pickled
-    recorded  the answers of a teacher that was prompted, or gives vectors alone; model and tokenizer are then what the
-              student begins as, or is cut out of
+    recorded  the answers of a teacher that was prompted, or only returns vectors; model and tokenizer are then those
+              that the student begins as, or is cut out of
     """
 
     name: str
@@ -63,68 +62,64 @@ class Teacher:
 def identify(folder: Path) -> str:
     """Compute the digest of a model folder's weights, config, tokenizer and modules."""
     tokens = ("tokenizer*.json", "vocab.*", "*.model", "merges.txt", "added_tokens.json", "special_tokens_map.json")
-    patterns = (*WEIGHTS, *PICKLED, "config.json", *tokens, "modules.json", "*_Pooling/*.json", "*_Dense/*")
-    return digest.hash_files({path for pattern in patterns for path in folder.glob(pattern)})
+    patterns = (WEIGHTS, PICKLED, "config.json", *tokens, "modules.json", "*_Pooling/*.json", "*_Dense/*")
+    return io.hash_files({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def has_head(folder: Path, task: Task) -> bool:
-    """Check that the checkpoint was saved with a head for this kind of task, of this many outputs.
+    """Return True if the checkpoint was saved with a head for this kind of task, of this many outputs.
 
-    Every encoder gives vectors as it is. Raises TeacherError for a model with another head, such as a cross-encoder.
+    Every plain encoder can embed texts. Raises TeacherError for one with another head, such as a cross-encoder.
     """
-    config = _settings(folder)
+    config = _read_config(folder)
+    architectures = config.get("architectures") or []
     if task.kind == "embedding":
-        others = [name for name in config.get("architectures") or [] if name.endswith(tuple(ENDINGS.values()))]
+        others = [name for name in architectures if name.endswith(tuple(ENDINGS.values()))]
         if others and not (folder / MODULES).is_file():
             raise TeacherError(
-                f"{folder}: {others[0]} gives scores, as a classifier or a cross-encoder does; expected an encoder, "
-                "whose tokens are pooled into a vector: a folder of sentence-transformers, or a plain encoder's"
+                f"{folder}: {others[0]} returns scores, as a classifier or a cross-encoder does; expected an encoder "
+                "whose tokens are pooled into a vector: a folder of sentence-transformers, or a plain encoder"
             )
         return True
-    heads = any(ENDINGS[task.kind] in name for name in config.get("architectures") or [])
     outputs = len(config.get("id2label") or {0: "", 1: ""})
-    return heads and outputs == task.outputs
+    return outputs == task.outputs and any(ENDINGS[task.kind] in name for name in architectures)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's config.json as it is.
-
-    Raises TeacherError where the library would make names for more outputs than there is memory for.
-    """
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's config.json. Raises TeacherError if it names more outputs than transformers could hold."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise TeacherError(
-            f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected: fetch it again"
+            f"{folder}: its config.json holds a {type(config).__name__}; expected an object: download it again"
         )
     outputs = config.get("num_labels") or 0
     if not isinstance(outputs, int) or not 0 <= outputs <= MOST_OUTPUTS:
         raise TeacherError(
-            f"{folder}: its config.json says num_labels {outputs!r}; expected 0 to {MOST_OUTPUTS:,}: mend it, or fetch "
-            "it again"
+            f"{folder}: its config.json has num_labels {outputs!r}; expected 0 to {MOST_OUTPUTS:,}: correct it, or "
+            "download it again"
         )
     return config
 
 
 def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> Teacher:
-    """Load tokenizer and model, in eval mode, with a head for `task`: its own, or a new one to be fine-tuned.
+    """Load tokenizer and model, in eval mode, with a head for `task`: its own, or a new one to fine-tune.
 
-    Raises TeacherError for weights that cannot be read, or are not the config's, and for a tokenizer that does not
-    belong to the model.
+    Raises TeacherError if the weights cannot be read or do not fit the config, or the tokenizer does not fit the model.
     """
     with explain_load_errors(folder):
         trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = load_config(folder)
-        if tokenizer.pad_token is None:  # GPT-2's; its classifier looks for the last token that is no padding
+        if tokenizer.pad_token is None:  # GPT-2, whose classifier reads the last token that is not padding
             tokenizer.pad_token = tokenizer.eos_token
             config.pad_token_id = tokenizer.pad_token_id
-        if config.model_type == "xlnet" and config.summary_type == "last":  # which has to be a token, not padding
+        if config.model_type == "xlnet" and config.summary_type == "last":  # the last token must not be padding
             tokenizer.padding_side = "left"
         labels = dict(enumerate(output_names(task)))
         if not trained or all(str(label).startswith("LABEL_") for label in config.id2label.values()):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
         config.problem_type = PROBLEMS.get(task.kind)
-        model, found = task_class(task.kind).from_pretrained(
+        model, info = task_class(task.kind).from_pretrained(
             folder,
             config=config,
             use_safetensors=None if allow_pickle else True,
@@ -132,7 +127,13 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
             trust_remote_code=False,
             output_loading_info=True,
         )
-    _complete(folder, model, [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])], trained)
+    missing = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
+    inside = f"{model.base_model_prefix}."  # transformers draws what is missing; only a new head and pooler may be
+    if bad := sorted(key for key in missing if trained or (key.startswith(inside) and ".pooler." not in key)):
+        raise TeacherError(
+            f"{folder}: {len(bad)} of its tensors are missing, or not of the shape in its config.json, such as "
+            f"{bad[0]}: weights and config do not belong together, or the file is incomplete; download both again"
+        )
     check_vocabulary(folder, tokenizer, model)
     if trained:
         _align_labels(model, task, name)
@@ -141,90 +142,79 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
 
 @contextmanager
 def explain_load_errors(folder: Path) -> Iterator[None]:
-    """Turn what libraries raise on a broken folder into a TeacherError."""
+    """Raise what libraries raise for a broken folder as TeacherError."""
     from safetensors import SafetensorError
 
     try:
         yield
     except SafetensorError as error:
-        raise TeacherError(f"{folder}: its weights are damaged or cut short ({error}); fetch them again") from error
+        raise TeacherError(f"{folder}: its weights are damaged or cut short ({error}); download them again") from error
     except pickle.UnpicklingError as error:
         raise TeacherError(
-            f"{folder}: its pickled weights are damaged, or hold more than tensors and are not loaded, as that could "
-            "run code; save them as safetensors"
+            f"{folder}: its pickled weights are damaged, or hold more than tensors, which could run code and is not "
+            "loaded; save them as safetensors"
         ) from error
     except CompressError:
         raise
-    except Exception as error:  # a value of a wrong type or size ends anywhere in the libraries, and in any way
-        said = " ".join(str(error).split())[:400] or type(error).__name__
-        if "custom code" in said:
+    except Exception as error:  # a value of a wrong type or size may fail anywhere in the libraries
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        if "custom code" in reason:
             raise TeacherError(
-                f"{folder}: its model or tokenizer is code of its own, which is not run here; expected one of a family "
-                "that transformers has. Give another checkpoint"
+                f"{folder}: its model or tokenizer needs code of its own, which does not run here; expected a family "
+                "that is part of transformers. Choose another checkpoint"
             ) from error
         raise TeacherError(
-            f"{folder}: cannot be loaded: {said}. Its config, tokenizer or weights are damaged, or do not belong "
-            "together; fetch them again"
+            f"{folder}: cannot be loaded: {reason}. Its config, tokenizer or weights are damaged, or do not belong "
+            "together; download them again"
         ) from error
 
 
 def load_config(folder: Path) -> Any:
-    """Load a checkpoint's config without what is no property of the model, and would fetch or choose code to run.
+    """Load a checkpoint's config, without settings that choose code to download or run.
 
-    Raises TeacherError for a config that cannot be read, is of quantised weights, or of a size that no model has.
+    Raises TeacherError for a config that cannot be read, describes quantised weights, or has an impossible size.
     """
     with explain_load_errors(folder):
-        _settings(folder)
+        _read_config(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise TeacherError(
-                f"{folder}: its config.json has a quantization_config; expected weights in float, which are quantised "
-                "here at the end. Give the checkpoint that this one was quantised from"
+                f"{folder}: its config.json has a quantization_config; expected float weights, which are quantised "
+                "at the end. Give the checkpoint that this one was quantised from"
             )
         layers = getattr(config, "num_hidden_layers", 0)
         if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
             raise TeacherError(
-                f"{folder}: its config.json says {layers!r} layers; expected 0 to {MOST_LAYERS:,}: mend it, or "
-                "fetch it again"
+                f"{folder}: its config.json has {layers!r} layers; expected 0 to {MOST_LAYERS:,}: correct it, or "
+                "download it again"
             )
-        config._attn_implementation = config._experts_implementation = None  # kernels: the library's choice, not theirs
+        config._attn_implementation = config._experts_implementation = None  # let the library choose
     return config
 
 
-def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: bool) -> None:
-    """Refuse missing tensors, which the library fills with random numbers, but for those of a new head and pooler."""
-    inside = f"{model.base_model_prefix}."
-    bad = sorted(key for key in absent if trained or (key.startswith(inside) and ".pooler." not in key))
-    if bad:
-        raise TeacherError(
-            f"{folder}: {len(bad)} of its tensors are missing, or not of the shape its config.json says, such as "
-            f"{bad[0]}: weights and config do not belong together, or the file is not whole; fetch both again"
-        )
-
-
 def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Raise TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
+    """Raise TeacherError for a tokenizer without tokens, or with tokens that the model does not have."""
     if not isinstance(tokenizer.model_max_length, int | float):
         raise TeacherError(
-            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number: mend it in "
-            "tokenizer_config.json, or fetch it again"
+            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is not a number: correct it "
+            "in tokenizer_config.json, or download it again"
         )
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
-    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # what the library makes of no files
+    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # the library invents one
         raise TeacherError(
-            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it; fetch it whole, or "
-            "save its tokenizer there"
+            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file; download all its files, "
+            "or save its tokenizer there"
         )
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= known:
         raise TeacherError(
             f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
-            "together; use the tokenizer the model was trained with"
+            "together; use the tokenizer that the model was trained with"
         )
 
 
 def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
-    """Reorder the head's outputs to the data's labels where both name them alike; refuse other names."""
+    """Reorder the head's outputs to match the data's labels. Raises TeacherError if their names differ."""
     if not task.labels:
         return
     names: dict[Any, Any] = dict(model.config.id2label or {})
@@ -235,8 +225,8 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     order = [folded.get(label.casefold().replace("-", "_")) for label in task.labels]
     if None in order or len(set(order)) != len(order):
         raise TeacherError(
-            f"teacher {name}: its labels are {', '.join(theirs)}, the data's are {', '.join(task.labels)}: which is "
-            "which cannot be told. Correct id2label in its config.json, or rename the data's labels"
+            f"teacher {name}: its labels are {', '.join(theirs)}, the data's are {', '.join(task.labels)}: they cannot "
+            "be matched. Correct id2label in its config.json, or rename the data's labels"
         )
     head = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == task.outputs][-1]
     head.weight.data = head.weight.data[order]

@@ -141,8 +141,8 @@ def test_both_forms_of_sentence_transformers_are_read(form: str, tmp_path: Path)
     ("modules", "message"),
     [
         ([{"path": "2_LSTM", "type": "x.LSTM"}], "LSTM: cannot be read"),
-        ([{"path": "../../etc", "type": "x.Pooling"}], "expected modules in folders of its own folder"),
-        ([{"path": "/etc", "type": "x.Pooling"}], "expected modules in folders of its own folder"),
+        ([{"path": "../../etc", "type": "x.Pooling"}], "expected modules in direct subfolders"),
+        ([{"path": "/etc", "type": "x.Pooling"}], "expected modules in direct subfolders"),
         ({}, "holds a dict; expected a list"),
         ([1], "each with a type and a path"),
     ],
