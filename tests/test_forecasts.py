@@ -76,7 +76,7 @@ def test_students_that_are_trained_each_take_a_training_a_trial(tmp_path: Path, 
 
 
 def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Phase]:
-    monkeypatch.setattr(labelling, "open_speaker", lambda *_, **__: speaker)
+    monkeypatch.setattr(labelling, "open_language_model", lambda *_, **__: speaker)
     (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
     data = lines(tmp_path / "texts.txt", *(f"a good film {at}" for at in range(20)))
     given = {"teacher": "told", "prompt": str(tmp_path / "prompt.yaml"), "data": data, "out": tmp_path / "out.jsonl"}

@@ -173,7 +173,7 @@ def prepare(
         )  # fmt: skip
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
     columns = replace(columns, kind=columns.kind or cast("Kind | None", recipe.only_kind))
-    checkpoint = starting_checkpoint(recipe, usual=MINILM if vectors_alone else None) if recorded else teacher
+    checkpoint = starting_checkpoint(recipe, default=MINILM if vectors_alone else None) if recorded else teacher
     if vectors_alone and recipe.student.init == checkpoint:
         recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"init": "teacher"})})
     number_format = precisions.choose(options.precision)

@@ -28,10 +28,10 @@ from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
-    open_speaker,
-    questions_for,
-    refuse_unusable,
-    texts_of,
+    build_task_prompt,
+    check_labels,
+    list_texts,
+    open_language_model,
 )
 from compress.prompting.prompt import Prompt
 from compress.records.forecast import Forecast, Phase, size_mb
@@ -94,7 +94,7 @@ def label(
     notes = [*texts.notes, soft.balance(texts.name)]
     if soft.asked:
         notes.append(f"{soft.asked:,} prompts in {soft.seconds:.0f} s, {soft.seconds / soft.asked:.3f} s each")
-    notes += refuse_unusable(soft, tutor.name, texts.name, strict=gate == "refuse")
+    notes += check_labels(soft, tutor.name, texts.name, strict=gate == "refuse")
     notes += _scored(soft, texts, tutor.name, strict=gate == "refuse")
     for note in notes:
         print_note(console, note)
@@ -125,9 +125,9 @@ def _prepare(
         raise DataError(f"{file}: exists already; choose another --out")
     asked = Prompt.load(prompt)
     texts = load_texts(data, text=text, label=label, seed=seed)
-    questions = questions_for(asked, texts.task(list(asked.labels)), train=texts.rows, seed=seed)
-    speaker = open_speaker(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
-    return PromptedTeacher(speaker, questions, console), texts
+    task_prompt = build_task_prompt(asked, texts.task(list(asked.labels)), train=texts.rows, seed=seed)
+    model = open_language_model(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
+    return PromptedTeacher(model, task_prompt, console), texts
 
 
 SECONDS = 6.0
@@ -157,27 +157,30 @@ def forecast_labelling(
         teacher, prompt, data, Path(out), text=text, label=label, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
-    speaker, answers = tutor.speaker, tutor.questions.answers
-    prompts = [asked for asked, _ in tutor.fit(texts_of(texts.rows))]
-    left = list_unanswered(speaker, prompts, answers)
+    model, answers = tutor.language_model, tutor.task_prompt.answers
+    prompts = [asked for asked, _ in tutor.fit(list_texts(texts.rows))]
+    left = list_unanswered(model, prompts, answers)
     random.Random(seed).shuffle(left)
     phases, before = [], len(prompts) - len(left)
     if before:
         phases.append(Phase("answered before", cached=True, note=f"{before:,} rows"))
-    concurrency = speaker.endpoint.concurrency if isinstance(speaker, RemoteModel) else 0
+    concurrency = model.endpoint.concurrency if isinstance(model, RemoteModel) else 0
     count, took, speed, most = 1, 0.0, None, 0.0
     with console.status("trying a few rows"):
         while left and not (took and concurrency) and took < SECONDS / 2:
             some, left, count = left[:count], left[count:], 2 * count
-            took = ask(speaker, some, answers, console=Console(quiet=True)).seconds
-            speed, most = len(some) / took, took * sum(map(speaker.count, left)) / sum(map(speaker.count, some))
-    kept = answers_file(speaker, answers)
+            took = ask(model, some, answers, console=Console(quiet=True)).seconds
+            speed, most = (
+                len(some) / took,
+                took * sum(map(model.count, left)) / sum(map(model.count, some)),
+            )
+    kept = answers_file(model, answers)
     held = len(left) * size_mb(kept) / max(1, len(kept.read_bytes().splitlines())) if kept.is_file() else 0.0
-    held += sum(len(text) for each in texts_of(texts.rows) for text in each) / 1e6
+    held += sum(len(text) for each in list_texts(texts.rows) for text in each) / 1e6
     seconds = (most / max(1, concurrency), most)
     note = f"{len(left):,} rows, {len(prompts) - before - len(left):,} were asked now"
     phases.append(Phase(f"asking {tutor.name}", (0, 0), seconds, speed, note, held))
-    return Forecast(f"{tutor.questions.prompt.name}: {tutor.name} on {texts.name}", tuple(phases), peak_rss_mb())
+    return Forecast(f"{tutor.task_prompt.prompt.name}: {tutor.name} on {texts.name}", tuple(phases), peak_rss_mb())
 
 
 def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[str, Any]:

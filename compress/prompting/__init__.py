@@ -1,1 +1,1 @@
-"""Teachers that are asked: a language model answers a prompt, and the likelihood of each label is what it teaches."""
+"""Prompted language models as teachers: the likelihood of each label after a prompt is what the student learns."""

@@ -1,4 +1,4 @@
-"""Keep what a language model answers: no question is paid for twice.
+"""Cache the answers of a language model, so that no prompt is paid for twice.
 
 Shapes: N prompts, A answers.
 """
@@ -23,14 +23,14 @@ from compress.io import atomic_file, name_disk_errors
 from compress.progress import Progress
 
 FLUSH_SECONDS: Final = 1.0
-"""A power cut loses the answers of so long at most."""
+"""The most seconds of answers that a power cut may lose."""
 
 SHOWN = 60
-"""Characters of the end of a prompt that a message repeats, to find its text by."""
+"""Characters from the end of a prompt that a message quotes."""
 
 
 class UnansweredError(TeacherError):
-    """A prompt that got no answer, by its `number` among those asked."""
+    """A prompt without an answer. `number`: its index among the prompts."""
 
     def __init__(self, reason: str, number: int) -> None:
         super().__init__(reason)
@@ -41,8 +41,8 @@ class UnansweredError(TeacherError):
 class Likelihood:
     """The likelihood of each answer after one prompt.
 
-    log_p   natural logarithm of its probability, the sum over its tokens; tokens: how many these are
-    absent  how many answers the model did not tell of, so that `log_p` is only the most it can be
+    log_p   natural logarithm of its probability, summed over its tokens; tokens: their number
+    absent  how many answers the model did not report, so that their `log_p` is an upper bound
     """
 
     log_p: tuple[float, ...]
@@ -52,7 +52,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """The likelihoods of many prompts. `asked` of them were put to the model now, in `seconds`, the others before."""
+    """The likelihoods of many prompts. `asked` were sent to the model now, in `seconds`; the others are cached."""
 
     log_p_NA: NDArray[np.float64]
     tokens_NA: NDArray[np.int64]
@@ -61,13 +61,13 @@ class Likelihoods:
     seconds: float
 
 
-class Speaker(Protocol):
-    """Whatever tells how likely answers are to follow a prompt.
+class LanguageModel(Protocol):
+    """A model that computes how likely answers are to follow a prompt.
 
-    digest    of everything that decides what it answers
-    longest   the most tokens of prompt and answer that it reads; None: unknown, or any number
-    parameters  how many it has; None: unknown
-    count     how many tokens a text is, to tell what fits
+    digest      a hash of everything that its answers depend on
+    longest     the most tokens of prompt and answer that it reads; None: unknown or unlimited
+    parameters  their number; None: unknown
+    count       counts the tokens of a text
     """
 
     @property
@@ -80,90 +80,87 @@ class Speaker(Protocol):
     def parameters(self) -> int | None: ...
     def count(self, text: str) -> int: ...
     def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
-        """Yield (number of the prompt, its answers) in any order, as soon as they are known."""
+        """Yield (index of the prompt, its likelihoods) in any order, as soon as they are known."""
         ...
 
 
-def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, console: Console) -> Likelihoods:
-    """Ask how likely each of `answers` is to follow each of `prompts`. Raises TeacherError for a row without an answer.
+def ask(model: LanguageModel, prompts: Sequence[str], answers: Sequence[str], *, console: Console) -> Likelihoods:
+    """Compute how likely each of `answers` is to follow each of `prompts`. Raises TeacherError for a missing answer.
 
-    Every answer is appended to a file under $COMPRESS_HOME/soft-labels as soon as it is known, by the digest of its
-    prompt, one file per speaker and set of answers: what was asked before is not asked again, whatever stopped it.
-    Only answers that were damaged there are.
+    Every answer is appended at once to a file under $COMPRESS_HOME/soft-labels, by the hash of its prompt, one file per
+    model and set of answers: a prompt is asked again only if its answer is damaged there.
     """
-    path = answers_file(speaker, answers)
-    marks = [_mark(prompt) for prompt in prompts]
-    by_mark = dict(zip(marks, prompts, strict=True))
+    path = answers_file(model, answers)
+    keys = [_key(prompt) for prompt in prompts]
+    by_key = dict(zip(keys, prompts, strict=True))
     known, _ = _read(path, len(answers))
     asked, seconds = 0, 0.0
-    if by_mark.keys() - known.keys():
+    if by_key.keys() - known.keys():
         with explained(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path):  # another that asks the same waits, then finds it answered
-                known = _mend(path, len(answers))
-                new = {mark: prompt for mark, prompt in by_mark.items() if mark not in known}
-                began = time.monotonic()
+            with locked(path):  # another process with the same prompts waits, then finds them answered
+                known = _repair(path, len(answers))
+                new = {key: prompt for key, prompt in by_key.items() if key not in known}
+                start = time.monotonic()
                 with (
-                    Progress(f"asking {speaker.name}", len(new), "rows", console=console) as bar,
+                    Progress(f"asking {model.name}", len(new), "rows", console=console) as bar,
                     name_disk_errors(path),
                 ):
                     try:
-                        for mark, likelihood in _ask(speaker, new, answers, path):
-                            known[mark] = likelihood
+                        for key, likelihood in _ask(model, new, answers, path):
+                            known[key] = likelihood
                             bar.advance()
                     except UnansweredError as error:
-                        row = marks.index(list(new)[error.number])
+                        row = keys.index(list(new)[error.number])
                         end = prompts[row][-SHOWN:]
-                        raise TeacherError(
-                            f"row {row + 1:,} of {len(marks):,}, asked with ...{end!r}: {error}"
-                        ) from error
-                    asked, seconds = len(new), time.monotonic() - began
-    found = [known[mark] for mark in marks]
-    log_p_NA = np.array([each.log_p for each in found], dtype=np.float64)
+                        raise TeacherError(f"row {row + 1:,} of {len(keys):,}, prompt ...{end!r}: {error}") from error
+                    asked, seconds = len(new), time.monotonic() - start
+    rows = [known[key] for key in keys]
+    log_p_NA = np.array([row.log_p for row in rows], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():
         bad = int((~np.isfinite(log_p_NA)).any(axis=1).sum())
-        raise TeacherError(f"teacher {speaker.name}: its likelihoods are not finite for {bad} of {len(found)} prompts")
-    tokens_NA = np.array([each.tokens for each in found], dtype=np.int64)
-    return Likelihoods(log_p_NA, tokens_NA, sum(each.absent for each in found), asked, seconds)
+        raise TeacherError(f"teacher {model.name}: its likelihoods are not finite for {bad} of {len(rows)} prompts")
+    tokens_NA = np.array([row.tokens for row in rows], dtype=np.int64)
+    return Likelihoods(log_p_NA, tokens_NA, sum(row.absent for row in rows), asked, seconds)
 
 
-def answers_file(speaker: Speaker, answers: Sequence[str]) -> Path:
-    """Return the file that keeps what a speaker has told of these answers."""
-    return home() / "soft-labels" / f"{digest.hash_value([speaker.digest, list(answers)])[:24]}.jsonl"
+def answers_file(model: LanguageModel, answers: Sequence[str]) -> Path:
+    """Return the cache file of a language model for these answers."""
+    return home() / "soft-labels" / f"{digest.hash_value([model.digest, list(answers)])[:24]}.jsonl"
 
 
-def list_unanswered(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
-    """List the prompts, each once, that were not answered before."""
-    known, _ = _read(answers_file(speaker, answers), len(answers))
-    return [prompt for prompt in dict.fromkeys(prompts) if _mark(prompt) not in known]
+def list_unanswered(model: LanguageModel, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
+    """List the prompts, each once, that have no cached answer."""
+    known, _ = _read(answers_file(model, answers), len(answers))
+    return [prompt for prompt in dict.fromkeys(prompts) if _key(prompt) not in known]
 
 
-def _mark(prompt: str) -> str:
+def _key(prompt: str) -> str:
     return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _ask(
-    speaker: Speaker, new: Mapping[str, str], answers: Sequence[str], path: Path
+    model: LanguageModel, new: Mapping[str, str], answers: Sequence[str], path: Path
 ) -> Iterator[tuple[str, Likelihood]]:
-    """Put the prompts to the speaker; yield (mark, its answers) once these are in the file."""
-    marks = list(new)
+    """Send the prompts to the model; append each answer to the file, then yield (key, answer)."""
+    keys = list(new)
     with path.open("a", encoding="utf-8") as file:
         flushed = time.monotonic()
         try:
-            for at, likelihood in speaker.likelihoods(list(new.values()), answers):
-                line = _Line(prompt=marks[at], **asdict(likelihood))
+            for number, likelihood in model.likelihoods(list(new.values()), answers):
+                line = _Line(prompt=keys[number], **asdict(likelihood))
                 file.write(line.model_copy(update={"check": line.digest()}).model_dump_json() + "\n")
                 file.flush()
                 if time.monotonic() - flushed > FLUSH_SECONDS:
                     os.fsync(file.fileno())
                     flushed = time.monotonic()
-                yield marks[at], likelihood
+                yield keys[number], likelihood
         finally:
             os.fsync(file.fileno())
 
 
 class _Line(BaseModel):
-    """One prompt's answers as they are kept. `check`: of the other fields; older lines have none."""
+    """A line of the cache. `check`: a hash of the other fields; older lines have none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
@@ -178,7 +175,7 @@ class _Line(BaseModel):
 
 
 def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
-    """Read what was answered before, and the numbers of the lines that are damaged."""
+    """Read the cached answers by their keys, and the numbers of the damaged lines."""
     known: dict[str, Likelihood] = {}
     damaged: list[int] = []
     if not path.exists():
@@ -186,23 +183,23 @@ def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                kept = _Line.model_validate_json(line)
+                cached = _Line.model_validate_json(line)
             except ValidationError:
                 damaged.append(number)
                 continue
-            complete = line.endswith(b"\n") and len(kept.log_p) == len(kept.tokens) == answers
-            if complete and kept.check in (None, kept.digest()):
-                known[kept.prompt] = Likelihood(kept.log_p, kept.tokens, kept.absent)
+            complete = line.endswith(b"\n") and len(cached.log_p) == len(cached.tokens) == answers
+            if complete and cached.check in (None, cached.digest()):
+                known[cached.prompt] = Likelihood(cached.log_p, cached.tokens, cached.absent)
             else:
                 damaged.append(number)
     return known, damaged
 
 
-def _mend(path: Path, answers: int) -> dict[str, Likelihood]:
-    """Read what was answered before, and remove the lines that are damaged, or that a kill has torn."""
+def _repair(path: Path, answers: int) -> dict[str, Likelihood]:
+    """Read the cached answers, and remove the lines that are damaged or incomplete."""
     known, damaged = _read(path, answers)
     if damaged:
-        note(f"{path}: line {', '.join(map(str, damaged))} of the kept answers is damaged; asking that again")
+        note(f"{path}: line {', '.join(map(str, damaged))} of the cached answers is damaged; asking again")
         with path.open("rb") as file, atomic_file(path) as partial, partial.open("wb") as mended:
             mended.writelines(line for number, line in enumerate(file, start=1) if number not in damaged)
     return known

@@ -1,11 +1,12 @@
-"""A language model, or one that gives vectors, behind an OpenAI-compatible HTTP endpoint, as a strict YAML file says:
+"""Query a language or embedding model behind an OpenAI-compatible HTTP endpoint, described by a strict YAML file:
 
     url: https://api.example.com/v1
     model: davinci-002
-    mode: echo                # what the endpoint can tell, see Endpoint
-    key: EXAMPLE_API_KEY      # the NAME of the environment variable that holds the key; the key itself is kept nowhere
+    mode: echo                # what the endpoint can return, see Endpoint
+    key: EXAMPLE_API_KEY      # the NAME of the environment variable with the key; the key itself is never stored
 
-The key goes into the header of requests to `url` alone: not into files, logs or messages, nor where a redirect leads.
+The key is sent only in the header of requests to `url`: it is never written to files, logs or messages, and redirects
+are not followed.
 """
 
 import json
@@ -41,34 +42,34 @@ from compress.terminal import one_line
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 120.0
-"""Seconds: waiting doubles from the first to the longest. An endpoint that asks for more is left alone."""
+"""Seconds: the wait doubles from the first to the longest. If an endpoint asks for more, it is not asked again."""
 MOST_BYTES = 2**22
 MOST_PER_BYTE = 64
-"""Bytes that an answer may have, and how many more for each byte of its request: `echo` tells about 80 bytes of each
-token, and a token is seldom one byte."""
+"""The most bytes of an answer, and how many more per byte of the request: `echo` returns about 80 bytes per token, and
+a token is seldom one byte."""
 BYTES_PER_TOKEN = 3
-"""An endpoint's tokenizer is not here: texts are cut as if tokens were this short, English ones are about 4 bytes."""
+"""Assumed length of a token, since the endpoint's tokenizer is unknown; English tokens have about 4 bytes."""
 LEAST = 1e-9
-"""The probability that rounding may leave for tokens that were not listed."""
+"""The least total probability of the tokens that were not listed."""
 SHOWN = 300
-"""Characters of an endpoint's own words that a message repeats."""
+"""Characters of an endpoint's reply that a message quotes."""
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
-"""The logarithm of a probability; the rounding of some endpoints puts a certain token a little above 0."""
+"""The logarithm of a probability; some endpoints round that of a certain token to a little above 0."""
 
 
 class Endpoint(Frozen):
-    """The endpoint to ask.
+    """The settings of an endpoint.
 
     mode         echo: /completions scores prompt and answer (`echo` with `logprobs`): exact, for answers of any length;
-                 top: /completions lists its `top` next tokens; chat: /chat/completions does. For these two an answer
-                 must be one token; one not listed counts as the most that is left for it, and is counted;
-                 embeddings: /embeddings gives the vectors of texts, `batch` at a time, for a teacher without a prompt
-    concurrency  requests under way at a time
+                 top: /completions lists its `top` next tokens; chat: /chat/completions does. With these two an answer
+                 must be one token; for one that is not listed, an upper bound of its probability is used;
+                 embeddings: /embeddings returns the vectors of texts, `batch` at a time, for a teacher without a prompt
+    concurrency  requests in flight at a time
     timeout      seconds from the request to the last byte of its answer
-    retries      of a request that failed for a reason that may pass, or that was answered with what is no answer
+    retries      attempts to repeat a request that failed temporarily or got an unusable answer
     """
 
     url: str
@@ -91,19 +92,19 @@ class Endpoint(Frozen):
             return Endpoint.model_validate(loader.load_yaml(file))
         except RecipeError as error:
             raise PromptError(error.problems) from error
-        except ValidationError as error:  # without what was given: it might be the key
+        except ValidationError as error:  # without the values: one might be the key
             problems = loader.explain(file.name, error, lambda _: Endpoint.model_fields, show=False)
             raise PromptError(problems) from None
 
     @field_validator("url")
     @classmethod
     def _is_bare(cls, url: str) -> str:
-        """Refuse what must not be written into the run's record."""
+        """Reject anything that must not be written into the run's record."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("expected a URL such as https://api.example.com/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("holds more than an address: a key belongs into the environment variable that `key` names")
+            raise ValueError("contains more than an address: put a key into the environment variable that `key` names")
         return url.rstrip("/")
 
     @field_validator("key")
@@ -115,22 +116,19 @@ class Endpoint(Frozen):
 
 
 def open_endpoint(path: str) -> "RemoteModel":
-    """Open a language model's endpoint file.
-
-    Raises PromptError for the file, TeacherError where the environment lacks the key.
-    """
+    """Open the endpoint file of a language model. Raises PromptError for the file, TeacherError without the key."""
     endpoint = Endpoint.load(path)
     if endpoint.mode == "embeddings":
-        raise PromptError([f"{path}: mode: embeddings gives vectors, which no prompt asks for: leave out --prompt"])
+        raise PromptError([f"{path}: mode: embeddings returns vectors, for which there is no prompt: omit --prompt"])
     return RemoteModel(endpoint, _find_key(path, endpoint))
 
 
 def open_encoder(path: str) -> "RemoteEncoder":
-    """Open the endpoint file of a model that gives vectors. Raises as `open_endpoint` does."""
+    """Open the endpoint file of an embedding model. Raises as `open_endpoint` does."""
     endpoint = Endpoint.load(path)
     if endpoint.mode != "embeddings":
         raise PromptError(
-            [f"{path}: mode: {endpoint.mode} asks a language model: give --prompt, or `mode: embeddings` for vectors"]
+            [f"{path}: mode: {endpoint.mode} is for a language model: give --prompt, or `mode: embeddings` for vectors"]
         )
     return RemoteEncoder(endpoint, _find_key(path, endpoint))
 
@@ -147,7 +145,7 @@ def _find_key(path: str, endpoint: Endpoint) -> str | None:
 
 
 class _TransientError(Exception):
-    """A request that may be answered when it is repeated, after `wait` seconds or more."""
+    """A request that may succeed when it is repeated, after at least `wait` seconds."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -155,16 +153,15 @@ class _TransientError(Exception):
 
 
 class _UnusableError(_TransientError):
-    """An answer came and is none: the endpoint is not busy, and waiting longer each time would not help."""
+    """An unusable answer: the endpoint is not busy, so that longer waits would not help."""
 
 
 @dataclass(frozen=True)
 class _Remote(ABC, Generic[Question, Answer]):
-    """Whatever answers at an endpoint. Questions are asked `concurrency` at a time; when one fails for good, those
-    under way are awaited.
+    """A client of an endpoint, with `concurrency` requests in flight; after a permanent failure it awaits the rest.
 
-    No answer may be longer, or take longer, than `limit` and `endpoint.timeout` say: whatever the endpoint sends,
-    memory stays bounded and the command ends.
+    The size and duration of every answer are limited: whatever the endpoint sends, memory stays bounded and the command
+    ends.
     """
 
     endpoint: Endpoint
@@ -176,66 +173,63 @@ class _Remote(ABC, Generic[Question, Answer]):
 
     @abstractmethod
     def _request(self, question: Question) -> tuple[str, bytes]:
-        """Return the path to post to, and what."""
+        """Return the path and the body of a request."""
 
     @abstractmethod
     def _read(self, content: bytes, question: Question) -> Answer:
-        """Read an answer. Raises ValidationError, ValueError for what is none."""
+        """Parse an answer. Raises ValidationError or ValueError if it is unusable."""
 
     _remedy: ClassVar[str]
-    """What may help where answers are none."""
+    """What may help when answers are unusable."""
 
     def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Answer]]:
-        """Yield (number of the question, its answer) in any order. Raises UnansweredError."""
+        """Yield (index of the question, its answer) in any order. Raises UnansweredError."""
         waiting = iter(enumerate(questions))
-        under_way: dict[Future[Answer], int] = {}
-        failed: UnansweredError | None = None
-        with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
-            over = portal.call(anyio.Event)
-            while True:
-                for number, question in islice(waiting, 0 if failed else self.endpoint.concurrency - len(under_way)):
-                    under_way[portal.start_task_soon(self._answer, client, over, question)] = number
-                if not under_way:
-                    break
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    number = under_way.pop(future)
-                    try:
-                        yield number, future.result()
-                    except TeacherError as error:
-                        failed = failed or UnansweredError(str(error), number)
-                        portal.call(over.set)
-        if failed is not None:
-            raise failed
-
-    def _client(self) -> httpx2.AsyncClient:
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # what is unpacked has no bounds
+        in_flight: dict[Future[Answer], int] = {}
+        failure: UnansweredError | None = None
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # unpacked size has no bounds
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         limits = httpx2.Limits(max_connections=self.endpoint.concurrency)
-        return httpx2.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
+        async_client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(async_client) as client:
+            stop = portal.call(anyio.Event)
+            while True:
+                for number, question in islice(waiting, 0 if failure else self.endpoint.concurrency - len(in_flight)):
+                    in_flight[portal.start_task_soon(self._answer, client, stop, question)] = number
+                if not in_flight:
+                    break
+                for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                    number = in_flight.pop(future)
+                    try:
+                        yield number, future.result()
+                    except TeacherError as error:
+                        failure = failure or UnansweredError(str(error), number)
+                        portal.call(stop.set)
+        if failure is not None:
+            raise failure
 
-    async def _answer(self, client: httpx2.AsyncClient, over: anyio.Event, question: Question) -> Answer:
-        """Ask one question. Raises TeacherError when it refuses, or does not answer after all
-        retries; none is made any more when all is `over`."""
-        path, asked = self._request(question)
+    async def _answer(self, client: httpx2.AsyncClient, stop: anyio.Event, question: Question) -> Answer:
+        """Ask one question, with retries until `stop` is set. Raises TeacherError if it is refused or not answered."""
+        path, body = self._request(question)
         for attempt in range(self.endpoint.retries + 1):
             try:
-                return self._understand(await self._post(client, path, asked), question)
+                return self._parse(await self._post(client, path, body), question)
             except _TransientError as error:
                 doubled = FIRST_WAIT if isinstance(error, _UnusableError) else FIRST_WAIT * 2**attempt
                 reason, pause = error, max(min(doubled, LONGEST_WAIT), error.wait)
             if pause > LONGEST_WAIT or attempt == self.endpoint.retries:
                 break
             with anyio.move_on_after(pause):
-                await over.wait()
+                await stop.wait()
                 break
         raise TeacherError(
-            f"teacher {self.name}: no answer after {attempt + 1} requests: {reason}. What was answered before is kept: "
-            "the same command goes on from there"
+            f"teacher {self.name}: no answer after {attempt + 1} requests: {reason}. Earlier answers are cached: "
+            "rerun the command to continue from there"
         )
 
     async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
-        """Return the bytes of the endpoint's answer. Raises _TransientError; TeacherError when it refuses for good."""
+        """Return the body of the answer. Raises _TransientError, or TeacherError if the request is refused."""
         content, most = bytearray(), MOST_BYTES + MOST_PER_BYTE * len(body)
         try:
             with anyio.fail_after(self.endpoint.timeout):
@@ -250,14 +244,19 @@ class _Remote(ABC, Generic[Question, Answer]):
             raise _TransientError(self._redact(f"{type(error).__name__}: {error}")) from None
         if response.status_code == HTTPStatus.OK:
             return bytes(content)
-        said = self._redact(content.decode("utf-8", "replace")) or response.reason_phrase
-        reason = f"HTTP {response.status_code}: {said}"
-        if response.status_code in RETRIED:
+        code, message = response.status_code, self._redact(content.decode("utf-8", "replace"))
+        reason = f"HTTP {code}: {message or response.reason_phrase}"
+        if code in RETRIED:
             raise _TransientError(reason, _retry_after(response.headers.get("Retry-After")))
-        raise TeacherError(f"teacher {self.name}: {reason}{_advice(response.status_code)}")
+        advice = "Check url, model and mode in the endpoint file"
+        if code in (401, 403):
+            advice = "Is the key in the environment variable that the endpoint file names, and may it use this model?"
+        elif code in (301, 302, 303, 307, 308):
+            advice = "It redirects; use the address that it leads to, if you trust it"
+        raise TeacherError(f"teacher {self.name}: {reason}. {advice}")
 
-    def _understand(self, content: bytes, question: Question) -> Answer:
-        """Read an answer. Raises _UnusableError for what is none, with what is wrong with it."""
+    def _parse(self, content: bytes, question: Question) -> Answer:
+        """Parse an answer. Raises _UnusableError with the reason if that fails."""
         try:
             return self._read(content, question)
         except ValidationError as error:
@@ -268,22 +267,21 @@ class _Remote(ABC, Generic[Question, Answer]):
             problem = str(error)
         answer = self._redact(content.decode("utf-8", "replace"))
         raise _UnusableError(
-            f"its answer {answer!r} is none that `mode: {self.endpoint.mode}` reads ({self._redact(problem)}); "
-            f"{self._remedy}"
+            f"its answer {answer!r} does not fit `mode: {self.endpoint.mode}` ({self._redact(problem)}); {self._remedy}"
         )
 
     def _redact(self, text: str) -> str:
-        """Return words of the endpoint's own without the key, as a message may repeat them."""
+        """Shorten a reply of the endpoint for a message, without the key."""
         return one_line((text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN)
 
 
 @dataclass(frozen=True)
 class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
-    """A Speaker."""
+    """A language model behind an endpoint, as a LanguageModel."""
 
     longest: None = None
     parameters: None = None
-    _remedy = "not every endpoint tells log-probabilities, another mode (echo, top, chat) may do"
+    _remedy = "not every endpoint returns log-probabilities; another mode (echo, top, chat) may work"
 
     @property
     def digest(self) -> str:
@@ -297,30 +295,30 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
 
     def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
         (prompt, answers), path = question, "completions"
-        asked: dict[str, Any] = {"model": self.endpoint.model, "temperature": 0}
+        body: dict[str, Any] = {"model": self.endpoint.model, "temperature": 0}
         if self.endpoint.mode == "echo":
             texts = [prompt + answer for answer in answers]
-            asked |= {"prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
+            body |= {"prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
         elif self.endpoint.mode == "top":
-            asked |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
+            body |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
         else:
-            path, said = "chat/completions", [{"role": "user", "content": prompt}]
-            asked |= {"messages": said, "max_tokens": 1, "logprobs": True, "top_logprobs": self.endpoint.top}
-        return path, json.dumps(asked).encode()
+            path, messages = "chat/completions", [{"role": "user", "content": prompt}]
+            body |= {"messages": messages, "max_tokens": 1, "logprobs": True, "top_logprobs": self.endpoint.top}
+        return path, json.dumps(body).encode()
 
     def _read(self, content: bytes, question: tuple[str, Sequence[str]]) -> Likelihood:
         prompt, answers = question
         if self.endpoint.mode == "echo":
             return sum_echoed(_Echo.model_validate_json(content).choices, prompt, answers)
         if self.endpoint.mode == "top":
-            return listed(_Top.model_validate_json(content).tokens.items(), answers)
+            return find_listed(_Top.model_validate_json(content).tokens.items(), answers)
         chat = _Chat.model_validate_json(content)
-        return listed(((each["token"], each["logprob"]) for each in chat.tokens), answers)
+        return find_listed(((each["token"], each["logprob"]) for each in chat.tokens), answers)
 
 
 @dataclass(frozen=True)
 class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
-    """A model that gives vectors for texts."""
+    """An embedding model behind an endpoint."""
 
     _remedy = "expected an OpenAI-compatible list of vectors, one for each text"
 
@@ -329,22 +327,22 @@ class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
         return digest.hash_value([self.endpoint.url, self.endpoint.model])
 
     def vectors(self, texts: Sequence[str]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield (number of a batch's first text, its vectors (B, E)) in any order. Raises TeacherError."""
+        """Yield (index of a batch's first text, its vectors (B, E)) in any order. Raises TeacherError."""
         size = self.endpoint.batch
-        for number, found in self._answers(texts[at : at + size] for at in range(0, len(texts), size)):
-            yield number * size, found
+        for number, vectors in self._answers(texts[at : at + size] for at in range(0, len(texts), size)):
+            yield number * size, vectors
 
     def _request(self, question: Sequence[str]) -> tuple[str, bytes]:
-        asked = {"model": self.endpoint.model, "input": list(question), "encoding_format": "float"}
-        return "embeddings", json.dumps(asked).encode()
+        body = {"model": self.endpoint.model, "input": list(question), "encoding_format": "float"}
+        return "embeddings", json.dumps(body).encode()
 
     def _read(self, content: bytes, question: Sequence[str]) -> NDArray[np.float32]:
-        told = sorted(_Embeddings.model_validate_json(content).data, key=lambda each: each["index"])
-        if [each["index"] for each in told] != list(range(len(question))):
-            raise ValueError(f"data: {len(told)} vectors for {len(question)} texts")
-        if len({len(each["embedding"]) for each in told}) != 1:
-            raise ValueError("data: the vectors have not all as many numbers")
-        return np.array([each["embedding"] for each in told], dtype=np.float32)
+        data = sorted(_Embeddings.model_validate_json(content).data, key=lambda item: item["index"])
+        if [item["index"] for item in data] != list(range(len(question))):
+            raise ValueError(f"data: {len(data)} vectors for {len(question)} texts")
+        if len({len(item["embedding"]) for item in data}) != 1:
+            raise ValueError("data: the vectors differ in length")
+        return np.array([item["embedding"] for item in data], dtype=np.float32)
 
 
 class _Tokens(TypedDict):
@@ -387,64 +385,55 @@ class _Chat(BaseModel):
     )
 
 
-def _advice(code: int) -> str:
-    if code in (401, 403):
-        return ". Is the key in the environment variable that the endpoint file names, and may it use this model?"
-    if code in (301, 302, 303, 307, 308):
-        return ". It redirects; give the address it leads to, if you trust it"
-    return ". Check url, model and mode in the endpoint file"
-
-
 def _retry_after(header: str | None) -> float:
-    """Read how many seconds the server asks to wait, from a number or a date; 0 where it asks for nothing sensible."""
+    """Parse the seconds that the server asks to wait, from a number or a date; return 0 if it is neither."""
     try:
         seconds = float(header or 0)
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(str(header)) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):  # no date, or one without a time zone
+        except (ValueError, TypeError):  # not a date, or one without a time zone
             seconds = 0.0
-    return seconds if seconds > 0 else 0.0  # of nan too
+    return seconds if seconds > 0 else 0.0  # also for nan
 
 
 def sum_echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]) -> Likelihood:
-    """Sum the log-probabilities of each answer's own tokens, of those of prompt and answer.
+    """Sum the log-probabilities of each answer's tokens, without those of the prompt.
 
-    A token may span the end of the prompt: then all answers are scored from where it begins. Raises ValueError for
-    answers without tokens of their own, or without their log-probabilities.
+    If a token spans the end of the prompt, all answers are scored from its start. Raises ValueError for an answer
+    without tokens, or without their log-probabilities.
     """
     if len(choices) != len(answers):
         raise ValueError(f"choices: {len(choices)}, not {len(answers)}")
     spans = []
     for choice, answer in zip(sorted(choices, key=lambda each: each["index"]), answers, strict=True):
-        shown, end = choice["logprobs"], len(prompt) + len(answer)
-        starts = shown["text_offset"]
-        if not starts or len(starts) != len(shown["token_logprobs"]):
+        logprobs, end = choice["logprobs"], len(prompt) + len(answer)
+        starts = logprobs["text_offset"]
+        if not starts or len(starts) != len(logprobs["token_logprobs"]):
             raise ValueError("choices: text_offset and token_logprobs are empty, or differ in length")
         ends = [*starts[1:], max(end, starts[-1])]
-        told = zip(starts, ends, shown["token_logprobs"], strict=True)
-        spans.append([(start, stop, log_p) for start, stop, log_p in told if start < end and stop > start])
+        tokens = zip(starts, ends, logprobs["token_logprobs"], strict=True)
+        spans.append([(start, stop, log_p) for start, stop, log_p in tokens if start < end and stop > start])
     begin = min((start for tokens in spans for start, stop, _ in tokens if stop > len(prompt)), default=math.inf)
-    own = [[log_p for _, stop, log_p in tokens if stop > begin] for tokens in spans]
-    if not all(own):
+    scores = [[log_p for _, stop, log_p in tokens if stop > begin] for tokens in spans]
+    if not all(scores):
         raise ValueError("choices: an answer without a token")
-    log_p = [[each for each in tokens if each is not None] for tokens in own]
-    if log_p != own:
+    if any(log_p is None for row in scores for log_p in row):
         raise ValueError("choices: an answer's token without a log-probability")
-    return Likelihood(tuple(map(sum, log_p)), tuple(map(len, log_p)))
+    return Likelihood(tuple(map(sum, scores)), tuple(map(len, scores)))
 
 
-def listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
-    """Look the answers up among the likeliest next tokens, (token, log-probability); spaces do not matter.
+def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
+    """Look up the answers among the likeliest next tokens, (token, log-probability), ignoring spaces.
 
-    What is not listed is at most as likely as the last that is, and as all that is left together.
+    The bound for an answer that is not listed: the least likely listed token, or all remaining probability if less.
     """
-    known = [(str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p)) for token, log_p in tokens]
-    left = 1 - math.fsum(math.exp(log_p) for _, log_p in known)
-    floor = min(math.log(max(left, LEAST)), *(log_p for _, log_p in known))
+    listed = [(str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p)) for token, log_p in tokens]
+    remaining = 1 - math.fsum(math.exp(log_p) for _, log_p in listed)
+    bound = min(math.log(max(remaining, LEAST)), *(log_p for _, log_p in listed))
     log_p_A, absent = [], 0
     for answer in answers:
-        own = [math.exp(log_p) for token, log_p in known if token == answer.strip()]
-        absent += not own
-        log_p_A.append(math.log(math.fsum(own)) if own and math.fsum(own) > 0 else floor)
+        matches = [math.exp(log_p) for token, log_p in listed if token == answer.strip()]
+        absent += not matches
+        log_p_A.append(math.log(math.fsum(matches)) if matches and math.fsum(matches) > 0 else bound)
     return Likelihood(tuple(log_p_A), (1,) * len(answers), absent)

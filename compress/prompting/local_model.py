@@ -1,7 +1,7 @@
-"""A language model on this machine: how likely each answer is to follow a prompt, token by token.
+"""Score answers with a language model on this machine: how likely each is to follow a prompt.
 
-A causal model reads the prompt once: what it keeps of it (keys and values) serves every answer, and what all prompts of
-a batch begin with, such as examples, is read once for all of them. A sequence-to-sequence model encodes the prompt
+A causal model reads the prompt once: its cached keys and values serve every answer, and the common prefix of all
+prompts of a batch, such as examples, is read once for all of them. A sequence-to-sequence model encodes the prompt
 once, and its decoder reads the answers.
 
 Shapes: B prompts, P prompt tokens, A answers, T answer tokens, M tokens attended to, V vocabulary.
@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -33,11 +34,11 @@ from compress.models.teacher import check_vocabulary, explain_load_errors, ident
 from compress.prompting.answers import Likelihood
 
 TOKENS = 8192
-"""Tokens in one forward pass, pads included: rows of like length share a batch up to this."""
+"""The most tokens of a forward pass, padding included."""
 TOKENISED = 1024
-"""Prompts that are held as tokens at a time."""
+"""Prompts that are tokenised at a time."""
 SHARED = 16
-"""Prompts that begin with fewer equal tokens than this are read each on its own."""
+"""The least length of a common prefix that is read only once."""
 
 
 def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> "LocalModel":
@@ -45,14 +46,16 @@ def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> 
     folder = resolve(name, allow_pickle=allow_pickle)
     with explain_load_errors(folder):
         config = load_config(folder)
-        if not config.is_encoder_decoder and not _generates(config):
+        masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_decoder
+        causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
+        if not (config.is_encoder_decoder or causal):
             raise TeacherError(
-                f"teacher {name}: a {config.model_type} model does not continue a text, so it cannot be prompted. "
+                f"teacher {name}: a {config.model_type} model does not generate text, so it cannot be prompted. "
                 "Without a prompt it is fine-tuned on the labels; prompts are for models like gpt2 or flan-t5-base"
             )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model, found = kind.from_pretrained(
+        auto_class: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model, loading = auto_class.from_pretrained(
             folder,
             config=config,
             use_safetensors=None if allow_pickle else True,
@@ -60,25 +63,20 @@ def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> 
             dtype=torch.float32,
             output_loading_info=True,
         )
-    absent = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+    absent = sorted([*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])])
     if absent:
         raise TeacherError(
-            f"{folder}: {len(absent)} of the language model's tensors are missing, or not of the shape its config.json "
-            f"says, such as {absent[0]}: expected a checkpoint with its language modelling head"
+            f"{folder}: {len(absent)} of the language model's tensors are missing, or do not have the shape that its "
+            f"config.json states, such as {absent[0]}: expected a checkpoint with its language modelling head"
         )
     check_vocabulary(folder, tokenizer, model)
     model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
     return LocalModel(name, f"{identify(folder)} {'bf16' if bf16 else 'fp32'}", model, tokenizer, bf16)
 
 
-def _generates(config: Any) -> bool:
-    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_decoder
-    return config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
-
-
 @dataclass(frozen=True)
 class TokenRow:
-    """One prompt as tokens: what every answer follows, and each answer's own tokens, at least one."""
+    """A prompt and its answers as tokens; each answer has at least one."""
 
     number: int
     prompt: list[int]
@@ -87,7 +85,10 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A Speaker. `digest`: of weights, tokenizer and precision; bf16: computes under bfloat16 autocast."""
+    """A language model on this machine, as a LanguageModel.
+
+    digest  a hash of weights, tokenizer and precision; bf16: compute under bfloat16 autocast
+    """
 
     name: str
     digest: str
@@ -96,27 +97,26 @@ class LocalModel:
     bf16: bool = False
 
     @property
-    def encodes(self) -> bool:
-        """Return True where an encoder reads the prompt."""
+    def is_seq2seq(self) -> bool:
         return bool(self.model.config.is_encoder_decoder)
 
     @property
     def longest(self) -> int | None:
-        found = getattr(self.model.config, "max_position_embeddings", None)
-        return None if found is None else int(found)
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        return None if positions is None else int(positions)
 
     @property
     def parameters(self) -> int | None:
-        return sum(each.numel() for each in self.model.parameters())
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def count(self, text: str) -> int:
         return len(self._tokens(text)[0]) + sum(map(len, self._ends))
 
     def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
-        """Score the answers to each prompt, longest prompts first, so that memory runs out at once or never."""
+        """Score the answers to each prompt, longest prompts first, so that too little memory shows at once."""
         order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
         for start in range(0, len(order), TOKENISED):
-            rows = [self._row(number, prompts[number], answers) for number in order[start : start + TOKENISED]]
+            rows = [self._tokenize(number, prompts[number], answers) for number in order[start : start + TOKENISED]]
             rows.sort(key=lambda row: -len(row.prompt))
             while rows:
                 size = max(1, TOKENS // len(rows[0].prompt))
@@ -132,46 +132,39 @@ class LocalModel:
         """The special tokens that the tokenizer puts before and after a text."""
         return Template.from_tokenizer(self.tokenizer, 1).ids
 
-    def _row(self, number: int, prompt: str, answers: Sequence[str]) -> TokenRow:
+    def _tokenize(self, number: int, prompt: str, answers: Sequence[str]) -> TokenRow:
         before, after = self._ends
-        if self.encodes:  # the decoder's text is a new one: no space before it, and an end
-            targets = [[*tokens, self._end] for tokens in self._tokens(*(answer.strip() for answer in answers))]
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if self.is_seq2seq:  # the decoder starts a new text: no space before the answer, and a token that ends it
+            if eos is None:
+                raise TeacherError(f"teacher {self.name}: its tokenizer has no token that ends an answer")
+            targets = [[*tokens, int(eos)] for tokens in self._tokens(*(answer.strip() for answer in answers))]
             return TokenRow(number, [*before, *self._tokens(prompt)[0], *after], targets)
         # Tokens may span the end of the prompt. All answers are then scored from where the first of them departs
         # from the prompt's own tokens, so that all explain the same text.
-        alone, *whole = self._tokens(prompt, *(prompt + answer for answer in answers))
-        shared = min(_common([alone, tokens]) for tokens in whole)
-        start = before or ([] if shared else self._beginning())
-        return TokenRow(number, [*start, *alone[:shared]], [tokens[shared:] for tokens in whole])
-
-    @property
-    def _end(self) -> int:
-        """Return the token that the decoder ends an answer with."""
-        if self.tokenizer.eos_token_id is None:
-            raise TeacherError(f"teacher {self.name}: its tokenizer has no token that ends an answer")
-        return int(self.tokenizer.eos_token_id)
-
-    def _beginning(self) -> list[int]:
-        """Return what an empty prompt is to a model that needs a token before it can tell the next."""
-        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
-            if token is not None:
-                return [int(token)]
-        raise TeacherError(f"teacher {self.name}: its tokenizer has no token to begin an empty prompt with")
+        alone, *joined = self._tokens(prompt, *(prompt + answer for answer in answers))
+        shared = min(_common_prefix([alone, tokens]) for tokens in joined)
+        start = before
+        if not (before or shared):  # the model needs a token before it can predict the next
+            first = eos if bos is None else bos
+            if first is None:
+                raise TeacherError(f"teacher {self.name}: its tokenizer has no token to begin an empty prompt with")
+            start = [int(first)]
+        return TokenRow(number, [*start, *alone[:shared]], [tokens[shared:] for tokens in joined])
 
     @torch.inference_mode()
     def _log_p(self, rows: Sequence[TokenRow]) -> Tensor:
         """Compute log p of each row's answers: (B, A) float64."""
-        device = self.model.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            if self.encodes:
-                return _answer_by_decoder(self.model, rows)
-            if "past_key_values" in _list_accepted(self.model):
-                return _answer_by_continuing(self.model, rows)
-            return _whole(self.model, rows)
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
+            if self.is_seq2seq:
+                return _score_with_decoder(self.model, rows)
+            if "past_key_values" in _forward_parameters(self.model):
+                return _score_with_cache(self.model, rows)
+            return _score_without_cache(self.model, rows)
 
 
-def _answer_by_decoder(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
-    """Let the encoder read each prompt once, and the decoder a slice of the answers at a time."""
+def _score_with_decoder(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
+    """Encode each prompt once, and decode a slice of the answers at a time."""
     prompt_BP, mask_BP = _pad([row.prompt for row in rows], model)
     states = model.get_encoder()(input_ids=prompt_BP, attention_mask=mask_BP).last_hidden_state
     start = torch.full((len(rows), 1), int(model.config.decoder_start_token_id), device=model.device)
@@ -190,10 +183,10 @@ def _answer_by_decoder(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tens
     return torch.cat(parts, dim=1)
 
 
-def _answer_by_continuing(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
-    """Read what all prompts begin with, then the rest of each, then the answers after each."""
+def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
+    """Read the common prefix of the prompts, then the rest of each, then the answers after each."""
     device, count = model.device, len(rows)
-    shared = min(_common([row.prompt for row in rows]), min(len(row.prompt) for row in rows) - 1)
+    shared = min(_common_prefix([row.prompt for row in rows]), min(len(row.prompt) for row in rows) - 1)
     past, seen_BM = None, torch.zeros((count, 0), dtype=torch.long, device=device)
     if shared >= SHARED and count > 1:
         begin_1P = torch.tensor([rows[0].prompt[:shared]], device=device)
@@ -215,7 +208,7 @@ def _answer_by_continuing(model: PreTrainedModel, rows: Sequence[TokenRow]) -> T
         tokens_RT, real_RT = _pad([tokens for of_row in answers for tokens in of_row], model)
         parts.append(torch.zeros((count, many), dtype=torch.float64, device=device))
         if tokens_RT.shape[1] > 1:
-            past = copy.deepcopy(out.past_key_values)  # a cache grows in place; the next slice needs it as it was
+            past = copy.deepcopy(out.past_key_values)  # a cache grows in place; the next slice needs the original
             past.batch_repeat_interleave(many)
             mask_RM = torch.cat([seen_BM.repeat_interleave(many, 0), real_RT[:, :-1]], dim=1)
             logits_RTV = _extend(model, tokens_RT[:, :-1], mask_RM, past).logits
@@ -223,64 +216,58 @@ def _answer_by_continuing(model: PreTrainedModel, rows: Sequence[TokenRow]) -> T
     return log_p_BA + torch.cat(parts, dim=1)
 
 
-def _whole(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
-    """Read every answer with its prompt, one after another: for models that keep nothing to continue from."""
+def _score_without_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
+    """Read the prompt again with every answer."""
     parts = []
     for at in range(len(rows[0].answers)):
         tokens_BP, mask_BP = _pad([row.prompt + row.answers[at] for row in rows], model)
         starts = torch.tensor([len(row.prompt) for row in rows], device=model.device)
         is_answer_BP = mask_BP * (torch.arange(tokens_BP.shape[1], device=model.device) >= starts[:, None])
-        accepted = {"attention_mask": mask_BP} if "attention_mask" in _list_accepted(model) else {}
-        logits_BPV = model(input_ids=tokens_BP, **accepted).logits
+        options = {"attention_mask": mask_BP} if "attention_mask" in _forward_parameters(model) else {}
+        logits_BPV = model(input_ids=tokens_BP, **options).logits
         parts.append(_sum_log_probabilities(logits_BPV[:, :-1], tokens_BP[:, 1:], is_answer_BP[:, 1:]))
     return torch.stack(parts, dim=1)
 
 
 def _extend(model: PreTrainedModel, tokens_BL: Tensor, mask_BM: Tensor, past: Any, *, last_only: bool = False) -> Any:
-    """Read more tokens after `past`. mask_BM: which are real, of those read before and of these (L <= M)."""
-    accepted = _list_accepted(model)
-    extra: dict[str, Any] = {}
-    if "position_ids" in accepted:
-        extra["position_ids"] = (mask_BM.cumsum(1) - 1).clamp_min(0)[:, -tokens_BL.shape[1] :]
-    if last_only and "logits_to_keep" in accepted:
-        extra["logits_to_keep"] = 1
-    return model(input_ids=tokens_BL, attention_mask=mask_BM, past_key_values=past, use_cache=True, **extra)
+    """Read more tokens after `past`. mask_BM: the real tokens among the cached and the new ones (L <= M)."""
+    parameters = _forward_parameters(model)
+    options: dict[str, Any] = {}
+    if "position_ids" in parameters:
+        options["position_ids"] = (mask_BM.cumsum(1) - 1).clamp_min(0)[:, -tokens_BL.shape[1] :]
+    if last_only and "logits_to_keep" in parameters:
+        options["logits_to_keep"] = 1
+    return model(input_ids=tokens_BL, attention_mask=mask_BM, past_key_values=past, use_cache=True, **options)
 
 
 def _sum_log_probabilities(logits_RTV: Tensor, tokens_RT: Tensor, real_RT: Tensor) -> Tensor:
-    """Sum log p over the real tokens, logits at a place being those of the token there: (R,) float64."""
+    """Sum log p over the real tokens, with the logits of a token at its own position: (R,) float64."""
     log_p_RT = logits_RTV.float().log_softmax(-1).gather(2, tokens_RT[:, :, None])[:, :, 0]
     return torch.where(real_RT.bool(), log_p_RT.double(), 0.0).sum(1)
 
 
 def _pad(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Pad token ids with 0, and mask the real ones; both (rows, longest)."""
+    """Pad token ids with 0; return them and the mask of the real ones, both (rows, longest)."""
     longest = max(map(len, rows))
-    fill = [[0] * (longest - len(row)) for row in rows]
-    sides = [(empty, row) if left else (row, empty) for empty, row in zip(fill, rows, strict=True)]
-    tokens = torch.tensor([one + other for one, other in sides], device=model.device)
-    lengths = torch.tensor([len(row) for row in rows], device=model.device)[:, None]
-    places = torch.arange(longest, device=model.device)
-    return tokens, (places >= longest - lengths if left else places < lengths).long()
+    tokens, mask = (torch.zeros((len(rows), longest), dtype=torch.long) for _ in range(2))
+    for at, row in enumerate(rows):
+        span = slice(longest - len(row), longest) if left else slice(0, len(row))
+        tokens[at, span] = torch.tensor(row, dtype=torch.long)
+        mask[at, span] = 1
+    return tokens.to(model.device), mask.to(model.device)
 
 
 def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[int]]]]:
-    """Yield the rows' answers, as many at a time as TOKENS allow copies of `length` tokens per row."""
-    total = len(rows[0].answers)
+    """Yield slices of the rows' answers so that copies of `length` tokens for each fit into TOKENS."""
     many = max(1, TOKENS // (len(rows) * max(1, length)))
-    for at in range(0, total, many):
+    for at in range(0, len(rows[0].answers), many):
         yield [row.answers[at : at + many] for row in rows]
 
 
-def _common(rows: Sequence[list[int]]) -> int:
+def _common_prefix(rows: Sequence[list[int]]) -> int:
     """Count the tokens that all rows begin with."""
-    same = 0
-    for column in zip(*rows, strict=False):
-        if len(set(column)) > 1:
-            break
-        same += 1
-    return same
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))
 
 
-def _list_accepted(model: PreTrainedModel) -> frozenset[str]:
+def _forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(inspect.signature(model.forward).parameters)

@@ -1,4 +1,4 @@
-"""A prompt: how a text becomes a question to a language model, and which words answer it. Strict YAML.
+"""Define prompts: how a text becomes a question to a language model, and which words answer it. Strict YAML.
 
     template: |                            # Jinja2, sandboxed; `text`, `text_pair` (pairs only), and `label` at the end
       Review: {{ text }}
@@ -36,19 +36,19 @@ class Example(Frozen):
 
 
 class Prompt(Frozen):
-    """The question to ask, and how to read the answer.
+    """The question to ask, and how to interpret the answer.
 
-    template        of one question; the same for the examples, with their label
-    instruction     stands once before everything, followed by `separator`
-    labels          the task's labels, each with the words that answer for it (of several: their mean probability)
-    aliases         other names that data give these labels: name in the data -> label
-    examples        how many rows of the training split are shown, labels in balance; or the examples themselves
-    separator       between instruction, examples and question
-    normalise       none: log p(answer | prompt); length: that per token; unconditional: less log p(answer |
+    template        the template of a question, and of an example with its label
+    instruction     a text that precedes everything, followed by `separator`
+    labels          the task's labels, each with the words that stand for it (if several: their mean probability)
+    aliases         other names of these labels in the data: name in the data -> label
+    examples        the number of training rows to show, with balanced labels; or the examples themselves
+    separator       the text between instruction, examples and question
+    normalise       none: log p(answer | prompt); length: that per token; unconditional: minus log p(answer |
                     `answer_context`) (Brown et al. 2020, Sec. 2.4)
-    calibrate       content_free: divide by the probabilities for texts without content (Zhao et al. 2021)
+    calibrate       content_free: divide by the probabilities for content-free texts (Zhao et al. 2021)
     content_free    these texts; in a pair both are replaced
-    max_length      tokens of prompt and answer; longer texts are cut, the rest of the prompt never is
+    max_length      the most tokens of prompt and answer; longer texts are cut, the rest of the prompt never is
     """
 
     name: str
@@ -87,25 +87,25 @@ class Prompt(Frozen):
     @field_validator("labels", "aliases", mode="before")
     @classmethod
     def _are_words(cls, value: Any) -> Any:
-        """YAML reads `no` as false and 0 as a number: names may be numbers, but a word must be quoted."""
+        """Convert names that YAML read as numbers; reject words that it read as booleans, such as `no`."""
         if not isinstance(value, dict):
             return value
         words = [*value, *(word for item in value.values() for word in (item if isinstance(item, list) else [item]))]
         if any(isinstance(word, bool) for word in words):
-            raise ValueError("an unquoted yes, no, on, off, true or false is no word in YAML: put it in quotes")
+            raise ValueError("an unquoted yes, no, on, off, true or false is not a string in YAML: put it in quotes")
         return {str(key): item for key, item in value.items()}
 
     @field_validator("labels")
     @classmethod
     def _answer_one_label_each(cls, labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         words = [word for several in labels.values() for word in several]
-        problems = [f"{name} has no word that answers for it" for name, several in labels.items() if not several]
+        problems = [f"{name} has no word that stands for it" for name, several in labels.items() if not several]
         problems += [
             f"{word!r} is empty, or begins or ends with white space, which belongs to the template"
             for word in words
             if word != word.strip() or not word
         ]
-        problems += [f"{word!r} answers twice" for word in dict.fromkeys(words) if words.count(word) > 1]
+        problems += [f"{word!r} occurs twice" for word in dict.fromkeys(words) if words.count(word) > 1]
         if problems:
             raise ValueError("; ".join(problems))
         return labels
@@ -133,7 +133,7 @@ class Prompt(Frozen):
             if label not in self.labels
         ]
         if isinstance(self.examples, int):
-            problems += [f"examples: expected how many, or the examples, found {self.examples}"] * (self.examples < 0)
+            problems += [f"examples: expected a number or the examples, found {self.examples}"] * (self.examples < 0)
         else:
             for at, each in enumerate(self.examples):
                 if each.label not in self.labels:
@@ -146,7 +146,7 @@ class Prompt(Frozen):
 
     @cached_property
     def pair(self) -> bool:
-        """Return True where the template asks about two texts."""
+        """Return True if the template asks about two texts."""
         return "text_pair" in meta.find_undeclared_variables(_environment().parse(self.template))
 
     @cached_property
@@ -154,12 +154,12 @@ class Prompt(Frozen):
         return _environment().from_string(self.template)
 
     def render(self, text: str, text_pair: str | None, label: str) -> str:
-        """Fill the template. What stands in texts is never read as template."""
+        """Fill the template; the texts are never interpreted as templates."""
         return _fill(self._compiled, (text,) if text_pair is None else (text, text_pair), label)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Make an environment whose templates reach nothing but what they are given: a prompt may come from anywhere."""
+    """Create an environment whose templates can only access their variables: a prompt may come from anywhere."""
     return ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
 
@@ -168,17 +168,14 @@ def _fill(template: Template, texts: tuple[str, ...], label: str) -> str:
 
 
 def _find_misplaced_label(text: str, *, pair: bool) -> list[str]:
-    """List what is wrong with the place of the label.
-
-    The answer must follow the prompt: models that read from left to right give no other likelihood.
-    """
+    """Check that the label is at the end: models that read from left to right cannot score it elsewhere."""
     texts, template = ("x", "y") if pair else ("x",), _environment().from_string(text)
     try:
-        asked, told = _fill(template, texts, "").rstrip(), _fill(template, texts, "z")
+        question, answered = _fill(template, texts, "").rstrip(), _fill(template, texts, "z")
     except (TemplateRuntimeError, TypeError, ArithmeticError, LookupError) as error:
         return [f"cannot be filled: {error}"]
-    at_end = told.startswith(asked) and told[len(asked) :].lstrip() == "z"
-    return [] if at_end else ["{{ label }} must stand once, at the end"]
+    at_end = answered.startswith(question) and answered[len(question) :].lstrip() == "z"
+    return [] if at_end else ["{{ label }} must occur once, at the end"]
 
 
 def names() -> list[str]:

@@ -1,7 +1,7 @@
-"""Take the vectors of texts from a file that was made elsewhere, or from an endpoint, in the place of a teacher's own.
+"""Read the vectors of texts from a file or from an endpoint, in place of a teacher model.
 
     vectors.npy       (N, E) numbers, for the N lines of vectors.txt beside it
-    vectors.parquet   a column of texts, and one of lists of E numbers
+    vectors.parquet   a column of texts and one of lists of E numbers
     endpoint.yaml     an OpenAI-compatible endpoint, `mode: embeddings` (see `prompting.http_model`)
 
 Shapes: N texts, E width of the vectors.
@@ -10,13 +10,12 @@ Shapes: N texts, E width of the vectors.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,31 +33,31 @@ if TYPE_CHECKING:
 
 FILES: Final = (".npy", ".parquet")
 SHOWN: Final = 60
-"""Characters of a text that a message repeats."""
+"""Characters of a text that a message quotes."""
 
 Vectors = NDArray[np.float16]
 
 
 def gives_vectors(teacher: str, *, prompted: bool = False) -> bool:
-    """Tell whether a teacher is a file of vectors, or an endpoint that is not prompted."""
+    """Return True if a teacher is a file of vectors, or an endpoint that is not prompted."""
     suffix = Path(teacher).suffix.lower()
     return suffix in FILES or (suffix in (".yaml", ".yml") and not prompted)
 
 
-def open_source(teacher: str) -> VectorFile | KeptVectors:
-    """Open a file of vectors or an endpoint's file. Raises TeacherError, PromptError."""
+def open_source(teacher: str) -> VectorFile | CachedVectors:
+    """Open a file of vectors or the .yaml file of an endpoint. Raises TeacherError, PromptError."""
     if not Path(teacher).is_file():
         raise TeacherError(f"{teacher}: no such file; expected vectors (.npy, .parquet) or an endpoint (.yaml)")
     if Path(teacher).suffix.lower() not in FILES:
-        from compress.prompting.http_model import open_encoder  # half a second: httpx2
+        from compress.prompting.http_model import open_encoder  # importing httpx2 takes half a second
 
-        return KeptVectors(open_encoder(teacher))
+        return CachedVectors(open_encoder(teacher))
     return VectorFile(Path(teacher))
 
 
 @dataclass(frozen=True)
 class VectorFile:
-    """Vectors in a file, found by their texts."""
+    """A file of vectors, looked up by their texts."""
 
     path: Path
 
@@ -83,35 +82,35 @@ class VectorFile:
         if missing := [text for text in texts if text.strip() not in rows]:
             raise TeacherError(
                 f"{self.path}: has no vector for {len(missing):,} of {len(texts):,} texts, such as "
-                f"{one_line(missing[0], SHOWN)!r}; expected one for every text of every split. Add them, or take those "
-                "texts out: without a validation split some of the others are held out"
+                f"{one_line(missing[0], SHOWN)!r}; expected one for every text of every split. Add them, or remove "
+                "those texts; without a validation split some texts are held out for it"
             )
         chosen = np.array([rows[text.strip()] for text in texts])
-        found = np.asarray(self._array[chosen], dtype=np.float32)
-        if broken := np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist():
+        vectors = np.asarray(self._array[chosen], dtype=np.float32)
+        if broken := np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist():
             raise TeacherError(
-                f"{self.path}: {len(broken):,} of the {len(texts):,} vectors that are wanted hold numbers that are not "
-                f"finite, such as row {chosen[broken[0]] + 1:,}, of {one_line(texts[broken[0]], SHOWN)!r}: make those "
-                "again, or take their texts out"
+                f"{self.path}: {len(broken):,} of the {len(texts):,} requested vectors are not finite, such as row "
+                f"{chosen[broken[0]] + 1:,}, of {one_line(texts[broken[0]], SHOWN)!r}: compute them again, or remove "
+                "their texts"
             )
-        return _halve(found, str(self.path))
+        return _to_float16(vectors, str(self.path))
 
     @cached_property
     def _rows(self) -> Mapping[str, int]:
-        """Map each text to the first of its rows."""
-        found: dict[str, int] = {}
+        """Map each text to its first row."""
+        rows: dict[str, int] = {}
         for row, text in enumerate(self._texts):
-            found.setdefault(text.strip(), row)
-        return found
+            rows.setdefault(text.strip(), row)
+        return rows
 
     @cached_property
     def _texts(self) -> Sequence[str]:
         if not self._is_array:
-            return [text or "" for text in self._column("texts", _is_text).to_pylist()]
+            return [text or "" for text in self._column("texts").to_pylist()]
         if not self._texts_path.is_file():
             raise TeacherError(
-                f"{self.path}: nothing says whose vectors these are; expected {self._texts_path.name} beside it, with "
-                f"a line for each of its {len(self._array):,} rows"
+                f"{self.path}: its texts are missing; expected {self._texts_path.name} beside it, with a line for each "
+                f"of its {len(self._array):,} rows"
             )
         texts = list(text_files.lines(self._texts_path))
         if len(texts) != len(self._array):
@@ -125,60 +124,54 @@ class VectorFile:
     def _array(self) -> NDArray[Any]:
         if self._is_array:
             try:
-                found = np.load(self.path, mmap_mode="r", allow_pickle=False)
+                array = np.load(self.path, mmap_mode="r", allow_pickle=False)
             except (ValueError, OSError) as error:
                 raise TeacherError(f"{self.path}: cannot be read as an array of numbers ({error})") from None
         else:
-            column = self._column("vectors", _is_vectors)
-            widths = {len(each) if each is not None else 0 for each in column}
+            column = self._column("vectors")
+            widths = {len(vector) if vector is not None else 0 for vector in column}
             if len(widths) != 1:
                 raise TeacherError(
-                    f"{self.path}: its vectors have {', '.join(map(str, sorted(widths)))} numbers; expected as many in "
-                    "each"
+                    f"{self.path}: its vectors have {', '.join(map(str, sorted(widths)))} numbers; expected the same "
+                    "length everywhere"
                 )
             flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            found = flat.reshape(len(column), -1)
-        if found.ndim != 2 or not found.size or found.dtype.kind != "f":
+            array = flat.reshape(len(column), -1)
+        if array.ndim != 2 or not array.size or array.dtype.kind != "f":
             raise TeacherError(
-                f"{self.path}: holds {found.dtype} of shape {found.shape}; expected a row of floating-point numbers "
+                f"{self.path}: holds {array.dtype} of shape {array.shape}; expected a row of floating-point numbers "
                 "for each text"
             )
-        return found
+        return array
 
-    def _column(self, what: str, fits: Any) -> Any:
+    def _column(self, kind: Literal["texts", "vectors"]) -> Any:
+        """Read the only parquet column of this kind."""
         import pyarrow as pa
         from pyarrow import parquet
 
+        def fits(dtype: Any) -> bool:
+            if kind == "texts":
+                return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
+            lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+            return any(is_kind(dtype) for is_kind in lists) and bool(pa.types.is_floating(dtype.value_type))
+
         try:
             schema = parquet.read_schema(self.path)
-            names = [each.name for each in schema if fits(each.type)]
+            names = [column.name for column in schema if fits(column.type)]
             if len(names) == 1:
                 return parquet.read_table(self.path, columns=names).column(0)
         except (pa.ArrowException, OSError) as error:
             raise TeacherError(f"{self.path}: cannot be read as parquet ({error})") from None
         raise TeacherError(
-            f"{self.path}: {len(names)} of its columns ({', '.join(schema.names)}) hold {what}; expected one with the "
+            f"{self.path}: {len(names)} of its columns ({', '.join(schema.names)}) hold {kind}; expected one with the "
             "texts and one with lists of floating-point numbers"
         )
 
 
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_vectors(kind: Any) -> bool:
-    import pyarrow as pa
-
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(each(kind) for each in lists) and bool(pa.types.is_floating(kind.value_type))
-
-
 @dataclass(frozen=True)
-class KeptVectors:
-    """An endpoint's vectors. Each is appended to a file under $COMPRESS_HOME/vectors as soon as it is known, by the
-    digest of its text, in float16: what was asked before is not asked again, whatever stopped it."""
+class CachedVectors:
+    """An endpoint with a cache: each vector is appended at once to a file under $COMPRESS_HOME/vectors, by the hash of
+    its text, in float16, so that no text is paid for twice."""
 
     encoder: RemoteEncoder
 
@@ -195,79 +188,64 @@ class KeptVectors:
         return home() / "vectors" / self.digest[:24]
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """Return a vector for each text. Raises TeacherError for what the endpoint does not answer, and for a width
-        that is not that of the vectors it gave before."""
-        marks = [_mark(text) for text in texts]
+        """Return a vector for each text. Raises TeacherError if the endpoint does not answer, or with vectors of
+        another width than before."""
+        keys = [blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
         with explained(home()):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with locked(self._folder / "vectors"):  # another that asks the same waits, then finds it answered
-                known = self._read()
-                new = {mark: text for mark, text in zip(marks, texts, strict=True) if mark not in known}
+            with locked(self._folder / "vectors"):  # another process with the same texts waits, then finds them
+                known = self._read_cache()
+                new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
                 if new:
                     self._ask(new, known)
-        return np.stack([known[mark] for mark in marks])
+        return np.stack([known[key] for key in keys])
 
     def _ask(self, new: Mapping[bytes, str], known: dict[bytes, Vectors]) -> None:
-        marks, asked = list(new), list(new.values())
+        """Ask the endpoint for the new texts; append each vector to the cache, and add it to `known`."""
+        keys = list(new)
         with Progress(f"asking {self.name}", len(new), "texts") as bar:
-            for first, answer in self.encoder.vectors(asked):
+            for first, answer in self.encoder.vectors(list(new.values())):
                 width = len(next(iter(known.values()))) if known else answer.shape[1]
                 if answer.shape[1] != width:
                     raise TeacherError(
-                        f"teacher {self.name}: a vector has {answer.shape[1]} numbers, those that it gave before have "
-                        f"{width}: it is another model now. What was answered before is kept in {self._folder}; give "
-                        "the endpoint file another model name, or remove that folder, to begin anew"
+                        f"teacher {self.name}: a vector has {answer.shape[1]} numbers, earlier ones have {width}: the "
+                        f"model has changed. Earlier answers are cached in {self._folder}; to start again, put another "
+                        "model name into the endpoint file, or remove that folder"
                     )
-                halved = _halve(answer, f"teacher {self.name}")
-                some = marks[first : first + len(halved)]
-                with self._appending(width) as file:
-                    file.write(_records(some, halved).tobytes())
-                known.update(zip(some, halved, strict=True))
-                bar.advance(len(some))
+                batch = keys[first : first + len(answer)]
+                records = np.empty(len(answer), dtype=_record_type(width))
+                records["mark"], records["vector"] = batch, _to_float16(answer, f"teacher {self.name}")
+                records["check"] = [_checksum(record) for record in records]
+                path = self._folder / f"{width}.bin"
+                with name_disk_errors(path), path.open("ab") as file:
+                    file.write(records.tobytes())
+                known.update(zip(batch, records["vector"], strict=True))
+                bar.advance(len(batch))
 
-    @contextmanager
-    def _appending(self, width: int) -> Iterator[Any]:
-        path = self._folder / f"{width}.bin"
-        with name_disk_errors(path), path.open("ab") as file:
-            yield file
-
-    def _read(self) -> dict[bytes, Vectors]:
-        """Read the vectors that are kept; a torn or damaged one is asked for again."""
+    def _read_cache(self) -> dict[bytes, Vectors]:
+        """Read the cached vectors, and remove the damaged ones."""
         known: dict[bytes, Vectors] = {}
         for path in self._folder.glob("*.bin"):
-            kind = _record(int(path.stem))
-            torn = path.stat().st_size % kind.itemsize
-            records = np.fromfile(path, dtype=kind, count=path.stat().st_size // kind.itemsize)
-            whole = records["check"] == [_check(each) for each in records]
-            if damaged := int((~whole).sum()) + bool(torn):
-                note(f"{path}: {damaged:,} of the kept vectors are damaged; asking for them again")
-                with name_disk_errors(path), atomic_file(path) as mended:
-                    records[whole].tofile(mended)
-            known |= {bytes(each["mark"]): each["vector"] for each in records[whole]}
+            dtype, size = _record_type(int(path.stem)), path.stat().st_size
+            records = np.fromfile(path, dtype=dtype, count=size // dtype.itemsize)
+            intact = records["check"] == [_checksum(record) for record in records]
+            if damaged := int((~intact).sum()) + bool(size % dtype.itemsize):
+                note(f"{path}: {damaged:,} of the cached vectors are damaged; asking for them again")
+                with name_disk_errors(path), atomic_file(path) as repaired:
+                    records[intact].tofile(repaired)
+            known |= {bytes(record["mark"]): record["vector"] for record in records[intact]}
         return known
 
 
-def _record(width: int) -> np.dtype[Any]:
+def _record_type(width: int) -> np.dtype[Any]:
     return np.dtype([("mark", "V16"), ("check", "<u4"), ("vector", "<f2", width)])
 
 
-def _records(marks: Iterable[bytes], vectors: Vectors) -> NDArray[Any]:
-    made = np.empty(len(vectors), dtype=_record(vectors.shape[1]))
-    made["mark"], made["vector"] = list(marks), vectors
-    made["check"] = [_check(each) for each in made]
-    return made
-
-
-def _check(record: Any) -> int:
+def _checksum(record: Any) -> int:
     return zlib.crc32(record["mark"].tobytes() + record["vector"].tobytes())
 
 
-def _mark(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _halve(vectors: NDArray[Any], where: str) -> Vectors:
-    """Return float16, whose largest number is 65,504."""
+def _to_float16(vectors: NDArray[Any], where: str) -> Vectors:
     if np.abs(vectors).max(initial=0) > np.finfo(np.float16).max:
-        raise TeacherError(f"{where}: its vectors hold numbers beyond 65,504, the largest of float16: scale them down")
+        raise TeacherError(f"{where}: its vectors exceed 65,504, the largest number of float16: scale them down")
     return vectors.astype(np.float16)

@@ -19,7 +19,7 @@ from rich.console import Console
 from compress.errors import PromptError, TeacherError
 from compress.prompting import http_model
 from compress.prompting.answers import Likelihood, ask
-from compress.prompting.http_model import Endpoint, RemoteModel, listed, open_endpoint, sum_echoed
+from compress.prompting.http_model import Endpoint, RemoteModel, find_listed, open_endpoint, sum_echoed
 from tests.prompting import speakers
 from tests.prompting.server import KEY, Reply, Server, ok
 
@@ -125,9 +125,9 @@ def test_listed_tokens(mode: str, serve: Any) -> None:
 
 
 def test_what_is_not_listed_is_the_most_it_can_be() -> None:
-    assert listed([("a", math.log(0.5)), ("b", math.log(0.4))], (" c",)).log_p[0] == pytest.approx(math.log(0.1))
-    assert listed([("a", math.log(0.5)), ("b", math.log(0.01))], (" c",)).log_p[0] == pytest.approx(math.log(0.01))
-    certain = listed([("a", 0.0)], (" a", " c"))
+    assert find_listed([("a", math.log(0.5)), ("b", math.log(0.4))], (" c",)).log_p[0] == pytest.approx(math.log(0.1))
+    assert find_listed([("a", math.log(0.5)), ("b", math.log(0.01))], (" c",)).log_p[0] == pytest.approx(math.log(0.01))
+    certain = find_listed([("a", 0.0)], (" a", " c"))
     assert certain.log_p[0] == 0
     assert certain.log_p[1] == pytest.approx(math.log(http_model.LEAST))
     assert certain.absent == 1
@@ -167,7 +167,7 @@ def test_waiting_doubles_whatever_the_endpoint_asks_for(serve: Any, monkeypatch:
 
 def test_an_endpoint_that_asks_for_an_hour_is_left_alone(serve: Any) -> None:
     server = serve(lambda *_: (429, {"Retry-After": "3600"}, b"quota"))
-    with pytest.raises(TeacherError, match=r"no answer after 1 requests: HTTP 429: quota\..*goes on from there"):
+    with pytest.raises(TeacherError, match=r"no answer after 1 requests: HTTP 429: quota\..*continue from there"):
         found(model(server), ["a"])
 
 
@@ -306,7 +306,7 @@ def test_a_refusal_for_good_is_told_at_once_without_the_key(status: int, said: s
 def test_a_redirect_is_not_followed(serve: Any) -> None:
     other = serve(scripted())
     server = serve(lambda *_: (302, {"Location": other.url + "/completions"}, b""))
-    with pytest.raises(TeacherError, match="It redirects; give the address it leads to"):
+    with pytest.raises(TeacherError, match="It redirects; use the address that it leads to"):
         found(model(server), ["a"])
     assert other.seen == []
 
@@ -338,8 +338,8 @@ def test_no_key_no_header(serve: Any) -> None:
     ("text", "said"),
     [
         (f"url: http://h/v1\nmodel: m\nkey: {KEY}", "key: expected the name of an environment variable"),
-        ("url: http://user:word@h/v1\nmodel: m", "url: holds more than an address"),
-        ("url: http://h/v1?key=word\nmodel: m", "url: holds more than an address"),
+        ("url: http://user:word@h/v1\nmodel: m", "url: contains more than an address"),
+        ("url: http://h/v1?key=word\nmodel: m", "url: contains more than an address"),
         ("url: ftp://h\nmodel: m", "url: expected a URL such as"),
         ("url: http://h\nmodell: m", "modell: no such setting. Did you mean 'model'?"),
         ("url: http://h\nmode: ehco", "model: is missing"),

@@ -28,7 +28,7 @@ KNOWS = {"good": (-3.0, -1.0), "bad": (-1.0, -3.0)}
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """Whatever the teacher is called, this one answers."""
     speaker = Told(KNOWS, (-1.5, -1.0))
-    monkeypatch.setattr(labelled, "open_speaker", lambda *_, **__: speaker)
+    monkeypatch.setattr(labelled, "open_language_model", lambda *_, **__: speaker)
     return speaker
 
 

@@ -15,12 +15,12 @@ from compress.errors import PromptError, TeacherError
 from compress.prompting.labels import (
     PromptedTeacher,
     average_by_label,
+    build_task_prompt,
     calibrate,
+    check_labels,
     content_free_prior,
     normalise,
-    open_speaker,
-    questions_for,
-    refuse_unusable,
+    open_language_model,
 )
 from compress.prompting.prompt import Prompt
 from tests.prompting import speakers
@@ -36,7 +36,7 @@ TEXTS = ["dull", "warm", "strange"]
 
 
 def teacher(speaker: Any = None, **changes: Any) -> PromptedTeacher:
-    questions = questions_for(Prompt.model_validate(PLAIN | changes), TASK, train=rows(), seed=0)
+    questions = build_task_prompt(Prompt.model_validate(PLAIN | changes), TASK, train=rows(), seed=0)
     return PromptedTeacher(speaker or Told(SAYS, (-2.0, -2.0)), questions, Console(file=io.StringIO(), width=300))
 
 
@@ -74,7 +74,7 @@ def test_both_texts_of_a_pair_are_without_content() -> None:
         PLAIN | {"template": "{{ text }} / {{ text_pair }}: {{ label }}", "calibrate": "content_free"}
     )
     pairs = Dataset.from_dict({"text": ["one"], "text_pair": ["two"]})
-    questions = questions_for(prompt, task, train=pairs, seed=0)
+    questions = build_task_prompt(prompt, task, train=pairs, seed=0)
     PromptedTeacher(speaker, questions, Console(quiet=True)).label_split(pairs)
     assert speaker.asked == ["one / two:", "N/A / N/A:", " / :", "[MASK] / [MASK]:"]
 
@@ -92,7 +92,7 @@ def test_cut_texts_are_told_once() -> None:
     soft = tutor.label([["dull " * 30], ["warm"], ["dull " * 40]])
     assert soft.notes == ("2 of 3 texts were cut to fit 16 tokens with their prompt",)
     assert tutor.console.file.getvalue().count("were cut") == 1  # type: ignore[attr-defined]
-    assert max(len(question.split()) for question in tutor.speaker.asked) == 15  # type: ignore[attr-defined]
+    assert max(len(question.split()) for question in tutor.language_model.asked) == 15  # type: ignore[attr-defined]
 
 
 def test_the_model_s_own_length_is_not_exceeded() -> None:
@@ -113,7 +113,7 @@ def test_answers_that_were_not_listed_are_counted() -> None:
                 yield number, Likelihood(each.log_p, each.tokens, absent=1)
 
     soft = teacher(Partial(SAYS, (-2.0, -2.0))).label([[text] for text in TEXTS])
-    assert soft.notes[0].startswith("told told the likelihood of 50.0% of the answers")
+    assert soft.notes[0].startswith("told reported the likelihood of 50.0% of the answers")
 
 
 def test_balance_and_entropy() -> None:
@@ -123,26 +123,26 @@ def test_balance_and_entropy() -> None:
     expected = (3 * -(p * np.log(p)).sum() - (q * np.log(q)).sum()) / 4 / np.log(2)
     assert soft.entropy == pytest.approx(expected, rel=1e-5)
     assert soft.balance("train") == (
-        f"train: answers negative 75.0%, positive 25.0%; mean entropy {expected:.2f} of the highest possible"
+        f"train: answers negative 75.0%, positive 25.0%; mean entropy {expected:.2f} of the maximum"
     )
 
 
 def test_one_answer_for_everything_is_refused() -> None:
     soft = teacher().label([[f"dull {n}"] for n in range(20)])
     with pytest.raises(TeacherError, match=r"every one of 20 train rows the label 'negative'"):
-        refuse_unusable(soft, "told", "train", strict=True)
-    (note,) = refuse_unusable(soft, "told", "train", strict=False)
+        check_labels(soft, "told", "train", strict=True)
+    (note,) = check_labels(soft, "told", "train", strict=False)
     assert "nothing to learn" in note
     few = teacher().label([[f"dull {n}"] for n in range(19)])
-    assert refuse_unusable(few, "told", "train", strict=True) == []
+    assert check_labels(few, "told", "train", strict=True) == []
     mixed = teacher().label([["warm"], *([f"dull {n}"] for n in range(19))])
-    assert refuse_unusable(mixed, "told", "train", strict=True) == []
+    assert check_labels(mixed, "told", "train", strict=True) == []
 
 
 def test_a_prompt_answers_with_classes() -> None:
     task = Task("regression", ("text",), "label", (), "pearson")
     with pytest.raises(PromptError, match="the task is regression"):
-        questions_for(Prompt.model_validate(PLAIN), task, train=rows(), seed=0)
+        build_task_prompt(Prompt.model_validate(PLAIN), task, train=rows(), seed=0)
 
 
 def test_the_digest_is_of_all_that_decides_the_labels() -> None:
@@ -165,7 +165,7 @@ def test_models_of_both_kinds_teach(tmp_path: Path) -> None:
         ("gpt2", speakers.gpt2(), speakers.byte_bpe()),
         ("t5", speakers.t5(), speakers.pieces()),
     ):
-        speaker = open_speaker(speakers.saved(tmp_path / name, model, tokenizer))
+        speaker = open_language_model(speakers.saved(tmp_path / name, model, tokenizer))
         soft = teacher(speaker, normalise="length", calibrate="content_free", examples=2, max_length=200).label_split(
             rows()
         )

@@ -90,7 +90,7 @@ def test_the_prompt_is_read_once_however_many_answers(tokenizer: Any) -> None:
     speaker = speakers.local(model, tokenizer)
     prompts = [EXAMPLES + prompt for prompt in PROMPTS]
     tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    shared = local_model._common(tokens)
+    shared = local_model._common_prefix(tokens)
     assert shared > local_model.SHARED
     found(speaker, prompts, SINGLE)
     answers = [len(tokenizer(answer)["input_ids"]) for answer in SINGLE]
@@ -113,7 +113,7 @@ def test_a_token_across_the_boundary_is_scored_whole_for_every_answer(tokenizer:
     prompt, answers = "Answer: ver", ("y", "?")
     alone = tokenizer(prompt)["input_ids"]
     whole = [tokenizer(prompt + answer)["input_ids"] for answer in answers]
-    shared = min(local_model._common([alone, tokens]) for tokens in whole)
+    shared = min(local_model._common_prefix([alone, tokens]) for tokens in whole)
     assert shared < len(alone), "the case that is meant"
     model = speakers.gpt2()
     theirs = [by_hand(model, alone[:shared], tokens[shared:]) for tokens in whole]
@@ -162,14 +162,14 @@ def test_bfloat16_is_near(tokenizer: Any) -> None:
 def test_models_are_opened_from_folders(tmp_path: Path, tokenizer: Any) -> None:
     for name, model, its_own in (("gpt2", speakers.gpt2(), tokenizer), ("t5", speakers.t5(), speakers.pieces())):
         opened = open_model(speakers.saved(tmp_path / name, model, its_own))
-        assert opened.encodes == (name == "t5")
+        assert opened.is_seq2seq == (name == "t5")
         same = torch.tensor(found(speakers.local(model, its_own), PROMPTS, MIXED))
         torch.testing.assert_close(torch.tensor(found(opened, PROMPTS, MIXED)), same, rtol=0, atol=1e-4)
         assert opened.longest == (256 if name == "gpt2" else None)
 
 
 def test_what_cannot_be_prompted_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(TeacherError, match="a bert model does not continue a text"):
+    with pytest.raises(TeacherError, match="a bert model does not generate text"):
         open_model(tiny.checkpoint(tmp_path / "bert"))
     with pytest.raises(TeacherError, match=r"expected a checkpoint with its language modelling head"):
         open_model(speakers.saved(tmp_path / "headless", speakers.t5().encoder, speakers.pieces()))

@@ -12,7 +12,7 @@ from compress.config import loader
 from compress.data.task import Task
 from compress.errors import PromptError
 from compress.prompting import prompt as prompts
-from compress.prompting.labels import Questions, choose_examples, label_names
+from compress.prompting.labels import TaskPrompt, choose_examples, label_names
 from compress.prompting.prompt import Prompt
 
 MINIMAL: dict[str, Any] = {
@@ -40,12 +40,12 @@ def rows(count: int = 60) -> Dataset:
 
 
 def asked(prompt: Prompt, *texts: str, examples: Any = ()) -> str:
-    return Questions.from_prompt(prompt, LABELS, examples, pair=prompt.pair).ask(texts)
+    return TaskPrompt.from_prompt(prompt, LABELS, examples, pair=prompt.pair).render(texts)
 
 
 def test_a_question_ends_where_the_answer_begins() -> None:
-    questions = Questions.from_prompt(made(), LABELS, (), pair=False)
-    assert questions.ask(["a film"]) == "Review: a film\nSentiment:"
+    questions = TaskPrompt.from_prompt(made(), LABELS, (), pair=False)
+    assert questions.render(["a film"]) == "Review: a film\nSentiment:"
     assert questions.answers == (" bad", " good", " fine")
     assert questions.owners == (0, 1, 1)
 
@@ -54,10 +54,10 @@ def test_a_question_ends_where_the_answer_begins() -> None:
     "template", ["{{ text }}\n{{ label }}\n\n", "{{ text }}{% if label %}\n{{ label }}{% endif %}"]
 )
 def test_the_white_space_before_the_answer_is_the_answer_s(template: str) -> None:
-    questions = Questions.from_prompt(made(template=template), LABELS, (), pair=False)
-    assert questions.ask(["a film"]) == "a film"
+    questions = TaskPrompt.from_prompt(made(template=template), LABELS, (), pair=False)
+    assert questions.render(["a film"]) == "a film"
     assert questions.answers[0] == "\nbad"
-    assert questions.ask(["spaces stay "]) == "spaces stay "
+    assert questions.render(["spaces stay "]) == "spaces stay "
 
 
 def test_instruction_and_examples_come_first() -> None:
@@ -73,7 +73,7 @@ def test_a_pair_is_asked_as_two_texts() -> None:
     assert prompt.pair
     assert asked(prompt, "one", "two") == "one => two?"
     with pytest.raises(PromptError, match="its template asks about two texts, the task has one"):
-        Questions.from_prompt(prompt, LABELS, (), pair=False)
+        TaskPrompt.from_prompt(prompt, LABELS, (), pair=False)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         )
     told = "\n".join(caught.value.problems)
     assert "p.yaml: template: no variable 'labl'. Did you mean 'label'?" in told
-    assert "c has no word that answers for it" in told
+    assert "c has no word that stands for it" in told
     assert "' x' is empty, or begins or ends with white space" in told
-    assert "'x' answers twice" in told
+    assert "'x' occurs twice" in told
     assert "exampels: no such setting. Did you mean 'examples'?" in told
     assert "examples[0].txt: no such setting. Did you mean 'text'?" in told
     assert "examples[0].text: is missing" in told
@@ -118,15 +118,15 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("template: '{{ label }}: {{ text }}'\nlabels: {a: x, b: y}", "{{ label }} must stand once, at the end"),
-        ("template: '{{ text }} {{ label }} {{ label }}'\nlabels: {a: x, b: y}", "must stand once"),
+        ("template: '{{ label }}: {{ text }}'\nlabels: {a: x, b: y}", "{{ label }} must occur once, at the end"),
+        ("template: '{{ text }} {{ label }} {{ label }}'\nlabels: {a: x, b: y}", "must occur once"),
         ("template: '{{ text }} {{ label'\nlabels: {a: x, b: y}", "template: line 1:"),
         ("template: '{{ label }}'\nlabels: {a: x, b: y}", "does not use {{ text }}"),
         ("template: '{{ text }} {{ label }}'\nlabels: {a: yes, b: y}", "put it in quotes"),
         ("template: '{{ text }} {{ label }}'\nlabels: {no: x, b: y}", "put it in quotes"),
         ("template: '{{ text }} {{ label }}'\nlabels: {a: x}", "at least 2"),
         ("template: '{{ text }} {{ label }}'\nlabels: {a: x, b: y}\naliases: {'1': c}", "aliases.1: no label 'c'"),
-        ("template: '{{ text }} {{ label }}'\nlabels: {a: x, b: y}\nexamples: -1", "expected how many"),
+        ("template: '{{ text }} {{ label }}'\nlabels: {a: x, b: y}\nexamples: -1", "expected a number"),
         (
             "template: '{{ text }} {{ label }}'\nlabels: {a: x, b: y}\nexamples: [{text: t, text_pair: u, label: b}]",
             "examples[0]: has a text_pair",
@@ -152,7 +152,7 @@ def test_a_misspelled_name_is_answered_with_the_nearest() -> None:
 def test_the_prompts_that_come_along_are_whole(name: str) -> None:
     prompt = Prompt.load(name)
     assert prompt.about
-    questions = Questions.from_prompt(prompt, tuple(prompt.labels), (), pair=prompt.pair)
+    questions = TaskPrompt.from_prompt(prompt, tuple(prompt.labels), (), pair=prompt.pair)
     assert all(answer.startswith(" ") and answer.strip() for answer in questions.answers)
     assert set(questions.owners) == set(range(len(prompt.labels)))
 
@@ -179,7 +179,7 @@ def test_labels_must_be_the_task_s() -> None:
     assert label_names(made(aliases={"0": "negative", "1": "positive"}), ("0", "1")) == ["negative", "positive"]
     with pytest.raises(PromptError) as caught:
         label_names(made(), ("negativ", "positive"))
-    assert "p: no label 'negativ', as the task has. Did you mean 'negative'?" in caught.value.problems
+    assert "p: lacks the task's label 'negativ'. Did you mean 'negative'?" in caught.value.problems
     assert "the task's labels are negativ, positive" in caught.value.problems[-1]
     with pytest.raises(PromptError, match=r"labels\.neutral: the task has no such label"):
         label_names(made(labels={"negative": "a", "positive": "b", "neutral": "c"}), LABELS)
@@ -213,7 +213,7 @@ def test_the_order_of_their_labels_is_random() -> None:
 
 
 def test_examples_that_cannot_be_chosen() -> None:
-    with pytest.raises(PromptError, match="25 of 'positive' are wanted, 20 rows have it"):
+    with pytest.raises(PromptError, match="needs 25 of 'positive', which only 20 rows have"):
         choose_examples(made(examples=50), rows(), LABELS, seed=0)
     with pytest.raises(PromptError, match="cannot be chosen from rows without labels: write them out"):
         choose_examples(made(examples=2), rows().remove_columns("label"), LABELS, seed=0)
@@ -242,7 +242,7 @@ def words(text: str) -> int:
 
 
 def fitted(prompt: Prompt, texts: tuple[str, ...], room: int) -> tuple[str, bool]:
-    questions = Questions.from_prompt(
+    questions = TaskPrompt.from_prompt(
         prompt, LABELS, prompt.examples if isinstance(prompt.examples, tuple) else (), pair=prompt.pair
     )
     return questions.fit(texts, words, room)
@@ -260,7 +260,7 @@ def test_examples_are_not_cut_either() -> None:
     question, cut = fitted(prompt, ("a b c d e f",), 10)
     assert cut
     assert question == "Review: one two three\nSentiment: bad\n\nReview: a b\nSentiment:"
-    with pytest.raises(PromptError, match="before any text it takes 8 tokens, and 7 are left: show fewer or shorter"):
+    with pytest.raises(PromptError, match="it takes 8 tokens, and 7 are available: use fewer or shorter"):
         fitted(prompt, ("a b c",), 7)
 
 
@@ -277,7 +277,7 @@ def test_the_longer_of_a_pair_is_cut_first() -> None:
 
 
 def test_a_text_without_spaces_is_cut_anywhere() -> None:
-    questions = Questions.from_prompt(made(), LABELS, (), pair=False)
+    questions = TaskPrompt.from_prompt(made(), LABELS, (), pair=False)
     question, cut = questions.fit(["字" * 100], len, 40)
     assert cut
     assert len(question) == 40

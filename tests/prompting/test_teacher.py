@@ -37,7 +37,7 @@ QUICK = ["stages.0.steps=30", "stages.0.batch=16", "stages.0.max_length=32", "st
 def speaker(monkeypatch: pytest.MonkeyPatch) -> Told:
     """Whatever the teacher is called, this one answers."""
     told = Told(KNOWS, (-1.0, -1.0), parameters=1_500_000_000)
-    monkeypatch.setattr(teaching, "open_speaker", lambda *_, **__: told)
+    monkeypatch.setattr(teaching, "open_language_model", lambda *_, **__: told)
     return told
 
 
@@ -146,8 +146,8 @@ def test_another_prompt_is_another_run(given: dict[str, Any], speaker: Told, unm
     ("recipe", "said"),
     [
         ("hinton", ["student.init: a prompted teacher has no encoder"]),
-        ("tinybert", ["student.init", "tinybert.embeddings reads embeddings; this teacher shows logits only"]),
-        ("tinybert-aug", ["augment: this teacher has answered for the task's own rows only"]),
+        ("tinybert", ["student.init", "tinybert.embeddings reads embeddings; this teacher has only logits"]),
+        ("tinybert-aug", ["augment: this teacher has only answered the task's own rows"]),
     ],
 )
 def test_a_recipe_that_asks_for_more_than_probabilities_is_refused_before_anything(
@@ -167,7 +167,7 @@ def test_other_recipes_may_have_a_prompted_teacher(given: dict[str, Any], speake
 
 
 def test_a_prompt_for_another_task_is_refused(given: dict[str, Any], speaker: Told) -> None:
-    with pytest.raises(PromptError, match="no label 'negative'"):
+    with pytest.raises(PromptError, match="lacks the task's label 'negative'"):
         tiny.call(compress.distill, **given | {"prompt": "topic"})
     with pytest.raises(PromptError, match="no prompt 'topics'"):
         tiny.call(compress.distill, **given | {"prompt": "topics"})

@@ -14,7 +14,7 @@ from compress.data import cache
 from compress.errors import PromptError, TeacherError
 from compress.models.pooling import Pooling
 from compress.prompting.http_model import Endpoint, RemoteEncoder, open_encoder, open_endpoint
-from compress.prompting.vectors import KeptVectors, open_source
+from compress.prompting.vectors import CachedVectors, open_source
 from tests import tiny
 from tests.prompting.server import Reply, Server, Start, ok
 from tests.test_embedding import encoder
@@ -52,12 +52,15 @@ def test_each_text_gets_its_own_vector(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda folder: array(folder, texts=None), "nothing says whose vectors these are; expected made.txt beside it"),
+        (lambda folder: array(folder, texts=None), "its texts are missing; expected made.txt beside it"),
         (lambda folder: array(folder, VECTORS[:3]), "3 vectors, but made.txt has 4 lines"),
         (lambda folder: array(folder, VECTORS.astype(int)), "holds int64 of shape .4, 3.; expected a row"),
         (lambda folder: array(folder, VECTORS[0]), "expected a row of floating-point numbers"),
-        (lambda folder: array(folder, np.full((4, 3), np.nan)), "4 of the 4 vectors .* not finite, such as row 1"),
-        (lambda folder: array(folder, VECTORS * 1e5), "beyond 65,504"),
+        (
+            lambda folder: array(folder, np.full((4, 3), np.nan)),
+            "4 of the 4 requested vectors are not finite, such as row 1",
+        ),
+        (lambda folder: array(folder, VECTORS * 1e5), "exceed 65,504"),
         (lambda folder: array(folder, VECTORS[:2], TEXTS[:2]), "no vector for 2 of 4 texts, such as 'a slow story'"),
         (lambda folder: table(folder, text=TEXTS), "0 of its columns .text. hold vectors"),
         (lambda folder: table(folder, text=TEXTS, v=[[1.0], [1.0, 2.0], [1.0], [1.0]]), "have 1, 2 numbers"),
@@ -91,9 +94,9 @@ def scripted(width: Callable[[int], int] = lambda _: 3) -> Callable[[int, str, d
     return reply
 
 
-def kept(server: Server, **changes: Any) -> KeptVectors:
+def kept(server: Server, **changes: Any) -> CachedVectors:
     settings = {"url": server.url, "model": "m", "mode": "embeddings", "retries": 1, "concurrency": 1, "batch": 2}
-    return KeptVectors(RemoteEncoder(Endpoint(**{**settings, **changes})))
+    return CachedVectors(RemoteEncoder(Endpoint(**{**settings, **changes})))
 
 
 def test_an_endpoint_is_asked_once_for_each_text(serve: Start) -> None:
@@ -118,7 +121,7 @@ def test_an_endpoint_that_fails_midway_has_not_to_be_paid_again(serve: Start) ->
 
 def test_an_endpoint_that_changes_its_width_is_refused_and_nothing_is_lost(serve: Start) -> None:
     server = serve(scripted(lambda number: 3 if number == 0 else 4))
-    with pytest.raises(TeacherError, match="a vector has 4 numbers, those that it gave before have 3"):
+    with pytest.raises(TeacherError, match="a vector has 4 numbers, earlier ones have 3"):
         kept(server).vectors(TEXTS)
     server.reply = scripted()
     np.testing.assert_array_equal(kept(server).vectors(TEXTS), [vector_of(text) for text in TEXTS])
@@ -129,7 +132,7 @@ def test_an_endpoint_that_changes_its_width_is_refused_and_nothing_is_lost(serve
     ("answer", "said"),
     [
         ({"data": []}, "0 vectors for 2 texts"),
-        ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}, "not all as many"),
+        ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}, "differ in length"),
         (b'{"data": [{"index": 0, "embedding": [NaN]}, {"index": 1, "embedding": [1]}]}', "finite"),
         ({"error": "busy"}, "data: Field required"),
     ],
@@ -153,7 +156,7 @@ def test_kept_vectors_that_are_damaged_are_asked_for_again(serve: Start) -> None
 def test_an_endpoint_file_is_of_a_language_model_or_of_vectors(tmp_path: Path) -> None:
     file = tmp_path / "e.yaml"
     file.write_text("url: http://127.0.0.1:1/v1\nmodel: m\nmode: embeddings\n")
-    with pytest.raises(PromptError, match="leave out --prompt"):
+    with pytest.raises(PromptError, match="omit --prompt"):
         open_endpoint(str(file))
     file.write_text("url: http://127.0.0.1:1/v1\nmodel: m\n")
     with pytest.raises(PromptError, match="mode: embeddings"):
