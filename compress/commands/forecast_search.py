@@ -207,7 +207,7 @@ def _try_supernet(
     whole, origin_D = put_in_order(brief, stage, teacher, context, models.run.seed)
     seconds = (time.perf_counter() - began) * space.rows / few
     stage = with_looks(stage, len(context.data.train))
-    phase, whole = trials.phase(stage, whole, teacher, origin_D, Ladder.of(costs, drawn).score_rungs)
+    phase, whole = trials.phase(stage, whole, teacher, origin_D, Ladder.from_choices(costs, drawn).score_rungs)
     ordering = Phase("importance", seconds=(seconds, seconds), note=f"{space.rows:,} rows")
     return [ordering, replace(phase, name="supernet")], whole
 

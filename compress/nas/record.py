@@ -1,4 +1,4 @@
-"""search.json and search.html: what a search has found so far, put together from its folder and its study."""
+"""Build the report of a search, search.json and search.html, from its folder and its study."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from compress.benchmark.local import machine
+from compress.config.recipe import Stage
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import atomic_file
@@ -44,12 +44,11 @@ def build_report(
     context: SearchContext, study: optuna.Study, *, teacher_ms: float | None = None, winner: int | None = None,
     anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
 ) -> SearchReport:  # fmt: skip
-    """Collect all that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
+    """Build the report of the search as it stands. teacher_ms: from the latest race; default: the measuring phase."""
     search, costs, task = context.search, context.costs, context.training.data.task
-    known = tuple(add_results(context.run.path, point) for point in read_trials(study))
-    beside = costs.latencies.teacher(search.precision)
-    weights = costs.teacher()
-    now = SearchReport(
+    points = tuple(add_results(context.run.path, point) for point in read_trials(study))
+    teacher_file = costs.latencies.teacher(search.precision)
+    report = SearchReport(
         title=f"{search.space.name}: students of {context.task_teacher.name} on {context.training.data.name}",
         study=str(context.run.path),
         teacher=context.task_teacher.name,
@@ -60,16 +59,16 @@ def build_report(
         setting=str(search.setting),
         budgets=costs.limits(),
         objectives=tuple(study.user_attrs["identity"]["objectives"]),
-        points=known,
+        points=points,
         command=command_line(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         winner=winner,
-        teacher_ms=teacher_ms or (beside.ms if beside else None),
-        teacher_parameters=weights.parameters,
-        teacher_mb=beside.file_mb if beside else None,
+        teacher_ms=teacher_ms or (teacher_file.ms if teacher_file else None),
+        teacher_parameters=costs.teacher().parameters,
+        teacher_mb=teacher_file.file_mb if teacher_file else None,
         prediction=costs.latencies.models[search.precision].record(),
         costs=context.time_budget.costs,
-        ladder=(*load_ladder(context.run), *_stage_rungs(context, known)),
+        ladder=(*load_ladder(context.run), *_stage_rungs(context, points)),
         anchors=tuple(anchors),
         split="validation",
         split_rows=len(context.evaluator),
@@ -80,175 +79,176 @@ def build_report(
         machine=machine(),
         notes=(*context.teacher_check.notes, *costs.shapes.dropped, *notes),
     )
-    now = replace(now, front=now.compute_front())
-    return replace(now, importances=compute_importances(now))
+    return replace(report, front=report.compute_front(), importances=compute_importances(report))
 
 
 def read_trials(study: optuna.Study, stage: ScoreStage = "subnet") -> tuple[TrialRecord, ...]:
     """Read every finished trial, with its last score as that of `stage`. Times count from the study's first trial."""
     trials = study.get_trials(deepcopy=False)
     begin = min((trial.datetime_start for trial in trials if trial.datetime_start), default=None)
-    return tuple(_read_trial(trial, stage, begin) for trial in trials if trial.state.is_finished())
+    records = []
+    for trial in trials:
+        if not trial.state.is_finished():
+            continue
+        attributes, state = trial.user_attrs, outcome(trial)
+        latency, facts, scores = (attributes.get(name, {}) for name in ("latency", "facts", "scores"))
+        started = trial.datetime_start - begin if trial.datetime_start and begin else None
+        records.append(
+            TrialRecord(
+                number=trial.number,
+                choice=attributes.get("choice", {}),
+                state=state or "failed",
+                scores={stage: scores[-1]} if scores else {},
+                parameters=int(facts["parameters"]) if "parameters" in facts else None,
+                body_parameters=int(facts["body_parameters"]) if "body_parameters" in facts else None,
+                flops_per_token=facts.get("flops_per_token"),
+                file_mb=facts.get("file_mb"),
+                predicted_ms=latency.get("ms"),
+                predicted_error_ms=latency.get("error_ms"),
+                reason=attributes.get("reason", "") if state else "its worker was stopped before it was scored",
+                started=started.total_seconds() if started is not None else None,
+                seconds=attributes.get("seconds"),
+            )
+        )
+    return tuple(records)
 
 
-def _read_trial(trial: FrozenTrial, stage: ScoreStage, begin: datetime.datetime | None) -> TrialRecord:
-    attributes, state = trial.user_attrs, outcome(trial)
-    latency, facts, scores = (attributes.get(name, {}) for name in ("latency", "facts", "scores"))
-    started = trial.datetime_start - begin if trial.datetime_start and begin else None
-    return TrialRecord(
-        number=trial.number,
-        choice=attributes.get("choice", {}),
-        state=state or "failed",
-        scores={stage: scores[-1]} if scores else {},
-        parameters=int(facts["parameters"]) if "parameters" in facts else None,
-        body_parameters=int(facts["body_parameters"]) if "body_parameters" in facts else None,
-        flops_per_token=facts.get("flops_per_token"),
-        file_mb=facts.get("file_mb"),
-        predicted_ms=latency.get("ms"),
-        predicted_error_ms=latency.get("error_ms"),
-        reason=attributes.get("reason", "") if state else "its worker was stopped before it was judged",
-        started=started.total_seconds() if started is not None else None,
-        seconds=attributes.get("seconds"),
-    )
-
-
-def write_report(record: SearchReport, folder: Path) -> None:
+def write_report(report: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
-    for name, content in ((RECORD, record.to_json()), (PAGE, render_search(record))):
+    for name, content in ((RECORD, report.to_json()), (PAGE, render_search(report))):
         with atomic_file(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
 
 
 def load_report(study: Path) -> SearchReport:
-    """Load what the search in this folder has found. Raises SearchError where there is none."""
+    """Load the report of the search in this folder. Raises SearchError if there is none."""
     if not (study / RECORD).is_file():
         raise SearchError(f"{study}: has no {RECORD} yet; expected the folder of a `compress search` with trials")
     return SearchReport.from_json(study / RECORD)
 
 
-def print_front(found: SearchReport, console: Console, *, wide: bool = False) -> None:
-    """Print the front and what it is held against, as `compress search show` does."""
+def print_front(report: SearchReport, console: Console, *, wide: bool = False) -> None:
+    """Print the front with the teacher and anchors, as `compress search show` does."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    if found.front:
-        print_table(console, front_table(found), wide=wide)
+    if report.front:
+        print_table(console, front_table(report), wide=wide)
     else:
-        say(unmet(found))
-    say(f"{found.device}, {found.setting}")
-    if found.points:
-        best = found.best_within() or found.nearest() or found.points[0]
-        before, after = show_command(found, best.number)
+        say(unmet(report))
+    say(f"{report.device}, {report.setting}")
+    if report.points:
+        best = report.best_within() or report.nearest() or report.points[0]
+        before, after = show_command(report, best.number)
         say(f"a trial as a bundle (--train distils it first): {before}{best.number}{after}")
 
 
 def score_anchors(context: SearchContext) -> list[Anchor]:
     """List the teacher's own files and the anchors, scored on the same rows, with their times in the measuring race."""
-    search, score = context.search, context.teacher_check.scores[context.evaluator.task.metric]
-    beside = context.costs.latencies.others
-    weights = context.costs.teacher().parameters
-    known = []
-    for name, one in beside.items():
+    search, anchors = context.search, list[Anchor]()
+    for name, timed in context.costs.latencies.others.items():
         who, _, precision = name.rpartition(" ")
         if who == "teacher":
-            own = score if precision == "fp32" else None
-            known.append(Anchor(f"{context.task_teacher.name} {precision}", own, one.ms, weights, one.file_mb))
-    for anchor in search.anchors:
-        bundle, one = Bundle.load(Path(anchor)), beside[f"{anchor} {search.precision}"]
-        evaluator = bundle.evaluator(context.training.data.validation)  # as its own tokenizer reads the rows
+            score = context.teacher_check.scores[context.evaluator.task.metric] if precision == "fp32" else None
+            parameters = context.costs.teacher().parameters
+            anchors.append(
+                Anchor(f"{context.task_teacher.name} {precision}", score, timed.ms, parameters, timed.file_mb)
+            )
+    for path in search.anchors:
+        bundle, timed = Bundle.load(Path(path)), context.costs.latencies.others[f"{path} {search.precision}"]
+        evaluator = bundle.evaluator(context.training.data.validation)  # with the bundle's own tokenizer
         logits = bundle.logits(evaluator.rows, precision=search.precision)
-        value = float(evaluator.scores(logits)[bundle.task.metric])
-        known.append(Anchor(Path(anchor).name, value, one.ms, bundle.manifest.parameters, one.file_mb))
-    return known
+        score = float(evaluator.scores(logits)[bundle.task.metric])
+        anchors.append(Anchor(Path(path).name, score, timed.ms, bundle.manifest.parameters, timed.file_mb))
+    return anchors
 
 
 def add_results(study: Path, point: TrialRecord) -> TrialRecord:
-    """Add to the point what later phases of the search in this folder found of it."""
-    more = load_student_state(study, point.number)
+    """Add the results of later phases of the search to a point."""
+    state = load_student_state(study, point.number)
     return replace(
         point,
-        scores={**point.scores, **more.scores},
-        measured=more.measured or None,
-        bundle=more.bundle,
-        file_mb=more.file_mb or point.file_mb,
+        scores={**point.scores, **state.scores},
+        measured=state.measured or None,
+        bundle=state.bundle,
+        file_mb=state.file_mb or point.file_mb,
     )
 
 
-def _stage_rungs(context: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]:
-    """List what students scored after a stage of their own, with what that stage cost."""
+def _stage_rungs(context: SearchContext, points: Sequence[TrialRecord]) -> list[Rung]:
+    """List students' scores after a stage of their own, with the cost of that stage."""
     rungs = []
-    stages = {"short": context.search.space.short, "final": context.search.space.final[-1]}
-    for point in known:
-        for which, stage in stages.items():
-            score = point.scores.get(which)  # type: ignore[call-overload]
+    stages: dict[ScoreStage, Stage] = {"short": context.search.space.short, "final": context.search.space.final[-1]}
+    for point in points:
+        for name, stage in stages.items():
+            score = point.scores.get(name)
             if score is None or point.body_parameters is None:
                 continue
             spent = load_trained(context.student_run(point.number), stage.name, context.training.console)
             if spent is None:
                 continue
             flops = BACKWARD * (point.flops_per_token or 0.0) * context.mean_tokens * spent.examples
-            rungs.append(Rung(which, point.body_parameters, spent.examples, flops, score))
+            rungs.append(Rung(name, point.body_parameters, spent.examples, flops, score))
     return rungs
 
 
 LEAST_TRIALS = 20
-"""The least number of trials of which the best tenth is more than one."""
+"""The least number of trials whose best tenth is more than one trial."""
 
 
-def compute_importances(found: SearchReport) -> tuple[ChoiceImportance, ...]:
-    """Compute which choices decide each objective, the greatest first; none where too few trials have a value of it.
+def compute_importances(report: SearchReport) -> tuple[ChoiceImportance, ...]:
+    """Compute the importance of each choice for each objective, the greatest first.
 
     PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how differently a choice is distributed among the best tenth of
-    the trials than among all. It says what sets the best apart, not how a shape's score comes about.
+    the trials than among all. It shows what sets the best apart, not how a shape's score comes about.
 
-    Scores are those of the first stage that all trials went through, so that trained shapes stand beside the others as
-    they stood before. An objective in which all are equal has none either.
+    Scores are those of the first stage, which all trials went through. An objective with too few values, or with equal
+    ones, is left out.
     """
-    complete = [point for point in found.points if point.state == "complete"]
-    told = []
-    for objective in found.objectives:
-        values = {point.number: _value(found, point, objective) for point in complete}
-        known = [point for point in complete if values[point.number] is not None]
-        if len(known) >= LEAST_TRIALS and len({values[point.number] for point in known}) > 1:
-            shares = _shares(known, [values[point.number] or 0.0 for point in known], objective == "score")
-            told.append(ChoiceImportance(objective, "PED-ANOVA", len(known), shares))
-    return tuple(told)
+    importances = []
+    for objective in report.objectives:
+        values = {
+            point.number: value
+            for point in report.points
+            if point.state == "complete" and (value := _value_at_first(report, point, objective)) is not None
+        }
+        if len(values) < LEAST_TRIALS or len(set(values.values())) == 1:
+            continue
+        points = [point for point in report.points if point.number in values]
+        spaces = {
+            name: _distribution([point.choice[name] for point in points if name in point.choice])
+            for name in dict.fromkeys(name for point in points for name in point.choice)
+        }
+        trials = [
+            optuna.trial.create_trial(
+                params={
+                    name: str(choice) if isinstance(spaces[name], CategoricalDistribution) else choice
+                    for name, choice in point.choice.items()
+                },
+                distributions={name: spaces[name] for name in point.choice},
+                value=values[point.number],
+            )
+            for point in points
+        ]
+        with quiet():
+            study = optuna.create_study(direction="maximize" if objective == "score" else "minimize")
+            study.add_trials(trials)
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        shares = {name: float(share) for name, share in shares.items()}
+        importances.append(ChoiceImportance(objective, "PED-ANOVA", len(points), shares))
+    return tuple(importances)
 
 
-def _value(found: SearchReport, point: TrialRecord, objective: ObjectiveName) -> float | None:
-    """Return the value before any training on top and any measurement: what all trials are compared by."""
+def _value_at_first(report: SearchReport, point: TrialRecord, objective: ObjectiveName) -> float | None:
+    """Return the value before further training and measurements, by which all trials can be compared."""
     if objective == "score":
         return point.first
     if objective == "latency":
-        return finite(point.predicted_ms) if point.predicted_ms is not None else found.ms(point)
-    return found.value(point, objective)
-
-
-def _shares(points: Sequence[TrialRecord], values: Sequence[float], maximise: bool) -> dict[str, float]:
-    known: dict[str, list[int | float | str]] = {}
-    for point in points:
-        for name, value in point.choice.items():
-            known.setdefault(name, []).append(value)
-    spaces = {name: _distribution(found) for name, found in known.items()}
-    trials = [
-        optuna.trial.create_trial(
-            params={
-                name: str(choice) if isinstance(spaces[name], CategoricalDistribution) else choice
-                for name, choice in point.choice.items()
-            },
-            distributions={name: spaces[name] for name in point.choice},
-            value=value,
-        )
-        for point, value in zip(points, values, strict=True)
-    ]
-    with quiet():
-        study = optuna.create_study(direction="maximize" if maximise else "minimize")
-        study.add_trials(trials)
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {name: float(share) for name, share in shares.items()}
+        return finite(point.predicted_ms) if point.predicted_ms is not None else report.ms(point)
+    return report.value(point, objective)
 
 
 def _distribution(values: Sequence[int | float | str]) -> BaseDistribution:
-    """Return the range of the numbers that occur; of words, the choice among them."""
+    """Return the range of the numbers that occur, or the choice among words."""
     numbers = [value for value in values if not isinstance(value, str | bool)]
     if len(numbers) < len(values):
         return CategoricalDistribution(sorted({str(value) for value in values}))

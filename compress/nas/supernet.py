@@ -1,14 +1,14 @@
-"""One model in which every smaller one is contained, its first layers, dimensions, heads and neurons; its training.
+"""The supernet: one model that contains every smaller one, as its first layers, dimensions, heads and neurons.
 
-A subnet is a model of the smaller shape without weights of its own, run on slices of the whole's: what it computes is
-what `extract` returns, and its gradients reach the whole. No code of a model is patched, so that every family with a
-slice plan serves, its attention and hidden states can be read, and dropout, autocast and DDP are as ever.
+A subnet is a model of the smaller shape without weights of its own, run on slices of the supernet's weights: it
+computes the same as `extract`'s result, and its gradients reach the supernet. No model code is patched, so every family
+with a slice plan works, attention and hidden states can be read, and dropout, autocast and DDP behave as usual.
 
-    whole = ordered(model, importance)          # units sorted, so that the first are the best
+    whole = reorder_units(model, importance)          # units sorted, so that the first are the best
     net = Supernet(whole)
     half = Sizes.from_request(whole.config, layers=0.5, hidden=0.5, ffn=0.5)
     net.signals(batch, frozenset({"logits"}), half)
-    net.score(half, EvaluationBatches.from_evaluator(exam, collate))
+    net.score(half, EvaluationBatches.from_evaluator(evaluator, collate))
     net.extract(half).save_pretrained(folder)
 
 Shapes: B batch, L tokens, D width of the embedding, V vocabulary, U tokens that occur.
@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +32,6 @@ from transformers.pytorch_utils import Conv1D
 
 from compress.config.recipe import Stage
 from compress.config.reference import options
-from compress.errors import PruneError
 from compress.evaluation.evaluator import EvaluationBatches
 from compress.io import load_json, write_json
 from compress.latency.model import model_cost
@@ -48,7 +46,7 @@ from compress.pruning import importance
 from compress.records.search_report import Rung
 from compress.slicing.cut import cut, rank_units, slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
-from compress.slicing.select import Kept, prefix
+from compress.slicing.select import Kept, choose
 from compress.slicing.sizes import Sizes, inner_weights, layer_kinds, resize_config, select_layers
 from compress.training.context import TrainingContext
 from compress.training.embedding_rows import whole_vocabulary
@@ -62,7 +60,7 @@ if TYPE_CHECKING:
 
 LOGITS: Final = frozenset({"logits"})
 SKELETONS: Final = 64
-"""The number of shapes whose modules are kept; making one anew takes some 15 ms."""
+"""The number of shapes whose modules are cached; creating them takes some 15 ms."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,10 @@ class Lookup:
 
 
 class Supernet:
-    """Runs, scores and extracts the subnets of `model`, which need be `ordered` for its prefixes to be good.
+    """Runs, scores and extracts the subnets of `model`, whose units should be sorted by importance.
 
-    depth: which layers fewer layers are, as `sizes.select_layers` names it: even, uniform (DynaBERT's own rule),
-    first, last. Each method takes other `layers` of the whole, as many as `sizes` has. Raises PruneError for a family
-    without a slice plan and for sizes that are not within the model's.
+    depth: the rule of `sizes.select_layers` for which layers a shallower subnet has: even, uniform (DynaBERT's own),
+    first, last. Raises PruneError for a family without a slice plan and for sizes that are not within the model's.
     """
 
     def __init__(self, model: PreTrainedModel, plan: SlicePlan | None = None, *, depth: str = "even") -> None:
@@ -89,18 +86,15 @@ class Supernet:
         self._skeletons: OrderedDict[Any, _Skeleton] = OrderedDict()
 
     def layers(self, sizes: Sizes) -> tuple[int, ...]:
-        """Return the layers of the whole that a subnet of these sizes has."""
+        """Return the supernet's layers that a subnet of these sizes has."""
         return tuple(select_layers(self.depth, sizes.layers, self.plan.sizes.layers))
 
-    def kept(self, sizes: Sizes, layers: Sequence[int] | None = None) -> Kept:
-        """Keep the first units of every group, and these layers. Raises PruneError where they are not as many as
-        asked."""
-        if layers is not None and len(layers) != sizes.layers:
-            raise PruneError(f"layers {list(layers)}: {sizes.layers} are asked for")
-        return prefix(self.plan, sizes, layers=self.layers(sizes) if layers is None else layers)
+    def kept(self, sizes: Sizes) -> Kept:
+        """Return the units of a subnet: the first of every group."""
+        return choose(self.plan, None, sizes, layers=self.depth)
 
     def lookup(self, batch: Mapping[str, Tensor]) -> Lookup:
-        """Prepare what `signals` looks up if it is not given: give the same to all subnets that run on one batch."""
+        """Look up the embeddings of a batch, to be shared by all subnets that run on it."""
         return self._look_up(batch["input_ids"].unique())
 
     def signals(
@@ -108,43 +102,37 @@ class Supernet:
         batch: Mapping[str, Tensor],
         wants: frozenset[str],
         sizes: Sizes,
-        layers: Sequence[int] | None = None,
         *,
         lookup: Lookup | None = None,
         at_BL: Tensor | None = None,
     ) -> Signals:
-        """Compute what a subnet shows of a batch, as `models.signals.read` does; in train mode where the whole is."""
-        kept = self.kept(sizes, layers)
+        """Compute a subnet's signals on a batch, as `models.signals.read` does, in the supernet's mode."""
+        kept = self.kept(sizes)
         lookup = lookup or self.lookup(batch)
         skeleton = self._skeleton(kept).train(self.model.training)
         return skeleton.run(self._weights(skeleton, kept, lookup), lookup, batch, wants, at_BL)
 
-    def extract(self, sizes: Sizes, layers: Sequence[int] | None = None) -> PreTrainedModel:
+    def extract(self, sizes: Sizes) -> PreTrainedModel:
         """Extract the subnet as a plain transformers model with weights of its own."""
         with whole_vocabulary(self.model):
-            return slice_model(self.model, self.kept(sizes, layers))
+            return slice_model(self.model, self.kept(sizes))
 
     @torch.no_grad()
-    def logits(
-        self, sizes: Sizes, sheets: EvaluationBatches, layers: Sequence[int] | None = None, *, bf16: bool = False
-    ) -> list[Tensor]:
-        """Compute a subnet's logits for each batch of `sheets`, in eval mode and without gradients. bf16: under
-        autocast."""
-        kept, device = self.kept(sizes, layers), next(self.model.parameters()).device
+    def logits(self, sizes: Sizes, batches: EvaluationBatches, *, bf16: bool = False) -> list[Tensor]:
+        """Compute a subnet's logits for each batch, in eval mode and without gradients. bf16: under autocast."""
+        kept, device = self.kept(sizes), next(self.model.parameters()).device
         skeleton = self._skeleton(kept).eval()
         with whole_vocabulary(self.model), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            lookup = self._look_up(sheets.tokens_U)
+            lookup = self._look_up(batches.tokens_U)
             weights = self._weights(skeleton, kept, lookup)
-            if bf16:  # autocast keeps its casts of a model's own weights only: slices would be cast for every batch
+            if bf16:  # autocast caches casts of a model's own weights only: slices would be cast for every batch
                 weights |= {name: weights[name].to(torch.bfloat16) for name in skeleton.products}
-            shown = [skeleton.run(weights, lookup, batch, LOGITS).logits for batch in sheets.batches]
-        return [logits.float().cpu() for logits in shown if logits is not None]
+            signals = [skeleton.run(weights, lookup, batch, LOGITS) for batch in batches.batches]
+        return [each.logits.float().cpu() for each in signals if each.logits is not None]
 
-    def score(
-        self, sizes: Sizes, sheets: EvaluationBatches, layers: Sequence[int] | None = None, *, bf16: bool = False
-    ) -> float:
-        """Compute the task's metric of a subnet on the examples of `sheets`."""
-        return sheets.score(self.logits(sizes, sheets, layers, bf16=bf16))
+    def score(self, sizes: Sizes, batches: EvaluationBatches, *, bf16: bool = False) -> float:
+        """Compute the task's metric of a subnet on these batches."""
+        return batches.score(self.logits(sizes, batches, bf16=bf16))
 
     def _look_up(self, tokens_U: Tensor) -> Lookup:
         table: Any = self.model.get_input_embeddings()
@@ -157,11 +145,14 @@ class Supernet:
         return cut(self.plan, parameters_of(self.model) | tables, kept)
 
     def _skeleton(self, kept: Kept) -> "_Skeleton":
-        """Make the modules of this shape, on the whole's device and with its kind of attention."""
-        attention, device = self.model.config._attn_implementation, next(self.model.parameters()).device
-        key = (kept.sizes, tuple(layer_kinds(self.model.config, kept.layers) or ()), attention, device)
+        """Create the modules of this shape, on the supernet's device and with its kind of attention."""
+        config, device = self.model.config, next(self.model.parameters()).device
+        key = (kept.sizes, tuple(layer_kinds(config, kept.layers) or ()), config._attn_implementation, device)
         if key not in self._skeletons:
-            self._skeletons[key] = _Skeleton.of(self.model, kept, attention, device)
+            smaller = resize_config(config, kept.sizes, layers=kept.layers)
+            smaller._attn_implementation = config._attn_implementation
+            with torch.device(device), init_empty_weights(include_buffers=False):
+                self._skeletons[key] = _Skeleton(type(self.model)(smaller), device)
         self._skeletons.move_to_end(key)
         if len(self._skeletons) > SKELETONS:
             self._skeletons.popitem(last=False)
@@ -169,16 +160,16 @@ class Supernet:
 
 
 class _Skeleton(nn.Module):
-    """A model of some shape whose weights are given at each call; buffers are its own.
+    """A model of some shape that has buffers of its own, and weights that are passed to each call.
 
-    names: those of the weights; tables, places: those of the word embedding, and of where tokens are in it.
+    names: of the weights; tables: of the word embedding; products: of the matrices of linear layers.
     """
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         super().__init__()
         words = model.get_input_embeddings()
         self.tables = [name for name, each in model.named_modules(remove_duplicate=False) if each is words]
-        placed = _Placed(words.weight, device)  # type: ignore[arg-type]
+        placed = _PlacedEmbedding(words.weight, device)  # type: ignore[arg-type]
         for name in self.tables:
             model.set_submodule(name, placed)
         self.model = model
@@ -186,13 +177,6 @@ class _Skeleton(nn.Module):
         self.products = [
             name for name in self.names if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear | Conv1D)
         ]
-
-    @staticmethod
-    def of(model: PreTrainedModel, kept: Kept, attention: str, device: torch.device) -> "_Skeleton":
-        config = resize_config(model.config, kept.sizes, layers=kept.layers)
-        config._attn_implementation = attention
-        with torch.device(device), init_empty_weights(include_buffers=False):
-            return _Skeleton(type(model)(config), device)
 
     def run(
         self,
@@ -202,18 +186,18 @@ class _Skeleton(nn.Module):
         wants: frozenset[str],
         at_BL: Tensor | None = None,
     ) -> Signals:
-        """`weights` by the model's names; what is theirs and no weight of this shape is left out."""
-        given = {f"model.{name}": weights[name] for name in self.names}
-        given[f"model.{self.tables[0]}.place_V"] = lookup.place_V
-        shown: Signals = functional_call(self, given, (batch, wants, at_BL))
-        return shown
+        """Run on `weights`, by the supernet's names; those that this shape does not have are ignored."""
+        tensors = {f"model.{name}": weights[name] for name in self.names}
+        tensors[f"model.{self.tables[0]}.place_V"] = lookup.place_V
+        signals: Signals = functional_call(self, tensors, (batch, wants, at_BL))
+        return signals
 
     def forward(self, batch: Mapping[str, Tensor], wants: frozenset[str], at_BL: Tensor | None) -> Signals:
         return read(self.model, batch, wants, at_BL=at_BL)
 
 
-class _Placed(nn.Module):
-    """A word embedding that holds some of the vocabulary's rows: `place_V` says where each token's is."""
+class _PlacedEmbedding(nn.Module):
+    """A word embedding with only some of the vocabulary's rows: `place_V` is the row of each token."""
 
     def __init__(self, weight: nn.Parameter, device: torch.device) -> None:
         super().__init__()
@@ -229,9 +213,9 @@ class _Placed(nn.Module):
 
 LADDER = "ladder.json"
 BACKWARD = 3.0
-"""A training step's operations by those of its forward pass (Kaplan et al. 2020, arXiv:2001.08361, Sec. 2.1)."""
+"""FLOPs of a training step relative to its forward pass (Kaplan et al. 2020, arXiv:2001.08361, Sec. 2.1)."""
 RUNGS, LOOKS = 4, 5
-"""Subnets on the ladder, and how often each is scored at least: a curve of size, or of data, needs four points."""
+"""Subnets on the ladder, and the least number of times they are scored: a curve of size, or data, needs four points."""
 DRAWN = 200
 """Subnets that training draws from, at most."""
 
@@ -244,40 +228,35 @@ class Ladder:
     costs: CostModel
 
     @staticmethod
-    def of(costs: CostModel, among: Sequence[Choice]) -> "Ladder":
+    def from_choices(costs: CostModel, among: Sequence[Choice]) -> "Ladder":
         by_size = sorted(among, key=lambda choice: inner_weights(costs.shapes.sizes(choice)))
         places = (round(at * (len(by_size) - 1) / (RUNGS - 1)) for at in range(RUNGS))
-        picked = {describe_choice(each): each for each in map(by_size.__getitem__, places)}
-        return Ladder(tuple(picked.values()), costs)
+        rungs = {describe_choice(choice): choice for choice in map(by_size.__getitem__, places)}
+        return Ladder(tuple(rungs.values()), costs)
 
     def score_rungs(self, score: Score) -> Score:
         """Wrap a score of the whole model: return the mean of the rungs' scores, and each of them."""
 
-        def found(student: PreTrainedModel) -> Mapping[str, float]:
+        def score_all(student: PreTrainedModel) -> Mapping[str, float]:
             net = Supernet(student)
-            each = [score(net.extract(self.costs.shapes.sizes(choice)))["score"] for choice in self.rungs]
-            return {"score": fmean(each), **{f"subnet_{at}": value for at, value in enumerate(each)}}
+            scores = [score(net.extract(self.costs.shapes.sizes(choice)))["score"] for choice in self.rungs]
+            return {"score": fmean(scores), **{f"subnet_{at}": value for at, value in enumerate(scores)}}
 
-        return found
-
-    def keep(self, file: Path, stage: Stage, flops: float) -> None:
-        """Write what the log's scores are of. flops: spent on one example."""
-        sizes = [self.costs.cost(choice).body_parameters for choice in self.rungs]
-        write_json(file, {"stage": stage.name, "batch": stage.batch, "body_parameters": sizes, "flops": flops})
+        return score_all
 
 
 def load_ladder(run: Run) -> tuple[Rung, ...]:
-    """Load the ladder's scores while the supernet was trained; none where there was no supernet, or no ladder."""
+    """Load the ladder's scores from the supernet's training; empty if there was no supernet, or no ladder."""
     file = run.path / LADDER
     if not file.is_file():
         return ()
-    kept = load_json(file, "Remove it: the page then shows no ladder")
+    ladder = load_json(file, "Remove it: the page then shows no ladder")
     return tuple(
-        Rung("supernet", size, int(examples), examples * kept["flops"], point[f"eval_subnet_{at}"])
-        for point in curves(run.path / "log.jsonl").get(kept["stage"], [])
+        Rung("supernet", size, int(examples), examples * ladder["flops"], point[f"eval_subnet_{at}"])
+        for point in curves(run.path / "log.jsonl").get(ladder["stage"], [])
         if "eval_subnet_0" in point
-        for examples in [point["step"] * kept["batch"]]
-        for at, size in enumerate(kept["body_parameters"])
+        for examples in [point["step"] * ladder["batch"]]
+        for at, size in enumerate(ladder["body_parameters"])
     )
 
 
@@ -291,11 +270,11 @@ def train_supernet(
     time_budget: "TimeBudget",
 ) -> PreTrainedModel:
     """Train the supernet of this search on subnets drawn from `among`, or load that of an earlier session."""
-    said = costs.search.space.supernet
-    assert said is not None, "a space of a supernet has its stage"
-    if run.done(said.name, training.console):
-        return heads.load(run.result(said.name), said.head, training.kind)
-    stage = draw_from(said, among, costs)
+    stage = costs.search.space.supernet
+    assert stage is not None, "a space of a supernet has its stage"
+    if run.done(stage.name, training.console):
+        return heads.load(run.result(stage.name), stage.head, training.kind)
+    stage = draw_from(stage, among, costs)
     whole, origin_D = put_in_order(costs, stage, task_teacher, training, run.seed)
 
     def probe(short: Stage, scratch: Run) -> None:
@@ -303,8 +282,10 @@ def train_supernet(
 
     (stage,) = time_budget.fit("supernet", [stage], training.data, probe)
     stage = with_looks(stage, len(training.data.train))
-    ladder = Ladder.of(costs, among)
-    ladder.keep(run.path / LADDER, stage, _flops(costs, among, stage, training))
+    ladder = Ladder.from_choices(costs, among)
+    sizes = [costs.cost(choice).body_parameters for choice in ladder.rungs]
+    flops = _flops_per_example(costs, among, stage, training)
+    write_json(run.path / LADDER, {"stage": stage.name, "batch": stage.batch, "body_parameters": sizes, "flops": flops})
     return run_stage(stage, whole, task_teacher, training, run, origin_D=origin_D, wrap_score=ladder.score_rungs)
 
 
@@ -315,7 +296,7 @@ def with_looks(stage: Stage, rows: int) -> Stage:
 
 
 def draw_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
-    """Let the stage's step draw from these subnets, where it is one that can be told so."""
+    """Let the stage's step draw from these subnets, if it has an option for that."""
     step = stage.step
     if step is None or "among" not in options(step.function) or "among" in step.options:
         return stage
@@ -327,7 +308,7 @@ def draw_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
 def put_in_order(
     costs: CostModel, stage: Stage, task_teacher: Teacher, training: TrainingContext, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
-    """Put the teacher's units in order, those that matter most first; return which of its dimensions each one is."""
+    """Sort the teacher's units, the most important first; return the model and its dimensions' indices in the teacher."""
     space, model = costs.search.space, copy.deepcopy(task_teacher.model)
     if isinstance(model, SentenceEncoder):
         project(model)  # so that narrower subnets give vectors as wide as the teacher's
@@ -342,12 +323,11 @@ def put_in_order(
     return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
 
 
-def _flops(costs: CostModel, among: Sequence[Choice], stage: Stage, training: TrainingContext) -> float:
-    """Spent on an example, at its mean length: the teacher's forward pass, and both passes of a step's subnets."""
-    rows = training.rows(stage, 0)
-    tokens = fmean(rows["length"][:])
-    ends = [costs.cost(choice).flops_per_token for choice in among[:DRAWN]]
-    given: Mapping[str, Any] = stage.step.options if stage.step else {}
+def _flops_per_example(costs: CostModel, among: Sequence[Choice], stage: Stage, training: TrainingContext) -> float:
+    """Estimate the FLOPs of an example of mean length: the teacher's forward pass, and both passes of the subnets."""
+    tokens = fmean(training.rows(stage, 0)["length"][:])
+    subnets = [costs.cost(choice).flops_per_token for choice in among[:DRAWN]]
+    step: Mapping[str, Any] = stage.step.options if stage.step else {}
     whole = model_cost(costs.shapes.teacher, kind=costs.kind).flops_per_token
-    subnets = whole * given.get("largest", True) + min(ends) * given.get("smallest", True)
-    return tokens * (whole + BACKWARD * (subnets + given.get("random", 2) * fmean(ends)))
+    always = whole * step.get("largest", True) + min(subnets) * step.get("smallest", True)
+    return tokens * (whole + BACKWARD * (always + step.get("random", 2) * fmean(subnets)))

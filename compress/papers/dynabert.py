@@ -158,7 +158,7 @@ class Sandwich(WrappedStep):
     ) -> dict[str, Tensor]:
         layers = self.supernet.layers(sizes)
         at_BL = self.distillation.find_labelled(self.student, batch)
-        student = self.supernet.signals(batch, self.objective.student_wants, sizes, layers, lookup=lookup, at_BL=at_BL)
+        student = self.supernet.signals(batch, self.objective.student_wants, sizes, lookup=lookup, at_BL=at_BL)
         pairs = [pairs_of_subnet(each, layers) for each in self.objective.pairs]
         return self.objective(student, teacher, batch, items, pairs)
 

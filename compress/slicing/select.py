@@ -1,4 +1,4 @@
-"""Choose the units of a model that a smaller one keeps.
+"""Choose the units that a smaller model keeps.
 
 Shapes: H heads of K rows each.
 """
@@ -16,15 +16,15 @@ from compress.slicing.rules import FIRST_IS_OWN, ROTARY
 from compress.slicing.sizes import Sizes, select_layers
 
 Importance = Mapping[Group, Tensor]
-"""One number for each unit of a group; the larger, the more it matters. Of `query` and `value`, one for each row."""
+"""A number for each unit of a group; higher is more important. For `query` and `value`, a number for each row."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Name the source's layer for each layer, and for each group of the source the units kept, in the result's order.
+    """The source's layer of each layer, and the kept units of each group, in the order of the result.
 
-    A group that is not in `indices` keeps all its units. -1 stands for a new unit, which begins as nothing: a head that
-    is larger than the source's.
+    A group that is not in `indices` keeps all its units. -1 is a new unit that starts at zero, in a head that is larger
+    than the source's.
     """
 
     sizes: Sizes
@@ -32,15 +32,18 @@ class Kept:
     indices: Mapping[Group, Tensor]
 
 
-def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str | Sequence[int] | None = None) -> Kept:
+def choose(
+    plan: SlicePlan, importance: Importance | None, sizes: Sizes, *, layers: str | Sequence[int] | None = None
+) -> Kept:
     """Keep the most important units of every group, in the source's order.
 
-    layers: which, by the rule that `sizes.select_layers` takes; None: the most important, evenly spread where
-    `importance` has none. A head is as important as its rows of values together, where `importance` has none for heads.
-    Raises PruneError where `sizes` are not within the plan's.
+    importance: None: units are sorted already (`reorder_units`), so keep the first. layers: the rule or list that
+    `sizes.select_layers` takes; None: the most important, or evenly spread if `importance` has none for layers. A head
+    is as important as its rows of values together if `importance` has none for heads. Raises PruneError if `sizes` are
+    not within the plan's.
     """
-    _check(plan, sizes)
-    if layers is None and LAYERS in importance and plan.own_layers:
+    _check_sizes(plan, sizes)
+    if layers is None and importance is not None and LAYERS in importance and plan.own_layers:
         of_layers = importance[LAYERS].float().clone()
         if plan.family in FIRST_IS_OWN:
             of_layers[0] = torch.inf
@@ -51,30 +54,19 @@ def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str
     indices: dict[Group, Tensor] = {}
     for group, count in counts(plan, sizes).items():
         if count < plan.groups[group]:
-            indices[group] = top_units(importance[group], count)
+            indices[group] = torch.arange(count) if importance is None else top_units(importance[group], count)
     if sizes.heads < plan.sizes.heads:
         for heads in set(plan.heads.values()):
-            indices[heads] = top_units(head_importance(plan, importance, heads), sizes.heads)
-    return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, importance))
-
-
-def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None) -> Kept:
-    """Keep the first units of every group, which `reorder_units` makes the most important ones. Layers: even, if None.
-
-    Raises PruneError where `sizes` are not within the plan's.
-    """
-    _check(plan, sizes)
-    chosen = layers if layers is not None else select_layers("even", sizes.layers, plan.sizes.layers)
-    check_layers(plan.family, chosen)
-    indices = {group: torch.arange(count) for group, count in counts(plan, sizes).items() if count < plan.groups[group]}
-    if sizes.heads < plan.sizes.heads:
-        indices |= {heads: torch.arange(sizes.heads) for heads in plan.heads.values()}
-    return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, None))
+            if importance is None:
+                indices[heads] = torch.arange(sizes.heads)
+            else:
+                indices[heads] = top_units(head_importance(plan, importance, heads), sizes.heads)
+    return Kept(sizes, tuple(chosen), indices | _choose_rows(plan, sizes, indices, importance))
 
 
 def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
-    """Count the units that `sizes` leave of each group, without tokens, and without heads and their rows where heads
-    are not cut whole."""
+    """Count the units of each group in a model of these sizes, except tokens, and except heads and their rows unless
+    heads are cut whole."""
     widths = {
         "hidden": sizes.hidden, "embedding": sizes.embedding, "ffn": sizes.ffn, "bottleneck": sizes.bottleneck,
         "shared": sizes.bottleneck,
@@ -85,20 +77,21 @@ def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
     return found
 
 
-def _check(plan: SlicePlan, sizes: Sizes) -> None:
+def _check_sizes(plan: SlicePlan, sizes: Sizes) -> None:
     if not sizes.within(plan.sizes):
         raise PruneError(f"{sizes}: not within the model's {plan.sizes}; pruning can only take away")
-    mine, theirs = sizes.head_size, plan.sizes.head_size
-    if plan.family in ROTARY and mine % theirs and theirs % mine:
+    size, source_size = sizes.head_size, plan.sizes.head_size
+    if plan.family in ROTARY and size % source_size and source_size % size:
         raise PruneError(
-            f"heads of {mine}: the model's, of {theirs}, turn by the tokens' places; by a whole factor only"
+            f"heads of {size}: the model's heads of {source_size} have rotary positions, so their size can only change "
+            "by a whole factor"
         )
     if sizes.layers < plan.sizes.layers and not plan.own_layers and len(plan.blocks("ffn")) > 1:
-        raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
+        raise PruneError("layers: the groups of layers of this model share weights; its depth cannot be cut")
 
 
 def check_layers(family: str, layers: Sequence[int]) -> None:
-    """Raise PruneError where a layer would stand in a place where its family has other weights."""
+    """Raise PruneError if a layer would move to a place where its family has other weights."""
     if family in FIRST_IS_OWN and (layers[0] != 0 or 0 in layers[1:]):
         raise PruneError(
             f"layers {list(layers)}: the first layer of {family}, and no other, has no norm before its attention, "
@@ -107,55 +100,51 @@ def check_layers(family: str, layers: Sequence[int]) -> None:
 
 
 def top_units(importance: Tensor, count: int) -> Tensor:
-    """Return the places of the most important units, in their order; of equals the first."""
+    """Return the indices of the most important units, ascending; the first of equals."""
     return importance.float().cpu().argsort(descending=True, stable=True)[:count].sort().values
 
 
 def head_importance(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
-    """Return the importance of heads, or where it has none the sum over their rows of values, in all blocks."""
+    """Return the importance of heads, or if there is none the sum over their rows of values in all blocks."""
     if heads in importance:
         return importance[heads]
     rows = [importance[group] for group, of in plan.heads.items() if of == heads and group.axis == "value"]
     return torch.stack([each.float().view(plan.sizes.heads, -1).sum(1) for each in rows]).sum(0)
 
 
-def _rows(
+def _choose_rows(
     plan: SlicePlan, sizes: Sizes, indices: Mapping[Group, Tensor], importance: Importance | None
 ) -> dict[Group, Tensor]:
-    """Choose rows of queries and values: those of the kept heads, the best (or first) where heads get smaller."""
+    """Choose rows of queries and values: those of the kept heads, the best (or first) if heads get smaller."""
     if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
         return {}
-    K, wanted = plan.sizes.head_size, sizes.head_size
-    found = {}
+    K, size = plan.sizes.head_size, sizes.head_size
+    chosen = {}
     for group, heads in plan.heads.items():
         kept_H = indices.get(heads, torch.arange(plan.sizes.heads))
         if group.axis == "query" and plan.family in ROTARY:
-            inside_K = rotary_rows(K, wanted)
-            found[group] = torch.where(inside_K < 0, -1, kept_H[:, None] * K + inside_K).flatten()
+            inside_K = rotary_rows(K, size)
+            chosen[group] = torch.where(inside_K < 0, -1, kept_H[:, None] * K + inside_K).flatten()
             continue
-        inside_HK = torch.arange(min(K, wanted)).expand(len(kept_H), -1)
-        if wanted < K and importance is not None:
-            inside_HK = _best_inside(importance[group], kept_H, K, wanted)
+        inside_HK = torch.arange(min(K, size)).expand(len(kept_H), -1)
+        if size < K and importance is not None:
+            of_HK = importance[group].float().cpu().view(-1, K)[kept_H]
+            inside_HK = of_HK.argsort(dim=1, descending=True, stable=True)[:, :size].sort(dim=1).values
         rows_HK = kept_H[:, None] * K + inside_HK
-        if wanted > K:
-            rows_HK = torch.cat([rows_HK, rows_HK.new_full((len(kept_H), wanted - K), -1)], 1)
-        found[group] = rows_HK.flatten()
-    return found
+        if size > K:
+            rows_HK = torch.cat([rows_HK, rows_HK.new_full((len(kept_H), size - K), -1)], 1)
+        chosen[group] = rows_HK.flatten()
+    return chosen
 
 
 def rotary_rows(size: int, wanted: int) -> Tensor:
-    """Choose rows of a head of `size` for one of `wanted` rows, each at the place that turns as fast; -1: a new row."""
+    """Choose rows of a head of `size` for one of `wanted` rows, by the speed of their rotation; -1: a new row."""
     if wanted <= size:
         half = torch.arange(0, size // 2, size // wanted)
         return torch.cat([half, half + size // 2])
     rows = torch.full((2, wanted // 2), -1)
     rows[:, :: wanted // size] = torch.arange(size).view(2, -1)
     return rows.flatten()
-
-
-def _best_inside(importance: Tensor, kept_H: Tensor, size: int, wanted: int) -> Tensor:
-    of_HK = importance.float().cpu().view(-1, size)[kept_H]
-    return of_HK.argsort(dim=1, descending=True, stable=True)[:, :wanted].sort(dim=1).values
 
 
 _WRITE = {
@@ -182,33 +171,33 @@ _READ = {
 
 @torch.no_grad()
 def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importance:
-    """Compute, for each unit, the norm of the weights that write it times that of those that read it, in all layers.
+    """Compute each unit's importance: the norm of the weights that write it times that of those that read it.
 
-    Of an embedding's widths, the norm of the table's columns. Layers have none.
+    For the width of an embedding, it is the norm of the table's columns. Layers have none.
     """
     plan = plan or SlicePlan.from_model(model)
     weights = parameters_of(model)
     found: dict[Group, Tensor] = {}
     for group in plan.groups:
         if group.axis in _WRITE and group not in plan.heads.values():
-            written = _squares(plan, weights, group, _WRITE[group.axis], first=True)
-            read = _squares(plan, weights, group, _READ[group.axis], first=False)
-            found[group] = (written * read).sqrt() if _READ[group.axis] else written.sqrt()
+            found[group] = _sum_squares(plan, weights, group, _WRITE[group.axis], first=True)
+            if _READ[group.axis]:
+                found[group] = found[group] * _sum_squares(plan, weights, group, _READ[group.axis], first=False)
+            found[group] = found[group].sqrt()
     return found
 
 
-def _squares(
+def _sum_squares(
     plan: SlicePlan, weights: dict[str, Tensor], group: Group, roles: tuple[str, ...], *, first: bool
 ) -> Tensor:
-    """Sum up the squares of weights of these roles along each unit; where one matrix holds queries and keys, of one."""
+    """Sum the squares of weights of these roles along each unit; of queries and keys in one matrix, count one."""
     total = torch.zeros(plan.groups[group])
     for name, cut, each, part in plan.along(group):
         if cut.role not in roles or not name.endswith("weight"):
             continue
         if cut.role == "qkv" and group.axis == "query" and (part == cut.queries) != first:
             continue
-        matrix = weights[name].detach().float()
-        piece = matrix.chunk(len(each.groups), each.dim)[part]
-        squares = piece.pow(2).sum([dim for dim in range(piece.dim()) if dim != each.dim]).cpu()
+        matrix = weights[name].detach().float().chunk(len(each.groups), each.dim)[part]
+        squares = matrix.pow(2).sum([dim for dim in range(matrix.dim()) if dim != each.dim]).cpu()
         total += squares.view(len(total), -1).sum(1)
     return total

@@ -21,7 +21,7 @@ from compress.nas.supernet import Supernet
 from compress.slicing.cut import cut, reorder_units
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.rules import GROUPED
-from compress.slicing.select import magnitude, prefix
+from compress.slicing.select import choose, magnitude
 from compress.slicing.sizes import Sizes
 from compress.training.embedding_rows import only_tokens_in_use
 from tests import learning, tiny
@@ -99,7 +99,7 @@ def test_gradients_of_a_subnet_are_the_extracted_models_in_their_places(family: 
         (shown.logits * towards).sum().backward()
 
     numbers = {name: torch.arange(each.numel()).view(each.shape) for name, each in parameters_of(whole).items()}
-    sources = _sources(net.plan, whole, numbers, prefix(net.plan, sizes))
+    sources = _sources(net.plan, whole, numbers, choose(net.plan, None, sizes))
     expected = {id(each): torch.zeros(each.numel()) for each in parameters_of(whole).values()}
     for name, parameter in small.named_parameters():
         if parameter.grad is not None:
@@ -172,16 +172,13 @@ def test_under_autocast_as_the_extracted_model() -> None:
     assert torch.equal(shown.logits, expected.logits)  # type: ignore[arg-type]
 
 
-def test_layers_by_rule_and_by_number() -> None:
+def test_layers_by_rule() -> None:
     whole = tiny.model("bert", layers=6)
-    half = Sizes.from_request(whole.config, layers=3)
-    assert Supernet(whole).layers(half) == (0, 2, 5)
-    assert Supernet(whole, depth="uniform").layers(half) == (1, 3, 5)
-    net, batch = Supernet(whole), tiny.batch()
-    shown = net.signals(batch, LOGITS, half, layers=(1, 3, 5)).logits
-    expected = Supernet(whole, depth="uniform").signals(batch, LOGITS, half).logits
-    assert torch.equal(shown, expected)  # type: ignore[arg-type]
-    assert not torch.equal(shown, net.signals(batch, LOGITS, half).logits)  # type: ignore[arg-type]
+    half, batch = Sizes.from_request(whole.config, layers=3), tiny.batch()
+    even, uniform = Supernet(whole), Supernet(whole, depth="uniform")
+    assert (even.layers(half), uniform.layers(half)) == ((0, 2, 5), (1, 3, 5))
+    one, other = (net.signals(batch, LOGITS, half).logits for net in (even, uniform))
+    assert not torch.equal(one, other)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_is_said() -> None:
@@ -190,8 +187,6 @@ def test_what_cannot_be_is_said() -> None:
     whole = tiny.model("bert")
     with pytest.raises(PruneError, match="not within"):
         Supernet(whole).extract(Sizes.from_config(tiny.config("bert", hidden=64)))
-    with pytest.raises(PruneError, match="1 are asked for"):
-        Supernet(whole).extract(Sizes.from_request(whole.config, layers=1), layers=(0, 1))
     with pytest.raises((PruneError, StudentError)):
         Supernet(whole, depth="even").extract(Sizes.from_config(tiny.config("bert", layers=3)))
 

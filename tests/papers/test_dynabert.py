@@ -20,7 +20,7 @@ from compress.models.signals import read
 from compress.papers import dynabert, hinton, tinybert
 from compress.slicing.cut import rank_units, reorder_units
 from compress.slicing.plan import SlicePlan
-from compress.slicing.select import choose, prefix
+from compress.slicing.select import choose
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, inner_weights
 from compress.training.objective import Objective
@@ -395,7 +395,7 @@ def test_the_order_of_units_is_undone_by_no_cut_but_the_prefix() -> None:
     assert rank_units(plan, importance).indices.keys() >= {group for group in plan.groups if group.axis == "ffn"}
     sizes = Sizes.from_request(whole.config, heads=2, hidden=16, ffn=0.5, layers=2)
     kept = choose(plan, dynabert.first(again, (), plan), sizes, layers="uniform")
-    expected = prefix(plan, sizes, layers=kept.layers)
+    expected = choose(plan, None, sizes, layers=kept.layers)
     assert kept.layers == (0, 2)
     assert kept.indices.keys() == expected.indices.keys()
     assert all(torch.equal(kept.indices[group], expected.indices[group]) for group in expected.indices)

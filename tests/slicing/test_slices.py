@@ -77,7 +77,7 @@ def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: 
     torch.testing.assert_close(logits(again), logits(whole), rtol=1e-4, atol=1e-4)
     sizes = Sizes.from_request(whole.config, **axes(family)["everything"])
     best = slice_model(whole, choose(plan, importance, sizes, layers=(0, 2)))
-    first = slice_model(again, prefix(SlicePlan.from_model(again), sizes, layers=(0, 2)))
+    first = slice_model(again, choose(SlicePlan.from_model(again), None, sizes, layers=(0, 2)))
     torch.testing.assert_close(logits(first), logits(best), rtol=1e-4, atol=1e-4)
 
 
@@ -153,7 +153,7 @@ def test_larger_heads_begin_as_nothing_and_can_learn() -> None:
 def test_gradients_flow_to_the_whole_through_a_cut() -> None:
     whole = model("bert")
     plan = SlicePlan.from_model(whole)
-    kept = prefix(plan, Sizes.from_request(whole.config, layers=2, hidden=24, heads=3, ffn=40), layers=(0, 2))
+    kept = choose(plan, None, Sizes.from_request(whole.config, layers=2, hidden=24, heads=3, ffn=40), layers=(0, 2))
     small = slice_model(whole, kept)
     labels = torch.tensor([0, 1, 2])
     small(**tiny.batch(), labels=labels).loss.backward()
@@ -279,7 +279,7 @@ def test_layers_keep_their_kind_of_attention_and_the_first_stays_the_first() -> 
 def test_heads_of_other_sizes_cannot_be_cut_out_of_ones_that_turn() -> None:
     plan = SlicePlan.from_model(model("modernbert"))
     with pytest.raises(PruneError, match="heads of 6: the model's, of 8, turn"):
-        prefix(plan, replace(plan.sizes, hidden=24, head_size=6))
+        choose(plan, None, replace(plan.sizes, hidden=24, head_size=6))
 
 
 def test_blocks_of_different_sizes_need_another_class() -> None:
