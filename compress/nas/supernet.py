@@ -308,7 +308,7 @@ def draw_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
 def put_in_order(
     costs: CostModel, stage: Stage, task_teacher: Teacher, training: TrainingContext, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
-    """Sort the teacher's units, the most important first; return the model and its dimensions' indices in the teacher."""
+    """Sort the teacher's units, the most important first; return the model, and its dimensions by teacher index."""
     space, model = costs.search.space, copy.deepcopy(task_teacher.model)
     if isinstance(model, SentenceEncoder):
         project(model)  # so that narrower subnets give vectors as wide as the teacher's

@@ -1,13 +1,13 @@
-"""Cut the weights of a smaller model out of a larger one's, and build that smaller model.
+"""Cut the weights of a smaller model out of a larger one, and build the smaller model.
 
-The cut model computes exactly what the larger model does with everything else masked out (`masked`), norms over the
-kept dimensions included. Scores are divided by the square root of the head's size, so queries bear the ratio of the
-sizes.
+The smaller model computes what the larger one does with everything else masked, norms over the kept dimensions
+included. Scores are divided by the square root of the head size, so queries are scaled by the ratio of the sizes.
 """
 
 import copy
 import math
 from collections.abc import Mapping
+from itertools import product
 
 import torch
 from accelerate import init_empty_weights
@@ -22,33 +22,34 @@ from compress.slicing.sizes import resize_config
 
 
 def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
-    """Cut the smaller model's weights out of the larger one's `tensors`, by name; gradients flow back to these.
+    """Cut the smaller model's weights, by name, out of the larger one's `tensors`; gradients flow back to these.
 
-    Prefixes are views where nothing else is asked. New units are zero.
+    Prefixes are views. New units are zero.
     """
-    found: dict[str, Tensor] = {}
+    smaller: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        how = plan.cuts[name]
-        names = [name]
-        if how.layer is not None:
-            names = [_rename(name, how, n) for n, source in enumerate(kept.layers) if source == how.layer]
-        if names:
-            smaller = _slice(tensor, how, plan, kept)
-            found |= dict.fromkeys(names, smaller)
-    return found
+        if names := _new_names(name, plan.cuts[name], kept):
+            smaller |= dict.fromkeys(names, _slice(tensor, plan.cuts[name], plan, kept))
+    return smaller
 
 
 def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
-    """Build a plain transformers model of the same class with the kept units, its own weights, and the right config.
+    """Build a plain transformers model of the same class with the kept units, weights of its own, and their config.
 
-    Rows of queries and values that are new are drawn from torch's generator, as a new model's are; those they meet are
-    zero, so that nothing changes before training. Raises PruneError where blocks would differ in size, and where layers
-    share weights.
+    New rows of queries and values are drawn from torch's generator, as in a new model; the rows they are multiplied
+    with are zero, so that nothing changes before training. Raises PruneError if blocks would differ in size, and if
+    layers share weights.
     """
     plan = SlicePlan.from_model(model)
     if getattr(model.config, "shared_layers", None):
         raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
-    _check_even(plan, kept)
+    for group, count in {**counts(plan, kept.sizes), **dict.fromkeys(plan.heads, kept.sizes.attention)}.items():
+        found = len(kept.indices[group]) if group in kept.indices else plan.groups[group]
+        if found != count:
+            raise PruneError(
+                f"{group}: {found} units are kept, and the sizes say {count}; all blocks of a plain "
+                f"{plan.family} have the same number"
+            )
     check_layers(plan.family, kept.layers)
     config = resize_config(model.config, kept.sizes, layers=kept.layers)
     if VOCABULARY in kept.indices:
@@ -75,15 +76,14 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
 
 
 def reorder_units(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
-    """Build the same function with every group's units sorted by importance, so that a prefix is the best."""
+    """Build a model that computes the same, with every group's units sorted so that the first are the best."""
     return slice_model(model, rank_units(SlicePlan.from_model(model), importance))
 
 
 def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     """Sort all units, the most important of every group first.
 
-    Heads move as a whole, rows within a head among themselves, but for queries that turn by the tokens' places. Layers
-    stay where they are.
+    Heads move as a whole, and rows within their head, except queries with rotary positions. Layers stay in place.
     """
     indices: dict[Group, Tensor] = {
         group: importance[group].float().cpu().argsort(descending=True, stable=True)
@@ -105,9 +105,12 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _rename(name: str, how: Cut, layer: int) -> str:
+def _new_names(name: str, how: Cut, kept: Kept) -> list[str]:
+    """Return the smaller model's weights that come from this one."""
+    if how.layer is None:
+        return [name]
     begin, end = how.span
-    return f"{name[:begin]}{layer}{name[end:]}"
+    return [f"{name[:begin]}{n}{name[end:]}" for n, source in enumerate(kept.layers) if source == how.layer]
 
 
 def _slice(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
@@ -116,7 +119,7 @@ def _slice(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
             continue
         parts = tensor.chunk(len(each.groups), each.dim)
         taken = [
-            _take(part, each.dim, _along(part.shape[each.dim], plan.groups[group], kept.indices.get(group)))
+            _take(part, each.dim, plan.groups[group], kept.indices.get(group))
             for part, group in zip(parts, each.groups, strict=True)
         ]
         factor = math.sqrt(kept.sizes.head_size / plan.sizes.head_size)
@@ -126,62 +129,35 @@ def _slice(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
     return tensor
 
 
-def _along(length: int, count: int, indices: Tensor | None) -> Tensor | None:
-    """Find where these of `count` units lie along a dimension of this length: each along as many places."""
-    width = length // count
-    if indices is None or width == 1:
-        return indices
-    return (indices[:, None] * width + torch.arange(width)).flatten()
-
-
-def _take(tensor: Tensor, dim: int, indices: Tensor | None) -> Tensor:
+def _take(tensor: Tensor, dim: int, count: int, indices: Tensor | None) -> Tensor:
+    """Take the units at these indices, of `count` that lie along the dimension."""
     if indices is None:
         return tensor
+    if (width := tensor.shape[dim] // count) > 1:
+        indices = (indices[:, None] * width + torch.arange(width)).flatten()
     if bool((indices == torch.arange(len(indices))).all()):
         return tensor.narrow(dim, 0, len(indices))
-    found = tensor.index_select(dim, indices.clamp(min=0).to(tensor.device))
+    taken = tensor.index_select(dim, indices.clamp(min=0).to(tensor.device))
     if bool((indices < 0).any()):
         shape = [1] * tensor.dim()
         shape[dim] = -1
-        found = found * (indices >= 0).to(tensor).view(shape)
-    return found
-
-
-def _check_even(plan: SlicePlan, kept: Kept) -> None:
-    wanted = {**counts(plan, kept.sizes), **dict.fromkeys(plan.heads, kept.sizes.attention)}
-    for group, count in wanted.items():
-        found = len(kept.indices[group]) if group in kept.indices else plan.groups[group]
-        if found != count:
-            raise PruneError(
-                f"{group}: {found} units are kept where {count} are the model's; a plain {plan.family} has the same "
-                "number in every block"
-            )
+        taken = taken * (indices >= 0).to(tensor).view(shape)
+    return taken
 
 
 def _draw_new_rows(plan: SlicePlan, small: PreTrainedModel, kept: Kept) -> None:
-    """Draw queries and values of new rows; the keys and output columns they meet stay zero."""
+    """Draw the new rows of queries and values; the keys and output columns they are multiplied with stay zero."""
     if kept.sizes.head_size <= plan.sizes.head_size:
         return
     spread = float(getattr(small.config, "initializer_range", 0.02))
     weights = parameters_of(small)
-    for name, how in _sources(plan, kept).items():
-        if how.role not in ("query", "value", "qkv") or not name.endswith("weight"):
+    for source, how in plan.cuts.items():
+        if how.role not in ("query", "value", "qkv") or not source.endswith("weight"):
             continue
-        for each in how.slices:
+        for name, each in product(_new_names(source, how, kept), how.slices):
             for part, group in enumerate(each.groups):
                 if group not in plan.heads or (group.axis == "query" and part != how.queries):
                     continue
                 place = weights[name].data.chunk(len(each.groups), each.dim)[part].movedim(each.dim, 0)
                 new = kept.indices[group].to(place.device) < 0
                 place[new] = torch.randn_like(place[new]) * spread
-
-
-def _sources(plan: SlicePlan, kept: Kept) -> dict[str, Cut]:
-    """Return, for each weight of the smaller model, how the one it comes from is cut."""
-    found = {}
-    for name, how in plan.cuts.items():
-        if how.layer is None:
-            found[name] = how
-        else:
-            found |= {_rename(name, how, n): how for n, source in enumerate(kept.layers) if source == how.layer}
-    return found

@@ -1,4 +1,4 @@
-"""Plan which slices of which weights belong together and are cut with one unit of a model."""
+"""The slice plan of a model: which slices of its weights belong to one unit and are cut together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from compress.slicing.sizes import Sizes
 
 
 class Group(NamedTuple):
-    """Name units that are cut together: an axis (see `rules`) of one block, or, with block "", of the whole model."""
+    """A set of like units: an axis (see `rules`) of one block, or, with block "", of the whole model."""
 
     axis: str
     block: str = ""
@@ -27,7 +27,7 @@ HIDDEN, EMBEDDING, VOCABULARY, LAYERS = Group("hidden"), Group("embedding"), Gro
 
 @dataclass(frozen=True)
 class Slice:
-    """Describe one dimension of one weight: the groups whose units lie along it, one group after another."""
+    """A dimension of a weight, and the groups whose units lie along it, one group after another."""
 
     dim: int
     groups: tuple[Group, ...]
@@ -35,7 +35,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Cut:
-    """Describe how a weight is cut. queries: which part of `slices[...]` along `query` holds queries; None: no part."""
+    """How a weight is cut. queries: the part of a slice along `query` that holds queries, if any."""
 
     role: str
     block: str
@@ -47,11 +47,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class SlicePlan:
-    """Describe every weight of a model, how it is cut, and how many units each group has.
+    """How every weight of a model is cut, and the number of units of each group.
 
     `heads` maps a block's query and value groups to the group of its heads: one for each block, but one for all blocks
-    in T5, whose relative biases belong to heads across layers. It is empty where heads are cut whole (`rules.GROUPED`):
-    each unit of `heads` then lies along several rows, as many for each.
+    in T5, whose relative biases belong to heads across layers. It is empty if heads are cut whole (`rules.GROUPED`):
+    each unit of `heads` then lies along the same number of rows.
     """
 
     family: str
@@ -62,7 +62,7 @@ class SlicePlan:
 
     @staticmethod
     def from_model(model: PreTrainedModel) -> "SlicePlan":
-        """Plan this model, under whatever head. Raises PruneError for a family or a weight that has no rule."""
+        """Plan a model with any of its usual heads. Raises PruneError for a family or a weight without a rule."""
         family = str(model.config.model_type)
         if family not in FAMILIES:
             raise PruneError(
@@ -86,47 +86,46 @@ class SlicePlan:
 
     @property
     def own_layers(self) -> bool:
-        """Return True if each layer has weights of its own, as all families but ALBERT have."""
+        """Whether each layer has weights of its own, as in all families but ALBERT."""
         return any(cut.layer is not None for cut in self.cuts.values())
 
     @property
     def stack(self) -> str:
-        """Return the name of the list of layers, in a model whose layers have weights of their own."""
+        """The name of the list of layers, in a model whose layers have weights of their own."""
         name, cut = next((name, cut) for name, cut in self.cuts.items() if cut.layer is not None)
         return name[: cut.span[0] - 1]
 
     def blocks(self, axis: str) -> list[Group]:
-        """List the groups of an axis, in the order of the model."""
+        """List the groups of an axis in model order."""
         return [group for group in self.groups if group.axis == axis]
 
     def along(self, group: Group) -> list[tuple[str, Cut, Slice, int]]:
-        """List where the units of a group are: weight, its cut, the slice, and which part of the dimension."""
+        """List the places of a group's units: weight, its cut, the slice, and the part of the dimension."""
         return [
             (name, cut, each, part)
             for name, cut in self.cuts.items()
             for each in cut.slices
-            for part, found in enumerate(each.groups)
-            if found == group
+            for part, other in enumerate(each.groups)
+            if other == group
         ]
 
     def modules(self, *roles: str) -> dict[str, Cut]:
         """Return the modules whose weight has one of these roles, by name."""
-        found = {}
-        for name, cut in self.cuts.items():
-            module, _, part = name.rpartition(".")
-            if cut.role in roles and part == "weight":
-                found[module] = cut
-        return found
+        return {
+            name.removesuffix(".weight"): cut
+            for name, cut in self.cuts.items()
+            if cut.role in roles and name.endswith(".weight")
+        }
 
 
 def _cut(name: str, tensor: Tensor, config: Any, sizes: Sizes, groups: dict[Group, int]) -> Cut:
-    """Read one weight's place, and note in `groups` how many units its groups have."""
+    """Describe how one weight is cut, and add the number of units of its groups to `groups`."""
     family = str(config.model_type)
     found = place(family, name)
     if found is None or len(found.axes) != tensor.dim():
         raise PruneError(
-            f"{name} {tuple(tensor.shape)}: the slice plan of {family} does not know this weight; expected a model of "
-            "transformers with one of its usual heads"
+            f"{name} {tuple(tensor.shape)}: the slice plan of {family} does not know this weight; expected a "
+            "transformers model with one of its usual heads"
         )
     slices = []
     for dim, axes in enumerate(found.axes):
@@ -153,5 +152,5 @@ def _group(axis: str, block: str, family: str, sizes: Sizes) -> Group:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights by all their names, tied ones under each."""
+    """Return the weights by name, tied ones under all their names."""
     return dict(model.named_parameters(remove_duplicate=False))

@@ -1,18 +1,17 @@
-"""Tell along which axes each weight of each family lies, for pruning, supernets and the initialisation of students.
+"""The axes along which the weights of each family lie, for pruning, supernets and the initialisation of students.
 
-An axis is a set of units that go together wherever they appear:
+An axis is a set of units that belong together wherever they appear:
 
     hidden      the residual stream; embedding: the width of a factorised embedding; vocabulary: the tokens
     query       rows of queries and keys, H heads of K rows each; value: rows of values, columns of the output product
-    heads       what belongs to a head as a whole: T5's relative biases. In the families of GROUPED a head of keys and
-                values with the heads of queries that read it, cut as one, and with all its rows: rotary positions turn
-                them in pairs
+    heads       weights of a head as a whole: T5's relative biases. In the families of GROUPED a head of keys and values
+                together with the heads of queries that read it, with all its rows: rotary positions pair them
     ffn         neurons of a feed-forward block
-    bottleneck, shared    MobileBERT's narrow stream within a block, and what its queries and keys read
+    bottleneck, shared    MobileBERT's narrow stream within a block, and the input of its queries and keys
 
-`.` stands for a dimension that is never cut (classes, positions); a+b for dimensions that lie one after another in one
-matrix, as GPT-2's queries, keys and values do, or the halves of ModernBERT's gated feed-forward block. A bias lies
-along its weight's output.
+`.` is a dimension that is never cut (classes, positions); a+b are axes that lie one after another in one matrix, as
+GPT-2's queries, keys and values, or the halves of ModernBERT's gated feed-forward block. A bias lies along its weight's
+output.
 """
 
 import re
@@ -163,7 +162,7 @@ _LLAMA: tuple[tuple[str, str, str], ...] = (
     (r"score|classifier|qa_outputs", "classifier", ". hidden"),
 )
 PROJECTION = (r"projection", "projection", ". hidden")
-"""The linear map of a sentence encoder, whatever its family: the width of its vectors stays."""
+"""The linear map of a sentence encoder of any family; the width of its vectors stays."""
 _FAMILIES = MappingProxyType(
     {
         **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "deberta-v2"), _BERT),
@@ -179,21 +178,20 @@ FAMILIES = tuple(_FAMILIES)
 """The families with a slice plan."""
 
 ROTARY = frozenset({"modernbert"})
-"""Families that turn queries and keys by the tokens' places: row i of a head of K rows together with row i + K / 2, at
-a speed that i / K decides."""
+"""Families with rotary positions: they rotate row i of a head of K rows with row i + K / 2, at a speed set by i / K."""
 
 FIRST_IS_OWN = frozenset({"modernbert"})
-"""Families whose first layer has other weights than the rest: it alone has no norm before its attention."""
+"""Families whose first layer differs from the others: it has no norm before its attention."""
 
 PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"})
-"""Axes along which every block has its own units; along the others the whole model shares them."""
+"""Axes along which every block has units of its own; along the others all blocks share them."""
 
 
 class Place(NamedTuple):
-    """Tell the role of a weight in the model, the block and layer it is in, and the axes of each of its dimensions.
+    """The role of a weight, the block and layer it is in, and the axes of each of its dimensions.
 
-    block is "" outside the layers. layer is None there too, and where a layer's weights are not its own (ALBERT).
-    span is where the layer's number is in the weight's name.
+    block is "" outside the layers; layer is None there, and in families whose layers share weights (ALBERT). span is
+    the position of the layer's number in the weight's name.
     """
 
     role: str
@@ -204,15 +202,15 @@ class Place(NamedTuple):
 
 
 def place(family: str, name: str) -> Place | None:
-    """Find the place of `bert.encoder.layer.3.attention.self.query.weight`; None for a weight that no rule knows."""
+    """Find the place of a weight, as `bert.encoder.layer.3.attention.self.query.weight`; None if no rule matches."""
     module, _, part = name.rpartition(".")
     for pattern, role, axes in _compile(family):
-        found = pattern.fullmatch(module)
-        if found is None:
+        match = pattern.fullmatch(module)
+        if match is None:
             continue
-        named = found.groupdict()
+        named = match.groupdict()
         layer = named.get("layer")
-        span = found.span("layer") if layer is not None else (-1, -1)
+        span = match.span("layer") if layer is not None else (-1, -1)
         dims = tuple(tuple(each.split("+")) for each in axes.split())
         if part == "bias":  # along the outputs, which GPT-2's convolutions have last
             dims = (dims[-1],) if family == "gpt2" and role != "projection" else dims[:1]
@@ -226,4 +224,4 @@ def _compile(family: str) -> tuple[tuple[re.Pattern[str], str, str], ...]:
 
 
 QUERIES: Mapping[str, int] = MappingProxyType({"query": 0, "position_query": 0, "qkv": 0})
-"""Roles whose rows are queries, and which part of the dimension that is: they bear the scale of the scores."""
+"""Roles with rows of queries, and the part of the dimension that holds them: queries carry the scale of the scores."""

@@ -1,4 +1,4 @@
-"""Read the sizes of a transformer that losses, students and slices depend on, from its config without its weights."""
+"""Read the sizes of a transformer from its config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +15,15 @@ _NAMES = {
 }
 
 WITHOUT_LAYERS = ("static-embedding",)
-"""Families that look tokens up and have no layers."""
+"""Families without layers, which only look up tokens."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """layers N, hidden D, heads H, head_size K, ffn, embedding E (= D where not factorised), vocabulary V, classes.
+    """The sizes of a transformer.
 
-    decoder_layers is None but for an encoder-decoder, whose encoder has `layers`.
+    layers N, hidden D, heads H, head_size K, ffn, embedding E (equal to D unless factorised), vocabulary V, classes.
+    decoder_layers: of an encoder-decoder, whose encoder has `layers`; None for other models.
     """
 
     family: str
@@ -37,49 +38,38 @@ class Shape:
     decoder_layers: int | None = None
 
     def stack(self, signal: str) -> int:
-        """Count the layers of a signal: `layers` of an encoder-decoder are the decoder's."""
+        """Count the layers of a signal; those of `layers` in an encoder-decoder are the decoder's."""
         return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
 
     @staticmethod
     def from_config(config: Any) -> "Shape":
-        """Read a transformers config; every family spells these names its own way."""
-        if config.model_type in WITHOUT_LAYERS:
-            hidden = _find(config, "hidden")
-            sizes: dict[str, Any] = {
-                "layers": 0,
-                "hidden": hidden,
-                "heads": 1,
-                "head_size": hidden,
-                "ffn": 0,
-                "embedding": hidden,
-            }
-            return Shape(config.model_type, vocabulary=config.vocab_size, classes=config.num_labels, **sizes)
-        hidden, heads = _find(config, "hidden"), _find(config, "heads")
+        """Read a transformers config, in which every family has its own names for these sizes."""
+        hidden = _find(config, "hidden")
+        sizes = {"layers": 0, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}
+        if config.model_type not in WITHOUT_LAYERS:
+            heads = _find(config, "heads")
+            sizes = {
+                "layers": _find(config, "layers"), "heads": heads, "ffn": _find(config, "ffn", 4 * hidden),
+                "head_size": _find(config, "head_size", getattr(config, "true_hidden_size", hidden) // heads),
+                "embedding": _find(config, "embedding", hidden),
+            }  # fmt: skip
         return Shape(
-            family=config.model_type,
-            layers=_find(config, "layers"),
-            hidden=hidden,
-            heads=heads,
-            head_size=_find(config, "head_size", getattr(config, "true_hidden_size", hidden) // heads),
-            ffn=_find(config, "ffn", 4 * hidden),
-            embedding=_find(config, "embedding", hidden),
-            vocabulary=config.vocab_size,
-            classes=config.num_labels,
-            decoder_layers=_find(config, "decoder_layers") if config.is_encoder_decoder else None,
-        )
+            family=config.model_type, hidden=hidden, vocabulary=config.vocab_size, classes=config.num_labels,
+            decoder_layers=_find(config, "decoder_layers") if config.is_encoder_decoder else None, **sizes,
+        )  # fmt: skip
 
 
 def positions(model: Any) -> int | None:
-    """Return the most tokens that a model has positions for; None where positions are relative, or computed."""
+    """Return the number of tokens that a model has positions for; None if they are relative or computed."""
     for name, module in model.named_modules():
         if name.endswith(("position_embeddings", "wpe")) and hasattr(module, "num_embeddings"):
-            # RoBERTa and its kin count positions from behind the padding index
+            # RoBERTa and similar models count positions from behind the padding index
             return int(module.num_embeddings) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)
     return None
 
 
 def setting_name(config: Any, size: str) -> str:
-    """Name this family's config setting for `size`, such as DistilBERT's `dim`. Raises KeyError where it has none."""
+    """Return the config's name of a size, such as DistilBERT's `dim`. Raises KeyError if it has none."""
     for name in _NAMES[size]:
         if getattr(config, name, None) is not None:
             return name
@@ -96,7 +86,7 @@ def _find(config: Any, size: str, default: int | None = None) -> int:
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
-    """Read the sizes that a config.json names, by our names for them; what it leaves to its family is left out."""
+    """Read the sizes that a config.json states, by our names for them."""
     names = {**_NAMES, "vocabulary": ("vocab_size",), "positions": ("max_position_embeddings", "n_positions")}
-    found = ((size, next((config[name] for name in own if config.get(name)), None)) for size, own in names.items())
-    return {size: value for size, value in found if isinstance(value, int)}
+    sizes = ((size, next((config[name] for name in own if config.get(name)), None)) for size, own in names.items())
+    return {size: value for size, value in sizes if isinstance(value, int)}

@@ -1,8 +1,8 @@
-"""Read how large a transformer is along each axis that can be cut, and resolve requests for smaller sizes."""
+"""Read the sizes of a transformer along each axis that can be cut, and resolve requests for smaller sizes."""
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from compress.errors import PruneError, StudentError
@@ -10,16 +10,16 @@ from compress.slicing.rules import GROUPED, ROTARY
 from compress.slicing.shape import Shape, setting_name
 
 OWN_WIDTH = ("t5", *GROUPED)
-"""Families whose attention need not be as wide as the stream it writes to."""
+"""Families whose attention can have another width than the residual stream."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """layers N, hidden D, heads H of head_size K, ffn F; embedding E and bottleneck where the family has them.
+    """layers N, hidden D, heads H of head_size K, ffn F; embedding E and bottleneck if the family has them.
 
-    Except in OWN_WIDTH, attention is as wide as the stream it writes to: H K = D (MobileBERT's: the bottleneck). Heads
-    that are turned by the tokens' places keep their size, or it goes by a whole factor (`fits_rotary`). In
-    `rules.GROUPED` the heads are those of queries; as many as before share each head of keys and values.
+    Except in OWN_WIDTH, attention is as wide as the stream it writes to: H K = D (in MobileBERT the bottleneck). With
+    rotary positions the size of heads can only change by a whole factor (`fits_rotary`). In `rules.GROUPED` the heads
+    are those of queries; the number that shares each head of keys and values stays.
     """
 
     layers: int
@@ -55,39 +55,35 @@ class Sizes:
         embedding: float | None = None,
         bottleneck: float | None = None,
     ) -> "Sizes":
-        """Replace some of the model's sizes: by counts, or by shares below 1 of the model's own.
+        """Replace some of the model's sizes by counts, or by shares below 1 of the model's own.
 
-        Where hidden is given without heads, heads keep their size as far as it divides; a share of hidden is rounded
-        to whole heads, one of heads to those that share keys and values. Raises PruneError naming the size that cannot
-        be, with the nearest that can.
+        With hidden but without heads, heads keep their size as far as it divides hidden; a share of hidden is rounded
+        to whole heads, one of heads to groups that share keys and values. Raises PruneError naming the impossible size
+        with the nearest possible one.
         """
-        whole = Sizes.from_config(config)
+        whole, family = Sizes.from_config(config), str(config.model_type)
         wanted = {
             "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "embedding": embedding,
             "bottleneck": bottleneck,
         }  # fmt: skip
-        family = str(config.model_type)
+        request = {name: value for name, value in wanted.items() if value is not None}
         counts: dict[str, Any] = {
-            name: _count(name, value, getattr(whole, name), family)
-            for name, value in wanted.items()
-            if value is not None
+            name: _count(name, value, getattr(whole, name), family) for name, value in request.items()
         }
-        found = replace(whole, **counts)
-        if found.embedding == found.hidden and family in _PROJECTS_IF_DIFFERENT:
+        sizes, shares = replace(whole, **counts), {name for name, value in request.items() if value < 1}
+        if sizes.embedding == sizes.hidden and family in _PROJECTS_IF_DIFFERENT:
             raise PruneError(
-                f"hidden {found.hidden}: is the embedding's width too, where {family} has no projection between them "
-                f"and this model has; ask for another hidden, or an embedding below {found.hidden}"
+                f"hidden {sizes.hidden}: equals the width of the embedding, and {family} has no projection between "
+                f"equal widths, as this model has; ask for another hidden, or an embedding below {sizes.hidden}"
             )
         if family in GROUPED:
-            return _fit_groups(found, whole, config, shared={each for each in wanted if 0 < (wanted[each] or 0) < 1})
+            return _fit_groups(sizes, whole, config, shares)
         if family in OWN_WIDTH:
-            return found
+            return sizes
         stream = "hidden" if whole.bottleneck is None else "bottleneck"
-        asked = {"hidden": hidden, "bottleneck": bottleneck}[stream]
-        shared = asked is not None and asked < 1
         if family in ROTARY:
-            return _fit_rotary(config, found, whole, given=heads is not None, shared=shared)
-        return _fit_heads(found, whole, stream, given=heads is not None, shared=shared)
+            return _fit_rotary(config, sizes, whole, given="heads" in request, shared=stream in shares)
+        return _fit_heads(sizes, whole, stream, given="heads" in request, shared=stream in shares)
 
     @property
     def attention(self) -> int:
@@ -99,19 +95,15 @@ class Sizes:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def within(self, other: "Sizes") -> bool:
-        """Check that nothing is larger than in `other`, but for the size of heads."""
-        mine, theirs = self.plain(), other.plain()
-        return mine.keys() == theirs.keys() and all(mine[name] <= theirs[name] for name in mine.keys() - {"head_size"})
+        """Return whether no size but that of heads is larger than in `other`."""
+        own, limits = self.plain(), other.plain()
+        return own.keys() == limits.keys() and all(own[name] <= limits[name] for name in own.keys() - {"head_size"})
 
     def __str__(self) -> str:
-        """Say `4 layers, hidden 312, 12 heads of 26, ffn 1200`."""
+        """Format as `4 layers, hidden 312, 12 heads of 26, ffn 1200`."""
         more = [f"{name} {value}" for name in ("embedding", "bottleneck") if (value := getattr(self, name)) is not None]
         parts = [f"{self.layers} layers", f"hidden {self.hidden}", f"{self.heads} heads of {self.head_size}"]
         return ", ".join([*parts, f"ffn {self.ffn}", *more])
-
-
-NAMES = tuple(each.name for each in fields(Sizes) if each.name != "head_size")
-"""The sizes that can be requested."""
 
 
 _PROJECTS_IF_DIFFERENT = ("electra", "deberta-v2")
@@ -121,110 +113,108 @@ def _is_factorised(config: Any, shape: Shape) -> bool:
     return config.model_type in ("albert", "mobilebert") or shape.embedding != shape.hidden
 
 
-def _count(name: str, wanted: float, theirs: int | None, family: str) -> int:
-    if theirs is None:
+def _count(name: str, wanted: float, whole: int | None, family: str) -> int:
+    if whole is None:
         raise PruneError(f"{name}: this {family} model has no such size; leave it out")
-    count = round(wanted * theirs) if 0 < wanted < 1 else wanted
+    count = round(wanted * whole) if 0 < wanted < 1 else wanted
     if count != int(count) or wanted <= 0:
-        raise PruneError(f"{name}: {wanted}; expected a whole number, or a share of the model's {theirs} below 1")
-    if count > theirs:
-        raise PruneError(f"{name}: {wanted:g} is more than the model's {theirs}; pruning can only take away")
+        raise PruneError(f"{name}: {wanted}; expected a whole number, or a share of the model's {whole} below 1")
+    if count > whole:
+        raise PruneError(f"{name}: {wanted:g} is more than the model's {whole}; pruning can only make it smaller")
     return max(1, int(count))
 
 
-def _fit_heads(found: Sizes, whole: Sizes, stream: str, *, given: bool, shared: bool) -> Sizes:
-    """Choose heads and their size such that they fill the stream, whose width a share may round."""
-    width, before = getattr(found, stream), whole.head_size
-    if given:
-        if shared:
-            width = max(found.heads, round(width / found.heads) * found.heads)
-    elif shared and width >= before:
-        width = round(width / before) * before
+def _fit_heads(sizes: Sizes, whole: Sizes, stream: str, *, given: bool, shared: bool) -> Sizes:
+    """Choose the number of heads (unless `given`) and their size to fill the stream, rounded if it is a share."""
+    width, head_size = getattr(sizes, stream), whole.head_size
+    if given and shared:
+        width = max(sizes.heads, round(width / sizes.heads) * sizes.heads)
+    elif shared and width >= head_size:
+        width = round(width / head_size) * head_size
     if width == getattr(whole, stream) and not given:
-        return replace(found, heads=whole.heads, head_size=before)
+        return replace(sizes, heads=whole.heads, head_size=head_size)
+    heads = sizes.heads
     if not given:
-        fitting = [heads for heads in range(1, whole.heads + 1) if width % heads == 0]
-        heads = min(fitting, key=lambda each: (width // each > before, abs(width // each - before), -each))
-        found = replace(found, heads=heads)
-    if width % found.heads:
-        down, up = max(1, width // found.heads) * found.heads, -(-width // found.heads) * found.heads
-        near = sorted({down, up} if up <= getattr(whole, stream) else {down})
+        divisors = [heads for heads in range(1, whole.heads + 1) if width % heads == 0]
+        heads = min(divisors, key=lambda n: (width // n > head_size, abs(width // n - head_size), -n))
+    if width % heads:
+        below, above = max(1, width // heads) * heads, -(-width // heads) * heads
+        nearest = sorted({below, above} if above <= getattr(whole, stream) else {below})
         raise PruneError(
-            f"{stream}: {width} is not a multiple of {found.heads} heads, as this family needs; the nearest that are: "
-            f"{', '.join(map(str, near))}"
+            f"{stream}: {width} is not a multiple of {heads} heads, as this family needs; the nearest that are: "
+            f"{', '.join(map(str, nearest))}"
         )
-    return replace(found, head_size=width // found.heads, **{stream: width})
+    return replace(sizes, heads=heads, head_size=width // heads, **{stream: width})
 
 
 def fits_rotary(config: Any, head_size: int) -> bool:
-    """Check that heads of this size turn by the tokens' places at speeds that the model's own heads have, or theirs.
+    """Return whether heads of this size rotate at speeds that the model's own heads share.
 
-    Row i of K turns at base^(-2 i / K): heads of K / n rows turn as every n-th row of these does, heads of n K rows
-    have these among theirs. Other sizes turn at other speeds, and so do all where the speeds are scaled anew.
+    Row i of K rotates at base^(-2 i / K): the rows of heads of K / n rotate like every n-th row of these, and heads of
+    n K rows contain these rows. Other sizes rotate at other speeds, and so do all with rescaled frequencies.
     """
-    mine = Shape.from_config(config).head_size
-    if head_size == mine:
+    own = Shape.from_config(config).head_size
+    if head_size == own:
         return True
     plain = all((each or {}).get("rope_type") == "default" for each in (config.rope_parameters or {}).values())
-    return plain and head_size % 2 == 0 and not (mine % head_size and head_size % mine)
+    return plain and head_size % 2 == 0 and not (own % head_size and head_size % own)
 
 
-def _fit_rotary(config: Any, found: Sizes, whole: Sizes, *, given: bool, shared: bool) -> Sizes:
-    """Choose heads and their size such that they fill the stream, whose width a share may round."""
+def _fit_rotary(config: Any, sizes: Sizes, whole: Sizes, *, given: bool, shared: bool) -> Sizes:
+    """Choose the number of heads (unless `given`) and their size to fill the stream, rounded if it is a share."""
     fitting = [
-        replace(found, heads=heads, head_size=size, hidden=heads * size)
-        for heads in ([found.heads] if given else range(1, whole.heads + 1))
+        replace(sizes, heads=heads, head_size=size, hidden=heads * size)
+        for heads in ([sizes.heads] if given else range(1, whole.heads + 1))
         for size in range(1, whole.hidden // heads + 1)
         if fits_rotary(config, size)
     ]
-    nearest = sorted({each.hidden for each in fitting}, key=lambda width: (abs(width - found.hidden), width))
-    width = nearest[0] if shared else found.hidden
+    nearest = sorted({each.hidden for each in fitting}, key=lambda width: (abs(width - sizes.hidden), width))
+    width = nearest[0] if shared else sizes.hidden
     filling = [each for each in fitting if each.hidden == width]
     if not filling:
         raise PruneError(
-            f"hidden: {width} is no multiple of heads of {whole.head_size}, which turn by the tokens' places and keep "
-            f"their size, or change it by a whole factor{f', with {found.heads} heads' if given else ''}; the nearest "
-            f"that are: {', '.join(map(str, sorted(nearest[:2])))}"
+            f"hidden: {width} is no multiple of heads of {whole.head_size}, whose rotary positions let their size only "
+            f"change by a whole factor{f', with {sizes.heads} heads' if given else ''}; the nearest that are: "
+            f"{', '.join(map(str, sorted(nearest[:2])))}"
         )
     return min(filling, key=lambda each: (abs(each.head_size - whole.head_size), each.head_size))
 
 
-def _fit_groups(found: Sizes, whole: Sizes, config: Any, *, shared: Collection[str]) -> Sizes:
-    """Round the sizes that were given as shares so that no group of heads is cut through, and heads divide the stream,
-    as LlamaConfig demands; refuse counts that do not."""
+def _fit_groups(sizes: Sizes, whole: Sizes, config: Any, shares: Collection[str]) -> Sizes:
+    """Round `shares` so that groups of heads stay whole and heads divide the stream, as LlamaConfig requires; refuse
+    counts that do not."""
     together = whole.heads // config.num_key_value_heads
-    for name, unit, why in (
-        ("heads", together, f"{together} heads share each head of keys and values"),
-        ("hidden", None, "the number of heads divides it in this family"),
+    for name, reason in (
+        ("heads", f"{together} heads share each head of keys and values"),
+        ("hidden", "the number of heads divides it in this family"),
     ):
-        count, step = getattr(found, name), unit or found.heads
-        if name in shared:
-            found = replace(found, **{name: max(1, round(count / step)) * step})
+        count, step = getattr(sizes, name), together if name == "heads" else sizes.heads
+        if name in shares:
+            sizes = replace(sizes, **{name: max(1, round(count / step)) * step})
         elif count % step:
-            near = [
-                each for each in (count // step * step, -(-count // step) * step) if 0 < each <= getattr(whole, name)
-            ]
+            nearest = [n for n in (count // step * step, -(-count // step) * step) if 0 < n <= getattr(whole, name)]
             raise PruneError(
-                f"{name}: {count} is not a multiple of {step}: {why}; the nearest that are: {', '.join(map(str, near))}"
+                f"{name}: {count} is not a multiple of {step}: {reason}; the nearest that are: "
+                f"{', '.join(map(str, nearest))}"
             )
-    return found
+    return sizes
 
 
 def layer_kinds(config: Any, layers: Sequence[int]) -> list[str] | None:
-    """Tell the kind of attention (local or global) of these layers of a model; None where all layers are of one."""
+    """Return the kind of attention (local or global) of these layers; None if all layers are of one kind."""
     kinds = getattr(config, "layer_types", None)
     return None if kinds is None else [kinds[layer] for layer in layers]
 
 
 def resize_config(config: Any, sizes: Sizes, *, layers: Sequence[int] | None = None) -> Any:
-    """Make the config of a model of these sizes, with everything else as it is.
+    """Make the config of a model of these sizes that is otherwise equal.
 
-    layers: which of the model's these are, where layers are of several kinds; None: evenly spread.
+    layers: the model's layers that it keeps, if they are of several kinds; None: evenly spread.
     """
     whole, config = Shape.from_config(config), copy.deepcopy(config)
     if getattr(config, "layer_types", None):
         config.layer_types = layer_kinds(config, layers or select_layers("even", sizes.layers, whole.layers))
-    config._attn_implementation = None  # the fastest there is, whatever the source was opened with
+    config._attn_implementation = None  # the fastest one, whatever the source uses
     if getattr(config, "activation_ranges", None):
         config.activation_ranges = None  # learned for other layers
     named: Mapping[str, int | None] = {
@@ -250,10 +240,10 @@ def resize_config(config: Any, sizes: Sizes, *, layers: Sequence[int] | None = N
 
 
 def select_layers(rule: str | Sequence[int], students: int, teachers: int) -> list[int]:
-    """Choose the 0-based teacher layer for each student layer. Raises StudentError.
+    """Choose the 0-based teacher layer of each student layer, by a rule or a list. Raises StudentError.
 
     even     first, last and evenly between, halves rounded to even: 6 of 12 are DistilBERT's 0 2 4 7 9 11
-    uniform  every N/M-th, ending with the last: what TinyBERT's hidden map compares
+    uniform  every N/M-th, ending with the last, as in TinyBERT's layer map
     first    0 .. M-1; last: N-M .. N-1
     """
     if not isinstance(rule, str):
@@ -276,6 +266,6 @@ def select_layers(rule: str | Sequence[int], students: int, teachers: int) -> li
 
 
 def inner_weights(sizes: Sizes) -> int:
-    """Count the weights of the layers' products: queries, keys, values, attention's output, and the two of the FFN."""
+    """Count the weights in the layers' matrices: queries, keys, values, attention's output, and the two of the FFN."""
     stream = sizes.bottleneck or sizes.hidden
     return sizes.layers * stream * (4 * sizes.attention + 2 * sizes.ffn)

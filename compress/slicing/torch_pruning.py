@@ -1,4 +1,4 @@
-"""Prune families without a slice plan: torch-pruning finds what is cut together, and its result is checked.
+"""Prune families without a slice plan with torch-pruning, which finds dependent weights, and check its result.
 
 Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a classifier, half of everything.
 
@@ -10,13 +10,13 @@ Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a
               all with grouped keys (granite, phi3, gemma, ...): the library does not end (VainF/Torch-Pruning#527)
               tied weights: it does not see the tie; families with a slice plan: that is exact
 
-A family that is not listed is tried: either the result loads and computes the same as the cut model, or PruneError.
+Other families are tried: either the result loads and computes the same as the cut model, or PruneError is raised.
 """
 
 import copy
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, Literal
@@ -37,7 +37,7 @@ _PROJECTIONS = frozenset(
 )  # fmt: skip
 _HEADS = ("num_attention_heads", "n_heads", "num_heads")
 _FAILS = (IndexError, TypeError, AssertionError, KeyError, ValueError, RuntimeError, AttributeError)
-"""The errors that torch-pruning, or a model that it left half cut, stops with."""
+"""The errors that torch-pruning, or a model that it cut halfway, raises."""
 
 
 def prune_generic(
@@ -51,10 +51,10 @@ def prune_generic(
     """Make a model of the same class with `share` of its heads, hidden width, embedding and neurons; layers stay.
 
     The share is rounded to whole heads, which keep their size. `model` is not changed. taylor: by the gradients of
-    `loss`. Raises PruneError for a model that torch-pruning cannot cut, where nothing would be removed, and where the
-    saved result does not load, or answers otherwise.
+    `loss`. Raises PruneError for a model that torch-pruning cannot cut, if nothing would be removed, and if the saved
+    result does not load or computes something else.
     """
-    _refuse(model)
+    _check_supported(model)
     heads = int(getattr(model.config, setting_name(model.config, "heads")))
     kept = round(heads * share)
     if not 0 < kept < heads:
@@ -67,23 +67,25 @@ def prune_generic(
             _cut(pruned, example_inputs, kept / heads, importance, loss)
             return _reload(pruned, model, example_inputs)
     except _FAILS as error:
-        told = str(error).partition("\n")[0]
+        message = str(error).partition("\n")[0]
         raise PruneError(
             f"{type(model).__name__}: torch-pruning {version('torch-pruning')} cannot prune it "
-            f"({type(error).__name__}: {told}); families with a slice plan: {', '.join(FAMILIES)}"
+            f"({type(error).__name__}: {message}); families with a slice plan: {', '.join(FAMILIES)}"
         ) from error
 
 
-def _refuse(model: PreTrainedModel) -> None:
-    """Raise PruneError for what would be cut wrong, or never."""
+def _check_supported(model: PreTrainedModel) -> None:
+    """Raise PruneError for models that torch-pruning would cut wrong, or never finish."""
     name, family = type(model).__name__, model.config.model_type
     if family in FAMILIES:
         raise PruneError(f"{name}: {family} has a slice plan, which is exact; use compress.slicing.cut.slice_model")
     if getattr(model.config, "num_key_value_heads", None) is not None:
-        raise PruneError(f"{name}: torch-pruning does not end on grouped keys (VainF/Torch-Pruning#527)")
+        raise PruneError(f"{name}: torch-pruning never ends on grouped keys (VainF/Torch-Pruning#527)")
     names = [each for each, _ in model.named_parameters(remove_duplicate=False)]
     if model.get_output_embeddings() is not None or len(names) > len(list(model.parameters())):
-        raise PruneError(f"{name}: has tied weights, whose tie torch-pruning does not see; prune it without that head")
+        raise PruneError(
+            f"{name}: has tied weights, which torch-pruning treats as separate; prune it without that head"
+        )
 
 
 def _cut(
@@ -93,7 +95,7 @@ def _cut(
     importance: str,
     loss: Callable[[PreTrainedModel], Tensor] | None,
 ) -> None:
-    """Cut in place, with the numbers of heads in modules and config set right, which the library leaves to others."""
+    """Cut the model in place, and update the numbers of heads in its modules and config, which the library leaves."""
     import torch_pruning
 
     rules = {
@@ -102,67 +104,54 @@ def _cut(
     }
     if loss is not None:
         loss(model).backward()
-    owners = dict(_attention(model))
-    if not owners:
+    attentions = dict(_find_attention(model))
+    if not attentions:
         raise PruneError(f"{type(model).__name__}: has no attention with queries, keys and values of their own")
-    heads = {each: count for projections, count in owners.values() for each in projections}
-    neurons = _neurons(model)
+    config: Any = model.config
+    ffn, hidden = _name_size(config, "ffn"), setting_name(config, "hidden")
+    neurons = [] if ffn is None else [
+        module for module in model.modules()
+        if isinstance(module, nn.Linear)
+        and (module.out_features, module.in_features) == (getattr(config, ffn), getattr(config, hidden))
+    ]  # fmt: skip
     removed = 1 - share - 1e-9  # widths are rounded down, heads up
     before = sum(parameter.numel() for parameter in model.parameters())
     pruner = torch_pruning.pruner.BasePruner(
         model, dict(inputs), importance=rules[importance](), pruning_ratio=removed, head_pruning_ratio=removed,
-        num_heads=heads, prune_num_heads=True, prune_head_dims=False,  # models keep the scale of the old head size
-        ignored_layers=_last(model, inputs), output_transform=_tensors,
-        in_channel_groups={}, out_channel_groups={},  # the defaults would hold every pruned model for ever
+        num_heads={each: count for projections, count in attentions.values() for each in projections},
+        prune_num_heads=True, prune_head_dims=False,  # models keep the scale of the old head size
+        ignored_layers=_find_classifier(model, inputs), output_transform=_tensors,
+        in_channel_groups={}, out_channel_groups={},  # the defaults would keep every pruned model alive
     )  # fmt: skip
     pruner.step()
     if sum(parameter.numel() for parameter in model.parameters()) == before:
         raise PruneError(f"{type(model).__name__}: torch-pruning {version('torch-pruning')} found nothing to remove")
-    for module, (projections, _) in owners.items():
-        _set_heads(module, pruner.num_heads[projections[0]], projections[0].out_features)
-    query = next(iter(owners.values()))[0][0]
-    _write_config(model, query, pruner.num_heads[query], neurons)
+    for module, ((query, *_), _) in attentions.items():
+        heads, width = pruner.num_heads[query], query.out_features
+        names = dict.fromkeys(_HEADS, heads) | {"attention_head_size": width // heads, "all_head_size": width}
+        for name, value in names.items():
+            if isinstance(getattr(module, name, None), int):
+                setattr(module, name, value)
+    # A size that is missed here shows when the result is loaded.
+    (query, *_), _ = next(iter(attentions.values()))
+    setattr(config, hidden, query.in_features)
+    setattr(config, setting_name(config, "heads"), pruner.num_heads[query])
+    if ffn is not None and neurons:
+        setattr(config, ffn, neurons[0].out_features)
+    if (name := _name_size(config, "embedding")) is not None:
+        table: Any = model.get_input_embeddings()
+        setattr(config, name, table.weight.shape[-1])
 
 
-def _attention(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[list[nn.Linear], int]]]:
-    """Yield the modules with queries, keys and values, and their numbers of heads."""
+def _find_attention(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[list[nn.Linear], int]]]:
+    """Yield the modules with projections of queries, keys and values, and their numbers of heads."""
     for module in model.modules():
-        count = next((found for name in _HEADS if isinstance(found := getattr(module, name, None), int)), None)
+        count = next((n for name in _HEADS if isinstance(n := getattr(module, name, None), int)), None)
         projections = [
             each for name, each in module.named_children() if name in _PROJECTIONS and isinstance(each, nn.Linear)
         ]
         if count is not None and len(projections) == 3:
             yield module, (projections, count)
-
-
-def _neurons(model: PreTrainedModel) -> list[nn.Linear]:
-    """List the products that compute a feed-forward block's neurons, where the config says how many there are."""
-    name = _name_size(model.config, "ffn")
-    wanted = None if name is None else getattr(model.config, name)
-    hidden = getattr(model.config, setting_name(model.config, "hidden"))
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return [each for each in linear if (each.out_features, each.in_features) == (wanted, hidden)]
-
-
-def _set_heads(module: Any, count: int, width: int) -> None:
-    for name in _HEADS:
-        if isinstance(getattr(module, name, None), int):
-            setattr(module, name, count)
-    for name, value in (("attention_head_size", width // count), ("all_head_size", width)):
-        if hasattr(module, name):
-            setattr(module, name, value)
-
-
-def _write_config(model: PreTrainedModel, query: nn.Linear, heads: int, neurons: Sequence[nn.Linear]) -> None:
-    """Write the sizes that the weights have now; a size that is missed shows when the result is loaded."""
-    config: Any = model.config
-    setattr(config, setting_name(config, "hidden"), query.in_features)
-    setattr(config, setting_name(config, "heads"), heads)
-    if neurons:
-        setattr(config, setting_name(config, "ffn"), neurons[0].out_features)
-    if (name := _name_size(config, "embedding")) is not None:
-        table: Any = model.get_input_embeddings()
-        setattr(config, name, table.weight.shape[-1])
 
 
 def _name_size(config: Any, size: str) -> str | None:
@@ -172,11 +161,11 @@ def _name_size(config: Any, size: str) -> str | None:
         return None
 
 
-def _last(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
-    """Find the product that computes the logits: its outputs are classes, which stay."""
-    given: list[tuple[nn.Module, Tensor]] = []  # tensors, lest another takes the place of one that is gone
+def _find_classifier(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
+    """Find the layer that computes the logits: its outputs are classes, which stay."""
+    outputs: list[tuple[nn.Module, Tensor]] = []  # tensors are kept, as another could take the memory of one freed
     hooks = [
-        module.register_forward_hook(lambda module, _, out: given.append((module, out)))
+        module.register_forward_hook(lambda module, _, out: outputs.append((module, out)))
         for module in model.modules()
         if isinstance(module, nn.Linear)
     ]
@@ -184,24 +173,32 @@ def _last(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Modul
         logits = getattr(model(**inputs), "logits", None)
     for hook in hooks:
         hook.remove()
-    return [] if logits is None else [module for module, out in given if out.data_ptr() == logits.data_ptr()]
+    return [] if logits is None else [module for module, out in outputs if out.data_ptr() == logits.data_ptr()]
 
 
 def _tensors(out: Any) -> list[Tensor]:
-    """Return all outputs, so that a pooler is cut as well, which no other output needs."""
+    """Return all outputs, so that a pooler that no other output depends on is cut too."""
     return [each for each in out.values() if isinstance(each, Tensor)]
 
 
 def _reload(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
     """Save and load `pruned`, check that it computes the same, and make it trainable where `model` is, in its mode."""
-    _check_shapes(pruned)
+    with init_empty_weights():
+        plain = type(pruned)(pruned.config).state_dict()
+    for name, tensor in pruned.state_dict().items():
+        shape = tuple(plain[name].shape) if name in plain else None
+        if tuple(tensor.shape) != shape:
+            raise PruneError(
+                f"{type(pruned).__name__}: torch-pruning {version('torch-pruning')} gives {name} the shape "
+                f"{tuple(tensor.shape)}, which in a model of this class is {shape}: the result could not be loaded"
+            )
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         pruned.save_pretrained(folder)
         loaded: PreTrainedModel = type(model).from_pretrained(folder).eval()
         expected = _tensors(pruned(**inputs))
-        found = _tensors(nn.Module.to(loaded, pruned.device)(**inputs))
-    same = (torch.allclose(a, b, atol=1e-4) for a, b in zip(found, expected, strict=False))
-    if len(found) != len(expected) or not all(same):
+        outputs = _tensors(nn.Module.to(loaded, pruned.device)(**inputs))
+    same = (torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, expected, strict=False))
+    if len(outputs) != len(expected) or not all(same):
         raise PruneError(f"{type(model).__name__}: the pruned model computes something else once saved and loaded")
     trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in loaded.named_parameters():
@@ -209,22 +206,9 @@ def _reload(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str
     return loaded.train(model.training)
 
 
-def _check_shapes(pruned: PreTrainedModel) -> None:
-    """Raise PruneError where a model of the config would have other weights, classes included."""
-    with init_empty_weights():
-        expected = type(pruned)(pruned.config).state_dict()
-    for name, tensor in pruned.state_dict().items():
-        shape = tuple(expected[name].shape) if name in expected else None
-        if tuple(tensor.shape) != shape:
-            raise PruneError(
-                f"{type(pruned).__name__}: torch-pruning {version('torch-pruning')} gives {name} the shape "
-                f"{tuple(tensor.shape)}, which in a model of this class is {shape}: the result could not be loaded"
-            )
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library's warnings and the report of a load that fails: our error says it."""
+    """Silence the library's warnings and transformers' report of a failed load, which our error repeats."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
