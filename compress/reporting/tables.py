@@ -1,4 +1,4 @@
-"""Make the tables of results: once for each, laid out on a page by the templates, and by `terminal` in one."""
+"""Make the tables of results, which the templates lay out on a page, and `terminal` in a terminal."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,22 +14,14 @@ from compress.records.search_report import STAGES, Anchor, SearchReport, TrialRe
 from compress.reporting import format as units
 from compress.reporting.compare import ComparedModel, Comparison, MeasuredDevice, Pick, View
 from compress.reporting.format import MISSING, capitalise
-from compress.reporting.remarks import (
-    answer,
-    list_anchors,
-    over_teacher,
-    shape,
-    speed_of,
-)  # fmt: skip
+from compress.reporting.remarks import answer, list_anchors, over_teacher, shape, speed_of
 
 MOST_REASONS = 8
-FIGURES = {
-    "min ms": "min_ms", "p50": "p50_ms", "p95": "p95_ms", "p99": "p99_ms", "ratio": "ratio",
-    "init ms": "init_ms", "first": "first_ms", "peak MB": "peak_rss_mb",
+RACE_COLUMNS = {
+    "min ms": ("min_ms", 4), "p50": ("p50_ms", 0), "p95": ("p95_ms", 2), "p99": ("p99_ms", 6), "ratio": ("ratio", 1),
+    "init ms": ("init_ms", 7), "first": ("first_ms", 5), "peak MB": ("peak_rss_mb", 3),
 }  # fmt: skip
-"""Headings of a race, and what they are of a latency."""
-RANKS = ("p50_ms", "ratio", "p95_ms", "peak_rss_mb", "min_ms", "first_ms", "p99_ms", "init_ms")
-"""The same, those that say most first."""
+"""Heading -> (field of a latency, or the ratio to the first one; rank)."""
 LAST = 99
 """The rank of a column that only pages show."""
 
@@ -46,7 +38,7 @@ class Cell:
 
     @property
     def missing(self) -> bool:
-        """Say whether there is nothing to show."""
+        """Return True if there is nothing to show."""
         return self.text == MISSING
 
 
@@ -68,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table: its name, the class of its colour, and where pictures call it by a number, that."""
+    """A row of a table: its name, the class of its colour, and the number that stands for it in pictures."""
 
     name: str
     role: str = "plain"
@@ -77,7 +69,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Rows under columns; `caption` says of a terminal's table what a page says around its own."""
+    """Rows under columns; `caption`: what a page says around the table, for a terminal."""
 
     rows: tuple[Line, ...]
     columns: tuple[Column, ...]
@@ -107,9 +99,9 @@ class ResultTable:
 def column(
     rows: Iterable[T], group: str, heading: str, cell: Callable[[T], Cell | str], rank: int = LAST, **more: Any
 ) -> Column:
-    """Fill a column: `cell` gives what it says of each row."""
-    found = (cell(row) for row in rows)
-    return Column(heading, tuple(one if isinstance(one, Cell) else Cell(one) for one in found), group, rank, **more)
+    """Fill a column: `cell` returns the cell of a row, or its text."""
+    cells = (cell(row) for row in rows)
+    return Column(heading, tuple(one if isinstance(one, Cell) else Cell(one) for one in cells), group, rank, **more)
 
 
 def run_table(report: Report) -> ResultTable:
@@ -124,17 +116,17 @@ def run_table(report: Report) -> ResultTable:
         return units.share(over_teacher(report, row, "score"))
 
     def score(row: ReportRow) -> Cell:
-        return Cell(units.score(report.score(row)), f"{kept(row)} kept" if kept(row) != MISSING else "")
+        return Cell(units.score(report.score(row)), "" if kept(row) == MISSING else f"{kept(row)} kept")
 
     def agreement(row: ReportRow) -> str:
         return units.score(row.agreement) if report.kind == "regression" else units.share(row.agreement)
 
     def median(row: ReportRow) -> Cell:
-        time, said = report.latency(row), []
+        time, notes = report.latency(row), []
         if ratio := over_teacher(report, row, "p50_ms"):
-            said.append(f"{units.times(1 / ratio)} faster" if ratio <= 1 else f"{units.times(ratio)} slower")
-        said += ["noisy"] * time.noisy + ["busy machine"] * bool(time.busy) if time else []
-        return Cell(_ms(time), ", ".join(said))
+            notes.append(f"{units.times(1 / ratio)} faster" if ratio <= 1 else f"{units.times(ratio)} slower")
+        notes += ["noisy"] * time.noisy + ["busy machine"] * bool(time.busy) if time else []
+        return Cell(_ms(time), ", ".join(notes))
 
     columns = [
         of("Quality", units.metric(report.metric), score, 0),
@@ -160,7 +152,7 @@ def run_table(report: Report) -> ResultTable:
 
 
 def _ms(time: Latency | None, key: str = "p50_ms") -> str:
-    """Say a time; `~` before one that is noisy."""
+    """Format a time, with `~` before a noisy one."""
     return MISSING if time is None else f"{'~' if time.noisy else ''}{units.three_digits(getattr(time, key))}"
 
 
@@ -190,13 +182,14 @@ def score_tables(report: Report) -> list[ResultTable]:
     """List all metrics where there are several."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.score))
 
+    if len(metrics) < 2:
+        return []
+
     def score(name: str, row: ReportRow) -> str:
         return units.score(row.score.get(name))
 
     columns = tuple(column(report.rows, "", units.metric(name), partial(score, name)) for name in metrics)
-    return (
-        [ResultTable(tuple(Line(row.name) for row in report.rows), columns, "All scores")] if len(metrics) > 1 else []
-    )
+    return [ResultTable(tuple(Line(row.name) for row in report.rows), columns, "All scores")]
 
 
 def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[ResultTable]:
@@ -204,31 +197,31 @@ def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[ResultTable]:
     by_setting: dict[Setting, list[tuple[str, Latency]]] = {}
     for name, one in times:
         by_setting.setdefault(one.setting, []).append((name, one))
-    found = []
-    for setting, there in by_setting.items():
-        timed = [one for _, one in there]
+
+    def figure(key: str, first: Latency, one: Latency) -> str:
+        return f"{one.p50_ms / first.p50_ms:.2f}" if key == "ratio" else units.three_digits(getattr(one, key))
+
+    result = []
+    for setting, named in by_setting.items():
+        timed = [one for _, one in named]
         notes = []
         if pinned := {one.affinity for one in timed if one.affinity}:
             notes.append(f"kept on CPUs {', '.join(sorted(pinned))}")
-        if noisy := [f"{name}: {one.noise}" for name, one in there if one.noisy]:
+        if noisy := [f"{name}: {one.noise}" for name, one in named if one.noisy]:
             notes.append(f"noisy: the two passes disagree, measure again before quoting it ({'; '.join(noisy)})")
         if busy := dict.fromkeys(one.busy for one in timed if one.busy):
             notes.append(f"busy: {', '.join(busy)}: alone on the machine these files are faster")
         columns = [
-            column(timed, "", heading, partial(_figure, key, there[0][1]), RANKS.index(key))
-            for heading, key in FIGURES.items()
+            column(timed, "", heading, partial(figure, key, timed[0]), rank)
+            for heading, (key, rank) in RACE_COLUMNS.items()
         ]
-        lines = (Line(name + " (noisy)" * one.noisy + " (busy)" * bool(one.busy)) for name, one in there)
-        found.append(ResultTable.build(lines, columns, str(setting), notes))
-    return found
-
-
-def _figure(key: str, first: Latency, one: Latency) -> str:
-    return f"{one.p50_ms / first.p50_ms:.2f}" if key == "ratio" else units.three_digits(getattr(one, key))
+        lines = (Line(name + " (noisy)" * one.noisy + " (busy)" * bool(one.busy)) for name, one in named)
+        result.append(ResultTable.build(lines, columns, str(setting), notes))
+    return result
 
 
 def format_certified(certified: bool | None, reason: str) -> Cell:
-    """Say whether a file is certified, and why or why not."""
+    """Show whether a file is certified, and why or why not."""
     return Cell(MISSING) if certified is None else Cell("yes", reason) if certified else Cell("no", reason, "bad")
 
 
@@ -239,20 +232,19 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
     front = comparison.front(lambda one: one.median_ms(view))
 
     def score(one: ComparedModel) -> Cell:
-        found = comparison.score(one)
-        other = next(iter(one.scores.items()), None) if found is None else None
-        return Cell(units.score(found), f"{units.score(other[1])} on other rows: {other[0]}" if other else "")
+        own = comparison.score(one)
+        other = next(iter(one.scores.items()), None) if own is None else None
+        return Cell(units.score(own), f"{units.score(other[1])} on other rows: {other[0]}" if other else "")
 
     def time(at: View, one: ComparedModel) -> Cell:
-        found = one.latency(at)
-        if found is None:
+        if (latency := one.latency(at)) is None:
             return Cell(MISSING)
-        marks = (", noisy" if found.noisy else "") + (", busy" if found.busy else "")
-        return Cell(_ms(found), f"p95{units.GAP}{units.three_digits(found.p95_ms)}{marks}")
+        marks = (", noisy" if latency.noisy else "") + (", busy" if latency.busy else "")
+        return Cell(_ms(latency), f"p95{units.GAP}{units.three_digits(latency.p95_ms)}{marks}")
 
     def peak(one: ComparedModel) -> str:
-        found = one.latency(view)
-        return units.three_digits(found.peak_rss_mb if found else None)
+        latency = one.latency(view)
+        return units.three_digits(latency.peak_rss_mb if latency else None)
 
     columns = [
         of("Quality", units.metric(comparison.task.metric), score, 0),
@@ -286,7 +278,7 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
 
 
 def where(comparison: Comparison) -> str:
-    """Say what is compared."""
+    """Count the files and bundles, and name the rows that they are scored on."""
     files, bundles = len(comparison.candidates), len(comparison.bundles)
     counted = f"{files} file{'s' * (files != 1)} of {bundles} bundle{'s' * (bundles != 1)}"
     metric = units.metric(comparison.task.metric)
@@ -295,13 +287,13 @@ def where(comparison: Comparison) -> str:
 
 def device_tables(comparison: Comparison) -> list[tuple[MeasuredDevice, list[ResultTable]]]:
     """List each device with the times of every file at every setting."""
-    rows = (*comparison.teachers, *comparison.candidates)
-    found = []
+    result = []
     for device in comparison.devices:
-        order = comparison.settings(device.name)
-        times = [(one.name, time) for at in order for one in rows if (time := one.latency(View(device.name, at)))]
-        found += [(device, latency_tables(times))] if times else []
-    return found
+        views = [View(device.name, setting) for setting in comparison.settings(device.name)]
+        models = (*comparison.teachers, *comparison.candidates)
+        times = [(one.name, time) for view in views for one in models if (time := one.latency(view))]
+        result += [(device, latency_tables(times))] if times else []
+    return result
 
 
 def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> ResultTable:
@@ -349,8 +341,8 @@ def race_table(tried: Sequence[VariantResult]) -> ResultTable:
         )
 
     def fused(one: VariantResult) -> Cell:
-        said = ", ".join(f"{count} {name}" for name, count in one.fused.items())
-        return Cell(str(sum(one.fused.values())) if said else MISSING, said)
+        names = ", ".join(f"{count} {name}" for name, count in one.fused.items())
+        return Cell(str(sum(one.fused.values())) if names else MISSING, names)
 
     settings = list(dict.fromkeys(setting for one in tried for setting in one.p50_ms))
     columns = [
@@ -403,7 +395,7 @@ def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> Trial
 
 
 def format_predicted(point: TrialRecord) -> str:
-    """Say a predicted time with its deviation, in ms: `3.41 ± 0.10`."""
+    """Format a predicted time with its deviation, in ms: `3.41 ± 0.10`."""
     if point.predicted_ms is None:
         return MISSING
     shown = units.three_digits(point.predicted_ms)
@@ -420,11 +412,11 @@ def front_table(found: SearchReport) -> ResultTable:
     rows: list[Anchor | TrialRecord] = [*list_anchors(found), *sorted(front, key=lambda one: -(one.score or 0.0))]
 
     def kept(one: Anchor | TrialRecord) -> str:
-        theirs = found.teacher_score
-        return units.share(one.score / theirs if theirs and theirs > 0 and one.score is not None else None)
+        teachers = found.teacher_score
+        return units.share(one.score / teachers if teachers and teachers > 0 and one.score is not None else None)
 
-    def of_trial(told: Callable[[TrialRecord], str]) -> Callable[[Anchor | TrialRecord], str]:
-        return lambda one: told(one) if isinstance(one, TrialRecord) else MISSING
+    def of_trial(form: Callable[[TrialRecord], str]) -> Callable[[Anchor | TrialRecord], str]:
+        return lambda one: form(one) if isinstance(one, TrialRecord) else MISSING
 
     def measured(one: Anchor | TrialRecord) -> str:
         return units.three_digits(found.measured_ms(one) if isinstance(one, TrialRecord) else one.ms)
@@ -458,7 +450,7 @@ def front_table(found: SearchReport) -> ResultTable:
 
 
 def search_facts(found: SearchReport) -> list[tuple[str, str]]:
-    """Count what the search did."""
+    """Count the trials of a search, and say what it took."""
     total, scored = sum(found.costs.values()), sum(point.first is not None for point in found.points)
     numbers = [("Trials", f"{len(found.points):,}"), ("Scored", f"{scored:,}")]
     numbers += [(capitalise(state), f"{count:,}") for state, count in found.counts().items() if state != "complete"]
