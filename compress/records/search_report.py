@@ -248,12 +248,9 @@ class SearchReport:
 
         return tuple(objective for objective, limit in self.budgets.items() if not kept(objective, limit))
 
-    def best_within(self, ms: float | None = None) -> TrialRecord | None:
-        """Return the feasible point that scores best, within `ms` too where given; of equals, the one that takes
-        least."""
+    def best_within(self) -> TrialRecord | None:
+        """Return the feasible point that scores best; of equals, the one that takes least."""
         within = [point for point in self.points if self.feasible(point)]
-        if ms is not None:
-            within = [point for point in within if (taken := self.ms(point)) is not None and taken <= ms]
         return max(within, key=lambda point: (point.score, -(self.ms(point) or 0.0), -point.number), default=None)
 
     def nearest(self) -> TrialRecord | None:

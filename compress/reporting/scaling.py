@@ -20,7 +20,6 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from compress.errors import SearchError
 from compress.records.search_report import Rung, SearchReport
 from compress.reporting import format as units
 from compress.reporting.charts import (
@@ -67,58 +66,48 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """A fitted law: its parameters, and those of every resample.
+    """A fitted law.
 
-    measured     cause -> (least, most) of what was fitted
-    centres_C    c_i
-    fitted_P     log E, then log A_i and alpha_i of each cause
-    draws_BP     the same of each resample of the residuals
-    deviation    of the points from the curve, in log error: what one more measurement may differ by
+    measured       cause -> (least, most) of what was fitted
+    centres_C      c_i
+    parameters_BP  log E, then log A_i and alpha_i of each cause: first of the fit, then of each resample
     """
 
     measured: Mapping[str, tuple[float, float]]
     centres_C: Floats
-    fitted_P: Floats
-    draws_BP: Floats
-    deviation: float
-    level: float = LEVEL
+    parameters_BP: Floats
 
     def error(self, at: Mapping[str, float]) -> Interval:
-        """Compute the curve's error where each cause has this value. Raises SearchError where one is not given."""
-        return self._interval(self._values(at))
+        """Compute the curve's error where each cause has this value."""
+        return _interval(self._errors(at))
 
     def change(self, before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
         """Compute how much the error falls between two places, both of the same curve in every resample."""
-        return self._interval(self._values(before) - self._values(after))
+        return _interval(self._errors(before) - self._errors(after))
 
     def exponent(self, cause: str) -> Interval:
         """Return alpha of a cause."""
-        return self._interval(
-            np.append(self.fitted_P, self.draws_BP).reshape(-1, len(self.fitted_P))[:, self._at(cause)]
-        )
+        return _interval(self.parameters_BP[:, 2 + 2 * list(self.measured).index(cause)])
 
     def floor(self) -> Interval:
         """Return E, the error that no more of any cause would lower."""
-        return self._interval(np.exp(np.append(self.fitted_P[0], self.draws_BP[:, 0])))
+        return _interval(np.exp(self.parameters_BP[:, 0]))
 
-    def within(self, at: Mapping[str, float], factor: float = FAR) -> bool:
-        """Say whether every cause is at most `factor` times beyond what was measured."""
-        return all(low / factor <= at[cause] <= high * factor for cause, (low, high) in self.measured.items())
+    def measured_at(self, at: Mapping[str, float]) -> bool:
+        """Return True if every cause is within the range of what was measured."""
+        return all(low <= at[cause] <= high for cause, (low, high) in self.measured.items())
 
-    def _at(self, cause: str) -> int:
-        return 2 + 2 * list(self.measured).index(cause)
-
-    def _values(self, at: Mapping[str, float]) -> Floats:
+    def _errors(self, at: Mapping[str, float]) -> Floats:
         """Compute the error by the fit, then by each resample."""
-        if missing := [cause for cause in self.measured if cause not in at]:
-            raise SearchError(f"scaling: no value of {', '.join(missing)}; the law is of {', '.join(self.measured)}")
         logs_C = np.log([at[cause] for cause in self.measured]) - np.log(self.centres_C)
-        return np.exp(_curve(np.vstack([self.fitted_P, self.draws_BP]), logs_C[:, None])[:, 0])
+        return np.exp(_curve(self.parameters_BP, logs_C[:, None])[:, 0])
 
-    def _interval(self, values: Floats) -> Interval:
-        tail = (1 - self.level) / 2
-        low, high = np.quantile(values[1:], (tail, 1 - tail))
-        return Interval(float(values[0]), float(min(low, values[0])), float(max(high, values[0])))
+
+def _interval(values_B: Floats) -> Interval:
+    """Return the first value in the band of the others."""
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(values_B[1:], (tail, 1 - tail))
+    return Interval(float(values_B[0]), float(min(low, values_B[0])), float(max(high, values_B[0])))
 
 
 @dataclass(frozen=True)
@@ -127,65 +116,63 @@ class Fit:
 
     law: Law | None
     warnings: tuple[str, ...]
-    points: int
 
 
-def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level: float = LEVEL, seed: int = 0) -> Fit:
+def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, seed: int = 0) -> Fit:
     """Fit the law by which each cause lowers the error; bands by resampling residuals, the same for the same seed.
 
     A cause that was not varied, or that shows no trend, is left out and named in the warnings. Values and errors must
-    be positive: an error of nothing (a score of 1) fits no power law and is left out, which is said too.
+    be positive: an error of nothing (a score of 1) fits no power law and is left out with a warning.
     """
-    kept = [index for index, error in enumerate(errors) if error > 0]
+    positive = [index for index, error in enumerate(errors) if error > 0]
     warnings = []
-    if len(kept) < len(errors):
-        warnings.append(f"{len(errors) - len(kept)} points without any error are left out.")
-    logs_N = np.log([errors[index] for index in kept])
-    values = {name: np.asarray(each, dtype=np.float64)[kept] for name, each in causes.items()}
-    shown, why = _choose_varied(values)
+    if len(positive) < len(errors):
+        warnings.append(f"{len(errors) - len(positive)} points without any error are left out.")
+    logs_N = np.log([errors[index] for index in positive])
+    values = {name: np.asarray(each, dtype=np.float64)[positive] for name, each in causes.items()}
+    names, why = _choose_varied(values)
     warnings += why
-    while shown:
-        found = _Points({name: values[name] for name in shown}, logs_N)
-        if len(logs_N) < found.parameters + 2:
-            warnings.append(f"{len(logs_N)} points are too few to fit {found.parameters} numbers.")
+    while names:
+        points = _Points({name: values[name] for name in names}, logs_N)
+        if len(logs_N) < points.parameters + 2:
+            warnings.append(f"{len(logs_N)} points are too few to fit {points.parameters} numbers.")
             break
-        chances = {name: found.chance(name) for name in shown}
+        chances = {name: points.chance(name) for name in names}
         # The least telling first: with it gone, the others may show theirs.
         worst = max(chances, key=lambda name: chances[name])
         if chances[worst] >= RISK:
             warnings.append(f"The error does not fall with {worst} beyond what chance would do.")
-            shown.remove(worst)
+            names.remove(worst)
             continue
-        law = found.law(level, seed)
+        law = points.law(seed)
         floor = law.floor()
         if not floor_shown(law, float(np.exp(logs_N.min()))):
             warnings.append(
                 f"Where it levels off is not shown: an error between {floor.low:.3f} and {floor.high:.3f} fits."
             )
-        return Fit(law, tuple(warnings), len(logs_N))
-    return Fit(None, tuple(warnings), len(logs_N))
+        return Fit(law, tuple(warnings))
+    return Fit(None, tuple(warnings))
 
 
 def _choose_varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
     """Choose the causes varied enough to show a curve, and say what the others lack."""
-    shown, why = [], []
-    for name, found_N in values.items():
-        different = len(np.unique(found_N))
+    varied, why = [], []
+    for name, values_N in values.items():
+        different, span = len(np.unique(values_N)), values_N.max(initial=0) / values_N.min(initial=np.inf)
         if different < LEAST_VALUES:
             why.append(f"{different} different values of {name}: a curve needs {LEAST_VALUES}.")
-        elif found_N.max() < LEAST_SPAN * found_N.min():
-            span = found_N.max() / found_N.min()
+        elif span < LEAST_SPAN:
             why.append(f"The values of {name} span a factor of {span:.1f}: a curve needs {LEAST_SPAN:g}.")
         else:
-            shown.append(name)
-    if len(shown) == 2 and abs(np.corrcoef([np.log(values[name]) for name in shown])[0, 1]) > TOGETHER:
-        why.append(f"{shown[0]} and {shown[1]} were varied together: which of them helped is not told apart.")
+            varied.append(name)
+    if len(varied) == 2 and abs(np.corrcoef([np.log(values[name]) for name in varied])[0, 1]) > TOGETHER:
+        why.append(f"{varied[0]} and {varied[1]} were varied together: which of them helped is not told apart.")
         return [], why
-    return shown, why
+    return varied, why
 
 
 def floor_shown(law: Law, error: float) -> bool:
-    """Say whether the floor is known to a quarter of the error it is held against."""
+    """Return True if the floor is known to a quarter of the error it is compared with."""
     return (floor := law.floor()).high - floor.low < 0.25 * error
 
 
@@ -213,14 +200,14 @@ class _Points:
         gain = max(cost - self.cost, 0.0) / 2
         return float(f.sf(gain / max(self.cost / left, 1e-15), 2, left))
 
-    def law(self, level: float, seed: int) -> Law:
+    def law(self, seed: int) -> Law:
         """Resample the residuals of the fit, widened by what fitting took from them and by Student's t."""
         from scipy.stats import norm, t
 
         residuals_N = self.logs_N - (curve_N := _curve(self.fitted_P[None], self.logs_CN)[0])
         left = len(residuals_N) - self.parameters
         residuals_N = (residuals_N - residuals_N.mean()) * np.sqrt(len(residuals_N) / left)
-        widened_N = residuals_N * t.ppf((1 + level) / 2, left) / norm.ppf((1 + level) / 2)
+        widened_N = residuals_N * t.ppf((1 + LEVEL) / 2, left) / norm.ppf((1 + LEVEL) / 2)
         drawn_BN = np.random.default_rng(seed).choice(widened_N, (RESAMPLES, len(widened_N)))
         # From the fit, and from a floor that matters where it has none: the valley between them is long.
         other_P = self.fitted_P.copy()
@@ -231,7 +218,7 @@ class _Points:
         second_B = costs_B[RESAMPLES:] < costs_B[:RESAMPLES]
         draws_BP = np.where(second_B[:, None], found_BP[RESAMPLES:], found_BP[:RESAMPLES])
         measured = {name: (float(each.min()), float(each.max())) for name, each in self.values.items()}
-        return Law(measured, self.centres_C, self.fitted_P, draws_BP, float(residuals_N.std()), level)
+        return Law(measured, self.centres_C, np.vstack([self.fitted_P, draws_BP]))
 
 
 def _curve(parameters_BP: Floats, logs_CN: Floats) -> Floats:
@@ -360,7 +347,7 @@ def growth(found: SearchReport) -> Growth:
         trials = trials[:: -(-len(trials) // MOST_TRIALS) or 1]
         alone = _fit(trials, "size")
         if alone.law is not None:
-            whole, points = Fit(alone.law, (*whole.warnings, *alone.warnings), alone.points), trials
+            whole, points = Fit(alone.law, (*whole.warnings, *alone.warnings)), trials
             about = "Scores of the trials before any training on top."
     compute = _fit(frontier := _frontier(rungs), "compute")
     warnings = (*whole.warnings, *(f"Compute: {one}" for one in compute.warnings if rungs))
@@ -430,7 +417,7 @@ def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> Resu
     columns = (
         column(ats, "", metric, lambda at: _score(law.error(at))),
         column(ats, "", "change, points", change),
-        column(ats, "", "", lambda at: "" if law.within(at, 1.0) else "beyond what was measured"),
+        column(ats, "", "", lambda at: "" if law.measured_at(at) else "beyond what was measured"),
     )
     return ResultTable(tuple(Line(name) for name, _ in places), columns, f"{capitalise(metric)} to expect")
 

@@ -120,14 +120,13 @@ def test_only_what_is_known_to_keep_the_budgets_is_on_the_front() -> None:
     whole = found(slow, unknown, given_up, good, poor, budgets={"latency": 4.0, "score": 0.6})
     assert whole.compute_front() == (3,)
     assert [whole.exceeded(one) for one in (slow, unknown, poor)] == [("latency",), ("latency",), ("score",)]
-    assert whole.best_within() == good and whole.best_within(0.9) is None
+    assert whole.best_within() == good
 
 
 def test_of_equals_the_faster_is_best() -> None:
     whole = found(made(0, 0.8, 3.0), made(1, 0.8, 2.0), made(2, 0.7, 1.0))
     best = whole.best_within()
     assert best is not None and best.number == 1
-    assert whole.best_within(1.0) == whole.points[2]
 
 
 def test_the_nearest_to_an_impossible_budget() -> None:
