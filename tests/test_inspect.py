@@ -13,6 +13,7 @@ from transformers import BertTokenizer
 
 import compress
 from compress.cli import start
+from compress.commands.inspect import detect_form
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.errors import CompressError
@@ -206,17 +207,20 @@ def test_a_recipe_says_what_it_is_for_and_the_command_that_uses_it(name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [("intents", "data"), ("minilm", "checkpoint"), ("distilbert", "recipe"), ("train=a.tsv,dev=b.tsv", "data")],
+    ("name", "form", "other"),
+    [("minilm", "checkpoint", "recipe"), ("distilbert", "recipe", "checkpoint"), ("intents", "data", None)],
 )
-def test_a_name_with_several_meanings_is_one_of_them_and_tells_of_the_others(name: str, form: str) -> None:
-    from compress.commands.inspect import _form, _other_meanings
-
-    assert _form(name) == form
-    other = {"minilm": "recipe", "distilbert": "checkpoint"}.get(name)
-    assert [note.rpartition(" ")[2] for note in _other_meanings(name, form)] == ([other] if other else [])  # type: ignore[arg-type]
-    if name == "minilm":
+def test_an_ambiguous_name_has_one_form_and_notes_the_other(name: str, form: str, other: Any) -> None:
+    found = compress.inspect(name)
+    assert found.form == form
+    notes = [note for note in found.notes if " --as " in note]
+    assert [note.rpartition(" ")[2] for note in notes] == ([other] if other else [])
+    if other == "recipe":
         assert compress.inspect(name, form="recipe").form == "recipe"
+
+
+def test_named_splits_are_data() -> None:
+    assert detect_form("train=a.tsv,dev=b.tsv") == "data"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.commands.prune import aimed
+from compress.commands.prune import set_target
 from compress.config.limits import MOST_SEED, check_max_drop, check_number, check_seed
 from compress.config.recipe import Recipe
 from compress.errors import CompressError, PruneError
@@ -39,7 +39,7 @@ def test_limits_that_nothing_keeps(limits: dict[str, float]) -> None:
 @pytest.mark.parametrize("setting", [{"threads": 9999}, {"batch": 10**9}, {"seq": 10**9}])
 def test_settings_that_no_machine_has(setting: dict[str, int]) -> None:
     with pytest.raises(PruneError, match="less than or equal to"):
-        aimed(Recipe.load("prune-taylor"), {"layers": 2}, {"threads": 1, "batch": 1, "seq": None} | setting)
+        set_target(Recipe.load("prune-taylor"), {"layers": 2}, {"threads": 1, "batch": 1, "seq": None} | setting)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from compress.commands.distill import load_functions
-from compress.commands.prune import aimed
+from compress.commands.prune import set_target
 from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError
 from compress.pruning.stage import interpolate_sizes, stage_sizes
@@ -126,15 +126,15 @@ def test_importance_is_looked_up_before_anything_runs(tmp_path: Path, line: str,
 
 def test_what_is_asked_takes_the_place_of_the_recipes_own(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"ffn": 0.5})
-    assert aimed(found, {"layers": None}, SETTING) == found
-    assert aimed(found, {"layers": 2, "ffn": None}, SETTING).target.sizes == {"layers": 2}
-    budget = aimed(found, {"speedup": 2.0, "max_params": 5e6}, SETTING | {"seq": 16}).target
+    assert set_target(found, {"layers": None}, SETTING) == found
+    assert set_target(found, {"layers": 2, "ffn": None}, SETTING).target.sizes == {"layers": 2}
+    budget = set_target(found, {"speedup": 2.0, "max_params": 5e6}, SETTING | {"seq": 16}).target
     assert (budget.sizes, budget.budgets, budget.seq) == ({}, {"speedup": 2.0, "max_params": 5_000_000}, 16)
 
 
 def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"precision": "fp32", "threads": 2, "ffn": 0.5})
-    budget = aimed(found, {"speedup": 2.0}, SETTING | {"seq": 16}).target
+    budget = set_target(found, {"speedup": 2.0}, SETTING | {"seq": 16}).target
     assert (budget.precision, budget.threads, budget.seq, budget.sizes) == ("fp32", 2, 16, {})
 
 
@@ -153,13 +153,13 @@ def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) 
 )
 def test_what_cannot_be_asked(tmp_path: Path, asked: dict[str, float], setting: dict[str, Any], said: str) -> None:
     with pytest.raises(PruneError) as error:
-        aimed(recipe(tmp_path), asked, SETTING | setting)
+        set_target(recipe(tmp_path), asked, SETTING | setting)
     assert said in str(error.value)
 
 
 def test_a_recipe_that_does_not_prune_names_those_that_do() -> None:
     with pytest.raises(PruneError, match=r"recipe tinybert: has no stage that prunes; .*prune-taylor"):
-        aimed(Recipe.load("tinybert"), {"layers": 2}, SETTING)
+        set_target(Recipe.load("tinybert"), {"layers": 2}, SETTING)
 
 
 def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_pat
     found = recipe(tmp_path, stages=[stage])
 
     def options(**asked: float) -> dict[str, Any]:
-        call = aimed(found, asked, SETTING).training[0].step
+        call = set_target(found, asked, SETTING).training[0].step
         assert call is not None
         return dict(call.options)
 

@@ -307,7 +307,7 @@ def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
     outcome = ScoreDrop(0.96, 0.25, 0.3, 9.0, changed=28)
-    monkeypatch.setattr("compress.commands.trim._outcome", lambda *_: outcome)
+    monkeypatch.setattr("compress.commands.trim.compare_answers", lambda *_: outcome)
     told = command.run("trim", str(bundle.path), "--data", data, "--out", str(out), "--min-count", "10000", "--json")
     assert told.code == 3
     facts = json.loads(told.out)
@@ -322,7 +322,7 @@ def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
 
 def dies_before_it_is_certified(bundle: Path, out: Path, data: str, home: str) -> None:
     os.environ["COMPRESS_HOME"] = home
-    with mock.patch("compress.commands.trim.certified", lambda *_, **__: os._exit(9)):
+    with mock.patch("compress.commands.trim.certify_files", lambda *_, **__: os._exit(9)):
         trim(str(bundle), out, data=data)
 
 

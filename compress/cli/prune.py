@@ -68,14 +68,14 @@ def prune(
 
         loaded = preflight.load_recipe(recipe, options.overrides, length)
         preflight.check(loaded, teacher=model, out=out, data=data, options=options)
-        from compress.commands.prune import aimed
         from compress.commands.prune import prune as run  # takes seconds: torch
+        from compress.commands.prune import set_target
 
         if plan:
             from compress.commands.forecast import forecast
 
             print_forecast(
-                forecast, as_json, teacher=model, recipe=aimed(loaded, asdict(target), asdict(setting)), data=data,
+                forecast, as_json, teacher=model, recipe=set_target(loaded, asdict(target), asdict(setting)), data=data,
                 columns=columns, length=length.minutes_alone, options=replace(options, overrides=None),
             )  # fmt: skip
             return

@@ -1,4 +1,4 @@
-"""`compress export`: from a bundle, a run or a checkpoint to files for another runtime."""
+"""Export a bundle, a run or a checkpoint to files for another runtime."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from compress.records.latency import Setting
 
 CALIBRATION_ROWS = 256
-"""Rows that ranges are taken from, spread evenly over the training split."""
+"""Rows for calibration, spread evenly over the training split."""
 
 
 @dataclass(frozen=True)
 class FixedOptions:
-    """The files of fixed lengths: for NPUs, and for Core ML.
+    """Options of files with fixed lengths, for NPUs and Core ML.
 
-    lengths   in tokens, for NPUs each of a file of its own; none: the bundle's max_length
-    max_drop  of the score, in its own unit, that files for NPUs may lose
+    lengths   in tokens, for NPUs one file each; empty: the bundle's max_length
+    max_drop  how much of the score, in its own unit, files for NPUs may lose
     """
 
     lengths: tuple[int, ...] = ()
@@ -50,9 +50,9 @@ LoadData = Callable[[Bundle], "TaskData"]
 
 @dataclass(frozen=True)
 class RaceOptions:
-    """The device and the settings that a bundle's files are raced on.
+    """The settings and the device on which a bundle's files are raced.
 
-    max_drop  of the score, in its own unit, that int8 may lose
+    max_drop  how much of the score, in its own unit, int8 may lose
     """
 
     settings: "Sequence[Setting]"
@@ -79,27 +79,27 @@ def export(
     """Write `model` for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
     model        a bundle's or a run's folder, or a checkpoint: alias, folder, hub id
-    precisions   what the weights are held in; the format's own choice where none is given
-    opset        ONNX anew from the weights, at this opset; none: the bundle's own files
-    race         race a bundle's files first, and export the fastest: see `compress.tuning`
-    fixed        lengths of files for NPUs and Core ML, and the loss that is allowed
-    data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race; files for
-                 NPUs are certified on them too
-    text, label  columns of the data, where they are not found by themselves
-    checkpoint   how a checkpoint is read: see `CheckpointOptions`
-    command      what is written down as the command that did it
-    say          is told what is being done
+    precisions   number formats of the weights; default: the format's own choice
+    opset        export ONNX again from the weights at this opset; None: use the bundle's files
+    race         race variants of a bundle's files first, and export the fastest: see `compress.tuning`
+    fixed        lengths of files for NPUs and Core ML, and the allowed loss
+    data         examples of the task, as for `distill`: int8 is calibrated on them, and scored in a race; files for
+                 NPUs are certified on them
+    text, label  columns of the data, if they cannot be detected
+    checkpoint   how to read a checkpoint: see `CheckpointOptions`
+    command      the command to record in the result
+    say          called with progress messages
 
-    Raises ExportError for options that do not go together, a missing extra, a model that this format cannot hold, or a
-    file whose answers are not the model's; nothing is left then. Raises DeviceError where the device fails.
+    Raises ExportError for options that do not go together, a missing extra, a model that the format cannot hold, or a
+    file whose answers differ from the model's; nothing is written then. Raises DeviceError if the device fails.
     """
     source = load_source(model, **asdict(checkpoint))
     formats.check(source, out, to=to, precisions=precisions, opset=opset)
     if race is not None and opset is not None:
-        raise ExportError("--tune and --opset: the race is between graphs at our own opset; expected one of the two")
+        raise ExportError("--tune and --opset: the race uses our own opset; give one of the two")
 
     def load(bundle: Bundle) -> "TaskData":
-        assert data is not None, "only called where there are data"
+        assert data is not None, "only called with data"
         return bundle.load_data(data, text=text, label=label)
 
     load_data = None if data is None else load
@@ -109,34 +109,27 @@ def export(
     }  # fmt: skip
     with ExitStack() as stack:
         if race is not None:
-            source, tried = stack.enter_context(tuned(source, race, load_data, in_place=out is None, say=say))
-        made = formats.export(
-            source,
-            out,
-            to=to,
-            precisions=precisions,
-            opset=opset,
-            name=model,
-            load_data=load_data,
-            calibrate=None if load_data is None else partial(calibrate, load_data),
-            command=command,
+            source, tried = stack.enter_context(tune_source(source, race, load_data, in_place=out is None, say=say))
+        result = formats.export(
+            source, out, to=to, precisions=precisions, opset=opset, name=model, load_data=load_data,
+            calibrate=None if load_data is None else partial(calibrate, load_data), command=command,
             writer=writers.get(to),
-        )
-    return replace(made, tried=tuple(tried))
+        )  # fmt: skip
+    return replace(result, tried=tuple(tried))
 
 
 @contextmanager
-def tuned(
+def tune_source(
     source: Source, race: RaceOptions, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
 ) -> Iterator[tuple[Bundle, "Sequence[VariantResult]"]]:
-    """Yield the bundle with the files that are fastest on the device, and all that were tried.
+    """Yield the bundle with the files that are fastest on the device, and all variants that were tried.
 
-    Of the data the validation split decides, the test split certifies where it has labels. `in_place`: the tuned bundle
-    takes the place of the given one; else it is removed afterwards. Raises ExportError for what is no bundle and cannot
-    become one, DeviceError where the device fails.
+    The validation split decides, the test split certifies if it has labels. in_place: replace the given bundle by the
+    tuned one; else the tuned one is temporary. Raises ExportError for a model that cannot be a bundle, DeviceError if
+    the device fails.
     """
     if not isinstance(source, Bundle) and source.task is None:
-        raise ExportError(f"{source.name}: --tune races files of a model with a head for a task; this one has none")
+        raise ExportError(f"{source.name}: --tune needs a model with a head for a task; this one has none")
     with (
         tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
         open_chosen(race.device, say=say) as device,
@@ -161,10 +154,10 @@ def tuned(
 
 
 def calibrate(load_data: LoadData, bundle: Bundle, file: Path) -> "Ranges":
-    """Calibrate an fp32 file of the bundle on its data."""
+    """Compute the ranges of an fp32 file of the bundle on its data."""
     return ranges(file, calibration_rows(bundle, load_data(bundle)))
 
 
 def calibration_rows(bundle: Bundle, data: "TaskData") -> "Dataset":
-    """Encode examples of the training split."""
+    """Encode examples of the training split for calibration."""
     return bundle.evaluator(data.train).subsample(CALIBRATION_ROWS).rows

@@ -1,9 +1,9 @@
-"""Say what a checkpoint, bundle, recipe, data set, run or study is, and what can be done with it next."""
+"""Describe a checkpoint, bundle, recipe, data set, run or study, and what to do with it next."""
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -37,38 +37,45 @@ TASKS: Final = {
     "LMHeadModel": "the next word",
     "ForConditionalGeneration": "text for text",
 }
-"""What a checkpoint's head predicts, by the end of its class's name."""
+"""What a checkpoint's head predicts, by the suffix of its class name."""
 
 
 def inspect(
     thing: str | Path, *, form: Form | None = None, teacher: str | None = None, columns: DataOptions = DataOptions()
 ) -> Inspection:
-    """Look at a thing, without running or changing it.
+    """Describe a thing, without running or changing it.
 
     thing    a path; or the name of a recipe, of the embedded data `intents` or teacher `minilm`, an alias or a hub id
-    form     what it is, where a name has several meanings; None: data, teacher, recipe, in this order
-    teacher  of data: the teacher whose tokenizer is tried on its texts
-    columns  of data: its columns and kind of task, where they are not to be detected
+    form     what it is, if the name has several meanings; None: data, teacher or recipe, in this order
+    teacher  for data: the teacher whose tokenizer is tried on its texts
+    columns  for data: its columns and kind of task, if they should not be detected
 
-    What is damaged is listed in the answer's `problems`. Of a hub id only the config is fetched. Raises a CompressError
-    for what is nothing of this, or cannot be read.
+    Damage is listed in the `problems` of the result. For a hub id only the config is fetched. Raises a CompressError
+    for anything else, or if it cannot be read.
     """
     name = str(thing)
     if form is not None and form not in get_args(Form):
         raise CompressError(f"--as {form}: expected {', '.join(get_args(Form))}")
-    known = form or _form(name)
-    if known == "data":
-        found = _data(name, teacher, columns)
+    form = form or detect_form(name)
+    if form == "data":
+        found = inspect_data(name, teacher, columns)
     elif teacher is not None:
-        raise CompressError(f"--teacher: is for data, and {name} is a {known}; leave it out")
+        raise CompressError(f"--teacher: is for data, but {name} is a {form}; leave it out")
     else:
-        found = _LOOKS[known](name)
+        found = _INSPECTORS[form](name)
     facts = {key: value for key, value in found.facts.items() if value is not None and value != ""}
-    return replace(found, facts=facts, notes=(*_other_meanings(name, known), *found.notes))
+    meanings: dict[Form, bool] = {
+        "recipe": name in loader.names(), "checkpoint": name in ALIASES or name == EMBEDDED,
+    }  # fmt: skip
+    others = [
+        f"{name} is also the name of a {other}: {_command('inspect', name, '--as', other)}"
+        for other, exists in meanings.items() if exists and form not in (other, "data")
+    ]  # fmt: skip
+    return replace(found, facts=facts, notes=(*others, *found.notes))
 
 
-def _form(name: str) -> Form:
-    """Tell what a path or name is."""
+def detect_form(name: str) -> Form:
+    """Detect what a path or name is."""
     path = Path(name).expanduser()
     if path.is_dir():
         marks: Mapping[str, Form] = {
@@ -94,21 +101,12 @@ def _form(name: str) -> Form:
     )
 
 
-def _other_meanings(name: str, known: Form) -> Iterator[str]:
-    meanings: dict[Form, bool] = {
-        "recipe": name in loader.names(), "checkpoint": name in ALIASES or name == EMBEDDED,
-    }  # fmt: skip
-    for form, meant in meanings.items():
-        if meant and known not in (form, "data"):
-            yield f"{name} is the name of a {form}, too: {_command('inspect', name, '--as', form)}"
-
-
 def _command(*words: str | Path) -> str:
     return shlex.join(["compress", *map(str, words)])
 
 
 def _licence(folder: Path) -> str | None:
-    """Read what a folder says of its licence: the front matter of its README.md, or the first line of a LICENSE."""
+    """Read the licence of a folder: from the front matter of its README.md, or the first line of its LICENSE."""
     card = folder / "README.md"
     if card.is_file():
         front = re.match(r"---\n(.*?)\n---\n", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
@@ -131,7 +129,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _verify(folder: Path) -> tuple[bool | None, tuple[str, ...]]:
-    """Compare a folder with its checksums, where it has some."""
+    """Compare a folder with its checksums; None if it has none."""
     if not (folder / CHECKSUMS).is_file():
         return None, ()
     try:
@@ -151,8 +149,8 @@ def _scores(report: Report) -> tuple[Mapping[str, Any], ...]:
     )  # fmt: skip
 
 
-def _look_at_checkpoint(name: str) -> Inspection:
-    """Read a checkpoint's config and the heads of its weight files."""
+def inspect_checkpoint(name: str) -> Inspection:
+    """Read a checkpoint's config and the headers of its weight files."""
     folder = checkpoints.config_folder(name)
     config = load_json(folder / checkpoints.CONFIG, "Fetch the checkpoint again")
     architecture = str((config.get("architectures") or ["?"])[0])
@@ -169,9 +167,9 @@ def _look_at_checkpoint(name: str) -> Inspection:
     elif not weights and Path(name).is_dir():
         problems.append(f"{folder}: has no model.safetensors: the weights are missing")
     elif not weights:
-        notes.append("its weights are not on this machine; they are fetched when they are needed")
+        notes.append("its weights are not on this machine; they are fetched when needed")
     if config.get("auto_map"):
-        notes.append("it brings code of its own (auto_map), which is never run")
+        notes.append("it brings its own code (auto_map), which is never run")
     verified, damaged = _verify(folder)
     sizes = (f"{facts[each]} {unit}" for each, unit in (("layers", "layers"), ("hidden", "wide")) if each in facts)
     return Inspection(
@@ -192,7 +190,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _weights(files: list[Path]) -> tuple[int, set[str]]:
-    """Count parameters, and name their number formats, by the heads of safetensors files."""
+    """Count parameters and list their number formats, from the headers of safetensors files."""
     from safetensors import SafetensorError, safe_open
 
     count, types = 0, set()
@@ -201,7 +199,9 @@ def _weights(files: list[Path]) -> tuple[int, set[str]]:
             with safe_open(file, framework="numpy") as tensors:
                 for key in tensors.keys():  # noqa: SIM118  # no mapping
                     part = tensors.get_slice(key)
-                    if "F" in (kind := str(part.get_dtype())):  # F32, BF16, F8_E4M3: not the numbers of positions
+                    if "F" in (
+                        kind := str(part.get_dtype())
+                    ):  # F32, BF16, F8_E4M3, but not integers such as position ids
                         count += prod(part.get_shape())
                         types.add(kind)
         except SafetensorError as error:
@@ -209,7 +209,7 @@ def _weights(files: list[Path]) -> tuple[int, set[str]]:
     return count, types
 
 
-def _look_at_bundle(name: str) -> Inspection:
+def inspect_bundle(name: str) -> Inspection:
     """Read a bundle's manifest and report, and check every file against its hash."""
     folder = Path(name).expanduser()
     path = manifests.find_bundle(folder) or folder
@@ -258,49 +258,50 @@ def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterat
         yield _command("trim", path, "--data", data, "--out", f"{path}-trimmed")
 
 
-def _look_at_run(name: str) -> Inspection:
-    """Read what a run is of, which stages are done, and what its bundle scored."""
+def inspect_run(name: str) -> Inspection:
+    """Read a run's settings, its finished stages, and the scores of its bundle."""
     folder = Path(name).expanduser()
-    told = load_json(folder / RUN, "What the run is of is not known without it: begin anew in another --out")
+    settings = load_json(folder / RUN, "The run cannot be identified without it: start again in another --out")
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
     done, problems = list[str](), list[str]()
     for result in sorted(folder.glob("stages/*/model")):
         verified, damaged = _verify(result)
         problems += damaged
         done += [result.parent.name] if verified is not False else []
-    bundle = _look_at_bundle(name) if manifests.find_bundle(folder) else None
-    finished = "finished" in told
+    bundle = inspect_bundle(name) if manifests.find_bundle(folder) else None
+    finished = "finished" in settings
     stages = [str(next(iter(stage.values()))) for stage in recipe.get("stages", ())]
-    facts: dict[str, Any] = {"recipe": recipe.get("name"), **{key: told.get(key) for key in _OF_RUN}}
+    facts: dict[str, Any] = {"recipe": recipe.get("name"), **{key: settings.get(key) for key in _RUN_FACTS}}
     facts |= {"stages done": ", ".join(done) or "none", "stages": ", ".join(stages)}
     if (folder / "seconds.json").is_file():
         facts["minutes"] = round(load_json(folder / "seconds.json", "").get("seconds", 0) / 60, 1)
-    state = f"finished on {told['finished']}" if finished else "not finished"
-    go_on = "" if finished else continuation(folder)
+    state = f"finished on {settings['finished']}" if finished else "not finished"
+    resume = "" if finished else continuation(folder)
+    title = f"a run, {state}: {settings.get('teacher')} on {settings.get('data')}"
     return Inspection(
-        thing=name, form="run", path=str(folder), title=f"a run, {state}: {told.get('teacher')} on {told.get('data')}",
+        thing=name, form="run", path=str(folder), title=title,
         licence=bundle.licence if bundle else None, facts=facts,
         labels=bundle.labels if bundle else (), scores=bundle.scores if bundle else (),
         files=bundle.files if bundle else {}, problems=(*problems, *(bundle.problems if bundle else ())),
         verified=None if not (done or problems or bundle) else not problems and (bundle is None or not bundle.problems),
-        notes=() if finished else ("it can be continued; stages that are done are not trained again",),
+        notes=() if finished else ("it can be continued; finished stages are not trained again",),
         next=tuple(filter(None, (
-            go_on, *(bundle.next if bundle else ()), _command("clean", folder, "--dry-run") if finished else "",
+            resume, *(bundle.next if bundle else ()), _command("clean", folder, "--dry-run") if finished else "",
         ))),
     )  # fmt: skip
 
 
-_OF_RUN: Final = ("teacher", "data", "corpus", "seed", "precision", "command", "finished")
-"""What run.json says that a reader wants to know."""
+_RUN_FACTS: Final = ("teacher", "data", "corpus", "seed", "precision", "command", "finished")
+"""Fields of run.json to show."""
 
 
-def _look_at_study(name: str) -> Inspection:
-    """Read what a search has found so far."""
+def inspect_study(name: str) -> Inspection:
+    """Read the results of a search so far."""
     folder = Path(name).expanduser()
-    told = load_json(folder / RUN, "What the search is of is not known without it: begin anew in another --out")
-    facts: dict[str, Any] = {key: told.get(key) for key in _OF_RUN}
-    go_on = "" if "finished" in told else continuation(folder)
-    next_ = [go_on] if go_on else []
+    settings = load_json(folder / RUN, "The search cannot be identified without it: start again in another --out")
+    facts: dict[str, Any] = {key: settings.get(key) for key in _RUN_FACTS}
+    resume = "" if "finished" in settings else continuation(folder)
+    next_ = [resume] if resume else []
     if not (folder / RECORD).is_file():
         return Inspection(
             thing=name, form="study", path=str(folder), title="a search without a trial yet",
@@ -326,11 +327,11 @@ def _look_at_study(name: str) -> Inspection:
         next_.append(_command("predict", bundle, "a text"))
     return Inspection(
         thing=name, form="study", path=str(folder), facts=facts, scores=scores, notes=report.notes, next=tuple(next_),
-        title=f"a search, {'finished' if 'finished' in told else 'not finished'}: {report.title}",
+        title=f"a search, {'finished' if 'finished' in settings else 'not finished'}: {report.title}",
     )  # fmt: skip
 
 
-def _look_at_recipe(name: str) -> Inspection:
+def inspect_recipe(name: str) -> Inspection:
     """Load a recipe, or a table that chooses one."""
     if choices.is_table(name):
         table = choices.Choices.load(name)
@@ -360,14 +361,12 @@ def _look_at_recipe(name: str) -> Inspection:
     )  # fmt: skip
 
 
-def _data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
+def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
     """Load a task's splits, describe them, and try a teacher's tokenizer on them."""
     sources.check(name)
     from compress.data import load_task, statistics  # datasets and pyarrow
 
-    data = load_task(
-        name, text=columns.text, label=columns.label, kind=columns.kind, metric=columns.metric, unlabelled=True
-    )
+    data = load_task(name, **asdict(columns), unlabelled=True)
     splits, overlaps = statistics.describe_splits(data)
     coverage = None
     if teacher is not None:
@@ -385,9 +384,10 @@ def _data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
         "task": task.kind, "text": ", ".join(task.text), "label": task.label, "metric": task.metric,
         "classes": len(task.labels) or None,
     }  # fmt: skip
-    given = [
-        word for option in ("text", "label", "kind", "metric") for word in _words(option, getattr(columns, option))
-    ]
+    given = list[str]()
+    for option, value in asdict(columns).items():
+        for each in [value] if isinstance(value, str) else value or ():
+            given += [f"--{option}", each]
     who = teacher or EMBEDDED
     return Inspection(
         thing=name, form="data", path=str(place) if place.exists() else None,
@@ -403,12 +403,7 @@ def _data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
     )  # fmt: skip
 
 
-def _words(option: str, value: str | list[str] | None) -> Iterator[str]:
-    for each in [value] if isinstance(value, str) else value or ():
-        yield from (f"--{option}", each)
-
-
-_LOOKS: Final = {
-    "checkpoint": _look_at_checkpoint, "bundle": _look_at_bundle, "recipe": _look_at_recipe, "run": _look_at_run,
-    "study": _look_at_study,
+_INSPECTORS: Final = {
+    "checkpoint": inspect_checkpoint, "bundle": inspect_bundle, "recipe": inspect_recipe, "run": inspect_run,
+    "study": inspect_study,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`compress label`: texts in, texts with the probabilities of their labels out."""
+"""Label texts with a prompted language model, and write them with the probabilities of their labels."""
 
 import json
 import random
@@ -40,10 +40,10 @@ from compress.training.trainer import peak_rss_mb
 
 @dataclass(frozen=True)
 class TextsToLabel:
-    """The texts that `label` reads, and their task where they bring labels.
+    """The texts that `label` reads.
 
     rows      columns `text`, and `text_pair` for pairs
-    labelled  where there are labels, the task they belong to
+    labelled  the task of texts that have labels already; None if they have none
     """
 
     name: str
@@ -52,7 +52,7 @@ class TextsToLabel:
     notes: tuple[str, ...] = ()
 
     def task(self, labels: Sequence[str]) -> Task:
-        """Return the task of giving texts `labels`, where they bring none of their own."""
+        """Return the task of the texts; of those without labels, the classification into `labels`."""
         if self.labelled is not None:
             return self.labelled.task
         return Task("classification", tuple(self.rows.column_names), "label", tuple(labels), "accuracy")
@@ -72,30 +72,30 @@ def label(
     allow_pickle: bool = False,
     console: Console | None = None,
 ) -> SoftLabels:
-    """Let a prompted language model label texts, and write one line of JSON for each to `out`.
+    """Label texts with a prompted language model, and write one JSON line per text to `out`.
 
     teacher    alias (gpt2, flan-t5-base, ...), folder or hub id of a language model, or an endpoint's .yaml file
     prompt     name or path of a prompt's .yaml file
     data       a task, whose training rows are labelled and whose labels only score the teacher; or texts without
-               labels: a table, a .txt file of one text a line, a corpus of one text a document
-    gate       what a teacher leads to that gives every text the same label, or scores no better than always doing so
+               labels: a table, a .txt file with one text per line, a corpus with one text per document
+    gate       what to do with a teacher that gives every text the same label, or scores no better than that
 
-    A line holds `text` (and `text_pair`), the likeliest `label`, and `probabilities` by label: as it is, the file is
-    training data of the likeliest labels. Where the model did not answer, `label` and `probabilities` are null: such
-    lines are to be removed first. Answers are kept under $COMPRESS_HOME: an interrupted labelling goes on where
-    it stopped. Raises a CompressError.
+    A line holds `text` (and `text_pair`), the most likely `label`, and `probabilities` by label: the file can serve as
+    training data. If the model did not answer, `label` and `probabilities` are null: remove such lines first.
+    Answers are kept under $COMPRESS_HOME, so that an interrupted run continues where it stopped. Raises a
+    CompressError.
     """
     console, file = console or Console(quiet=True), Path(out)
-    tutor, texts = _prepare(
+    labeller, texts = _prepare(
         teacher, prompt, data, file, text=text, label=label, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
-    soft = tutor.label_split(texts.rows)
+    soft = labeller.label_split(texts.rows)
     notes = [*texts.notes, soft.balance(texts.name)]
     if soft.asked:
         notes.append(f"{soft.asked:,} prompts in {soft.seconds:.0f} s, {soft.seconds / soft.asked:.3f} s each")
-    notes += check_labels(soft, tutor.name, texts.name, strict=gate == "refuse")
-    notes += _scored(soft, texts, tutor.name, strict=gate == "refuse")
+    notes += check_labels(soft, labeller.name, texts.name, strict=gate == "refuse")
+    notes += check_score(soft, texts, labeller.name, strict=gate == "refuse")
     for note in notes:
         print_note(console, note)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -119,19 +119,19 @@ def _prepare(
     allow_pickle: bool,
     console: Console,
 ) -> tuple[PromptedTeacher, TextsToLabel]:
-    """Check and load what a labelling needs."""
+    """Check the arguments, and load the model and the texts."""
     check_seed(seed)
     if file.exists():
-        raise DataError(f"{file}: exists already; choose another --out")
-    asked = Prompt.load(prompt)
+        raise DataError(f"{file}: already exists; choose another --out")
+    loaded = Prompt.load(prompt)
     texts = load_texts(data, text=text, label=label, seed=seed)
-    task_prompt = build_task_prompt(asked, texts.task(list(asked.labels)), train=texts.rows, seed=seed)
+    task_prompt = build_task_prompt(loaded, texts.task(list(loaded.labels)), train=texts.rows, seed=seed)
     model = open_language_model(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
     return PromptedTeacher(model, task_prompt, console), texts
 
 
 SECONDS = 6.0
-"""Seconds that a trial of a local model is to take."""
+"""Seconds that the trial of a local model should take."""
 
 
 def forecast_labelling(
@@ -149,16 +149,16 @@ def forecast_labelling(
 ) -> Forecast:
     """Forecast what `compress.label` would take with the same arguments, on this machine.
 
-    A local model is asked more and more of the rows, until they take seconds; an endpoint one, whose requests may then
-    be answered one after another or all that are under way at once. These answers are kept for the labelling.
+    A local model answers more and more rows, until they take seconds. An endpoint answers one; the forecast ranges from
+    all concurrent requests at the same time to one after another. The answers are kept for the actual run.
     """
     console = console or Console(quiet=True)
-    tutor, texts = _prepare(
+    labeller, texts = _prepare(
         teacher, prompt, data, Path(out), text=text, label=label, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
-    model, answers = tutor.language_model, tutor.task_prompt.answers
-    prompts = [asked for asked, _ in tutor.fit(list_texts(texts.rows))]
+    model, answers = labeller.language_model, labeller.task_prompt.answers
+    prompts = [prompt for prompt, _ in labeller.fit(list_texts(texts.rows))]
     left = list_unanswered(model, prompts, answers)
     random.Random(seed).shuffle(left)
     phases, before = [], len(prompts) - len(left)
@@ -170,17 +170,14 @@ def forecast_labelling(
         while left and not (took and concurrency) and took < SECONDS / 2:
             some, left, count = left[:count], left[count:], 2 * count
             took = ask(model, some, answers, console=Console(quiet=True)).seconds
-            speed, most = (
-                len(some) / took,
-                took * sum(map(model.count, left)) / sum(map(model.count, some)),
-            )
-    kept = answers_file(model, answers)
-    held = len(left) * size_mb(kept) / max(1, len(kept.read_bytes().splitlines())) if kept.is_file() else 0.0
-    held += sum(len(text) for each in list_texts(texts.rows) for text in each) / 1e6
+            speed, most = len(some) / took, took * sum(map(model.count, left)) / sum(map(model.count, some))
+    cache = answers_file(model, answers)
+    disk_mb = len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines())) if cache.is_file() else 0.0
+    disk_mb += sum(len(text) for row in list_texts(texts.rows) for text in row) / 1e6
     seconds = (most / max(1, concurrency), most)
-    note = f"{len(left):,} rows, {len(prompts) - before - len(left):,} were asked now"
-    phases.append(Phase(f"asking {tutor.name}", (0, 0), seconds, speed, note, held))
-    return Forecast(f"{tutor.task_prompt.prompt.name}: {tutor.name} on {texts.name}", tuple(phases), peak_rss_mb())
+    note = f"{len(left):,} rows, {len(prompts) - before - len(left):,} were answered now"
+    phases.append(Phase(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb))
+    return Forecast(f"{labeller.task_prompt.prompt.name}: {labeller.name} on {texts.name}", tuple(phases), peak_rss_mb())
 
 
 def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[str, Any]:
@@ -191,38 +188,36 @@ def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[s
     return texts | {"label": labels[int(log_p_C.argmax())], "probabilities": shares}
 
 
-def _scored(soft: SoftLabels, texts: TextsToLabel, teacher: str, *, strict: bool) -> list[str]:
-    """Score the labels against those that the data have, if any. Raises TeacherError."""
+def check_score(soft: SoftLabels, texts: TextsToLabel, teacher: str, *, strict: bool) -> list[str]:
+    """Score the labels against those of the data, if it has any. Raises TeacherError for a useless teacher."""
     if texts.labelled is None:
         return []
     given = np.asarray(texts.rows["label"][:])
     constant = np.tile(np.bincount(given, minlength=len(soft.labels)), (len(given), 1))
     task = texts.labelled.task
     own, always = (metrics.scores(task, logits, given)[task.metric] for logits in (soft.log_p_NC, constant))
-    said = f"{task.metric} {own:.3f} against the labels in the data; always the most frequent one: {always:.3f}"
+    note = f"{task.metric} {own:.3f} against the labels in the data; always the most frequent one: {always:.3f}"
     if own <= always and strict:
-        raise TeacherError(
-            f"teacher {teacher} is no teacher for this task: {said}. --gate warn writes them all the same"
-        )
-    return [said]
+        raise TeacherError(f"teacher {teacher} is no teacher for this task: {note}. --gate warn writes them anyway")
+    return [note]
 
 
 def load_texts(
     source: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
 ) -> TextsToLabel:
-    """Load texts to be labelled, from wherever they lie.
+    """Load texts to label.
 
-    Stated rules. A .txt file whose columns are not named holds one text a line. A source with a column of a label's
-    name (or `label`) is a task: its training rows are read, and their labels only score the teacher. Any other table
-    gives its text columns. What is no table is a corpus: one text a document. Raises DataError for a source without
-    text, and for one whose text column cannot be told.
+    A .txt file holds one text per line, unless columns are named. A source with a label column is a task: its training
+    rows are read, and their labels only score the teacher. Of any other table the text columns are read. Everything
+    else is a corpus, with one text per document. Raises DataError for a source without text, or if the text column
+    cannot be detected.
     """
     source = data_path(source)
     path = sources.local(source)
     if path.suffix.lower() == ".txt" and path.is_file() and text is None and label is None:
         found = [line.strip() for line in lines(path) if line.strip()]
         if not found:
-            raise DataError(f"{path}: there is no text in it.")
+            raise DataError(f"{path}: it contains no text.")
         return TextsToLabel(path.name, _rows([found]), None)
     if _is_corpus(source, path):
         corpus = load_corpus(source)

@@ -1,7 +1,6 @@
-"""Check a command in its first second: recipe, files, places and numbers, before torch is imported.
+"""Check recipe, files, folders and numbers of a command in its first second, before torch is imported.
 
-Commands call this before they import what trains, library functions before they do anything. Nothing is opened but
-settings, nothing is fetched, and no code of the user's runs.
+Only settings are read; nothing is fetched, and none of the user's code is run.
 """
 
 import os
@@ -26,16 +25,16 @@ from compress.training.run import Run, is_finished
 def load_recipe(
     recipe: str | Path | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
 ) -> Recipe:
-    """Return the recipe of a name or a file, as these options change it. Raises RecipeError.
+    """Load a recipe by name or path, with these changes. Of the changes, a Recipe only takes `length.effort`.
 
-    A Recipe keeps its numbers; only `effort` reaches it. Raises CompressError for a limit of minutes that is none.
+    Raises RecipeError, and CompressError for an invalid number of minutes.
     """
     check_minutes(length.minutes)
     if not isinstance(recipe, Recipe):
         recipe = Recipe.load(recipe, overrides or (), paper=length.paper)
     elif overrides or length.paper:
-        given = [*(overrides or ()), *(["paper"] if length.paper else [])]
-        raise RecipeError([f"overrides ({', '.join(given)}): are for a recipe's name or file, not for a Recipe"])
+        changes = [*(overrides or ()), *(["paper"] if length.paper else [])]
+        raise RecipeError([f"overrides ({', '.join(changes)}): only apply to a recipe's name or file, not to a Recipe"])
     return recipe if length.effort is None else recipe.with_effort(length.effort)
 
 
@@ -44,9 +43,9 @@ def load_choices(
     overrides: Sequence[str] | None = None,
     length: LengthOptions = LengthOptions(),
 ) -> Recipe | CandidateRecipes:
-    """Return the recipe as `load_recipe` does; of `auto`, or of a file of choices, those that may be taken.
+    """Load a recipe as `load_recipe` does; for `auto`, or a file of choices, load all candidates.
 
-    Raises RecipeError for one that does not end in a model for a task.
+    Raises RecipeError for a recipe that does not end in a model for a task.
     """
     if isinstance(recipe, CandidateRecipes):
         return recipe
@@ -71,10 +70,10 @@ def check(
     prompted: bool = False,
     options: RunOptions = RunOptions(),
 ) -> None:
-    """Raise a CompressError for whatever is wrong with these as far as it shows before torch is imported.
+    """Raise a CompressError for anything wrong with these that can be found without importing torch.
 
     settings   a recipe, several to choose from, or a space
-    prompted   `teacher` is a language model, and may be an endpoint's file; or it gives vectors alone
+    prompted   `teacher` is a prompted language model or an endpoint's file, or only gives vectors
     """
     check_seed(options.seed)
     check_tracker(options.track)
@@ -89,7 +88,7 @@ def check(
         sources.check(data)
     if corpus is not None:
         sources.check_corpus(corpus)
-    if os.environ.get("RANK", "0") == "0":  # other processes of a launch find the run that the first one has begun
+    if os.environ.get("RANK", "0") == "0":  # the other processes of a launch see the run that the first one has created
         Run.check(Path(out), resume=options.resume)
 
 
@@ -122,19 +121,19 @@ def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe
 
 
 RUNS = Path("runs")
-"""Where runs go that are given no folder."""
+"""The parent of run folders that are chosen automatically."""
 
 
 def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
-    """Choose the folder of a run that is given none: runs/RECIPE-DATA-N, N one more than any there has.
+    """Choose a folder for a run: runs/RECIPE-DATA-N, where N is the highest existing number plus 1.
 
-    recipe, data  names or paths, of which the last part is taken
-    resume        take the newest there that is not finished, or else the newest, instead of a new one
+    recipe, data  names or paths, of which the last part is used
+    resume        choose the newest unfinished run, or else the newest, instead of a new one
 
-    Raises RunError where there is none to resume, and where several processes would have to choose the same.
+    Raises RunError if there is no run to resume, and if several processes would each choose.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise RunError("--out: is needed where several processes run: each would choose a folder of its own")
+        raise RunError("--out: required with several processes: each would choose its own folder")
     source = re.sub(r"^\w+=", "", data.partition(",")[0])
     name = "-".join(re.sub(r"[^\w.]+", "-", Path(each).stem).strip("-") or "run" for each in (recipe, source))
     numbered = {}
@@ -144,5 +143,5 @@ def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
     if not resume:
         return RUNS / f"{name}-{max(numbered, default=0) + 1}"
     if not numbered:
-        raise RunError(f"{RUNS / name}-*: there is no run that --resume could continue; name it by --out")
+        raise RunError(f"{RUNS / name}-*: there is no run to --resume; give --out")
     return numbered[max(numbered, key=lambda number: (not is_finished(numbered[number]), number))]

@@ -1,4 +1,4 @@
-"""Stages that need no task: general students, language models, encoders trained on text alone."""
+"""Run stages that need no task: general students, language models, encoders trained on text alone."""
 
 import shutil
 from collections.abc import Iterator
@@ -45,22 +45,23 @@ def pretrain(
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Path:
-    """Run a recipe's stages up to the first that ends in a task's head; returns the checkpoint's folder, `out`/student.
+    """Run a recipe's stages up to the first with a task's head; return the checkpoint's folder, `out`/student.
 
-    teacher   alias, folder or hub id: who teaches, or, where a stage learns from text alone, whose vocabulary and sizes
-              the model takes
-    corpus    the text of stages on text; data: the labelled set of stages that answer with text, as T5 does
-    length    how long its stages train; options: as for `distill`; `gate` is of teachers of a task
+    teacher   alias, folder or hub id: the teacher; for stages that learn from text alone, the model whose vocabulary
+              and sizes are used
+    corpus    text for stages on text
+    data      labelled data for stages that answer with text, as T5 does
+    length    how long its stages train; options: as for `distill`, without `gate`
 
-    The checkpoint is a plain transformers folder with its tokenizer, and may be the
-    teacher of other runs. Raises a CompressError that says what to do for anything wrong with these.
+    The checkpoint is a plain transformers folder with its tokenizer, and can be the teacher of other runs. Raises a
+    CompressError for anything wrong with the arguments.
     """
     console = console or Console(quiet=True)
-    ready = prepare(
+    prepared = prepare(
         teacher=teacher, recipe=recipe, out=out, corpus=corpus, data=data, length=length, options=options,
         console=console,
     )  # fmt: skip
-    with ready as models:
+    with prepared as models:
         run, stages = models.run, models.recipe.stages
         models.run_stages(stages)
         result = run.path / "student"
@@ -92,9 +93,9 @@ def prepare(
     options: RunOptions,
     console: Console,
 ) -> Iterator[StageModels]:
-    """Check and load what the recipe's stages need, and open their run; yield its models, none trained yet.
+    """Check the arguments of `pretrain`, open the run, and load its models; yield them before anything is trained.
 
-    The arguments are those of `pretrain`. Raises a CompressError for anything wrong with them.
+    Raises a CompressError for anything wrong with the arguments.
     """
     teacher, data = teacher_path(teacher), None if data is None else data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
@@ -119,15 +120,9 @@ def prepare(
             **({"corpus": text.fingerprint} if text else {}),
         )
         check_lengths(recipe, base_teacher)
-        collate = Collate(base_teacher.tokenizer)
-        context = TrainingContext(
-            task_data,
-            text,
-            base_teacher.tokenizer,
-            collate,
-            use_bf16(number_format, recipe, base_teacher, console),
-            console,
-        )
+        bf16 = use_bf16(number_format, recipe, base_teacher, console)
+        tokenizer = base_teacher.tokenizer
+        context = TrainingContext(task_data, text, tokenizer, Collate(tokenizer), bf16, console)
         if length.minutes is not None:
             context = replace(context, time_limit=limit_time(length.minutes, recipe.training, run))
         models = StageModels(recipe, base_teacher, None, context, run)

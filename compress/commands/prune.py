@@ -1,4 +1,4 @@
-"""The straight line of pruning: a model and what is to be left of it in, a smaller, recovered, measured bundle out."""
+"""Prune a model to given sizes or a budget: cut, recover, ship and measure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,78 +39,71 @@ def prune(
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Bundle:
-    """Prune `model`, let it recover with its unpruned self as teacher, ship it as a bundle in `out`/bundle, measured.
+    """Prune `model`, let it recover with its unpruned self as teacher, and ship it, measured, as a bundle in `out`.
 
     model    a checkpoint with a head for the task, an alias or encoder that is fine-tuned first, or a bundle's folder
     recipe   name, path of a .yaml, or a Recipe, with stages that prune
-    target   what is to be left, or what it may cost, of which the sizes are then found (see `pruning.budget`); nothing
-             named: the recipe's own target
-    setting  the device, and the forward there, that a latency or speed-up is of
-    The rest is as for `distill`.
+    target   the sizes to keep, or a budget for which sizes are found (see `pruning.budget`); default: the recipe's own
+    setting  the device and the setting for a budget of latency or speed-up
+    The other arguments are those of `distill`.
 
-    Raises PruneError for what cannot be left of this model, and a CompressError that says what to do for the rest.
+    Raises PruneError for a target that this model cannot reach, and a CompressError for anything else that is wrong.
     """
     model, data = teacher_path(model), data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=model, out=out, data=data, options=options)
     recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, options.allow_code)
-    recipe = aimed(recipe, asdict(target), asdict(setting))
-    if recipe.target.limits_time:
-        _reach(recipe.target.device)
+    recipe = set_target(recipe, asdict(target), asdict(setting))
+    if recipe.target.limits_time and recipe.target.device.partition(":")[0] not in ("browser", "adb"):
+        with open_device(recipe.target.device, say=lambda _: None):  # fail before hours of training
+            pass
     return distill(
         teacher=model, recipe=recipe, data=data, out=out, columns=columns, max_drop=max_drop,
         length=length.minutes_alone, options=replace(options, overrides=None, allow_code=None), console=console,
     )  # fmt: skip
 
 
-def _reach(name: str) -> None:
-    """Raise DeviceError for a device that is not there, before hours of training; one that asks the user is passed."""
-    if name.partition(":")[0] not in ("browser", "adb"):
-        with open_device(name, say=lambda _: None):
-            pass
+def set_target(recipe: Recipe, target: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with this target; it keeps its own if `target` has no value.
 
-
-def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:
-    """Return the recipe with what is asked for as its target; where nothing is asked, the recipe keeps its own.
-
-    Settings that are not the default take the place of the recipe's own. Raises PruneError.
+    Settings that are not the default replace the recipe's own. Raises PruneError.
     """
-    given = {name: value for name, value in asked.items() if value is not None}
-    _check(given)
+    given = {name: value for name, value in target.items() if value is not None}
+    _check_numbers(given)
     learns = [
         stage for stage in recipe.training if stage.step is not None and "sizes" in options_of(stage.step.function)
     ]
     if not recipe.pruning and not learns:
         known = [name for name in names() if name.startswith("prune-")]
-        raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
+        raise PruneError(f"recipe {recipe.name}: has no stage that prunes; these have one: {', '.join(known)}")
     if not recipe.pruning:
         return _with_learned_sizes(recipe, learns[0], given)
-    aim = given or {**recipe.target.sizes, **recipe.target.budgets}
-    if not aim:
+    values = given or {**recipe.target.sizes, **recipe.target.budgets}
+    if not values:
         raise PruneError(
-            f"nothing to prune to: give sizes ({_options(SIZES)}), as counts or shares of the model's, or a budget "
+            f"no target: give sizes ({_options(SIZES)}), as counts or shares of the model's, or a budget "
             f"({_options(BUDGETS)})"
         )
     own = recipe.target.model_dump(exclude={*SIZES, *BUDGETS}, exclude_unset=True)
     own |= {name: value for name, value in setting.items() if value != Target.model_fields[name].default}
-    count = {"max_params": int(aim["max_params"])} if "max_params" in aim else {}
+    count = {"max_params": int(values["max_params"])} if "max_params" in values else {}
     try:
-        target = Target.model_validate({**own, **aim, **count})
+        validated = Target.model_validate({**own, **values, **count})
     except ValidationError as error:
-        said = [f"{_options([str(each['loc'][0])])}: {each['msg']}, found {each['input']!r}" for each in error.errors()]
-        raise PruneError("\n".join(said)) from error
-    return recipe.model_copy(update={"target": target})
+        problems = [
+            f"{_options([str(each['loc'][0])])}: {each['msg']}, found {each['input']!r}" for each in error.errors()
+        ]
+        raise PruneError("\n".join(problems)) from error
+    return recipe.model_copy(update={"target": validated})
 
 
-def _check(given: Mapping[str, float]) -> None:
-    """Raise PruneError for settings that exclude each other, and for numbers out of range."""
+def _check_numbers(given: Mapping[str, float]) -> None:
+    """Raise PruneError for values that exclude each other, or are out of range."""
     sizes, budgets = ([name for name in of if name in given] for of in (SIZES, BUDGETS))
     if sizes and budgets:
-        raise PruneError(
-            f"{_options(sizes)} and {_options(budgets)}: sizes, and a budget that decides the sizes; give one of them"
-        )
+        raise PruneError(f"{_options(sizes)} and {_options(budgets)}: a budget decides the sizes; give one of the two")
     if {"max_latency_ms", "speedup"} <= set(given):
-        raise PruneError("--max-latency-ms and --speedup: both say how fast it is to be; give one of them")
+        raise PruneError("--max-latency-ms and --speedup: both limit the latency; give one of the two")
     for name, value in given.items():
         limit = 1 if name in ("speedup", "max_params") else 0
         if not limit < value < math.inf:
@@ -118,12 +111,11 @@ def _check(given: Mapping[str, float]) -> None:
 
 
 def _with_learned_sizes(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe:
-    """Return a recipe whose step learns what to prune, with these sizes as its target."""
-    assert stage.step is not None, "it was asked for its options"
+    """Set the sizes of a recipe whose step learns what to prune."""
+    assert stage.step is not None, "the caller looked at its options"
     if budgets := [name for name in BUDGETS if name in given]:
         raise PruneError(
-            f"{_options(budgets)}: {stage.step.by} learns what to prune under sizes; prune-taylor finds sizes for a "
-            "budget"
+            f"{_options(budgets)}: {stage.step.by} only prunes to given sizes; prune-taylor finds sizes for a budget"
         )
     if not given:
         return recipe

@@ -1,9 +1,8 @@
-"""A trimmed bundle beside the whole one, on a labelled split: score, agreement, and how many texts read alike."""
+"""Trim the vocabulary of a bundle or checkpoint, and certify what that costs on labelled data."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +27,7 @@ from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.models.checkpoints import resolve
+from compress.provenance import timestamp
 from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
 from compress.records.certificate import Certificate
 from compress.records.class_scores import compare_classes
@@ -54,7 +54,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class CorpusTexts:
-    """Texts of several sources, one source after another; can be gone through again and again."""
+    """Texts of several sources, one source after another; can be iterated repeatedly."""
 
     sources: tuple[Callable[[], Iterable[str]], ...]
 
@@ -65,10 +65,11 @@ class CorpusTexts:
 
 @dataclass(frozen=True)
 class TrimResult:
-    """A bundle that was trimmed, and what it cost.
+    """A trimmed bundle, and what trimming cost.
 
-    certificates   one for each file, the file before trimming as what it is compared with; none without labelled data
-    alike          share of the split's texts encoded to the same tokens; rows: examples in the split
+    certificates   one per file, compared with the file before trimming; none without labelled data
+    alike          share of the split's texts encoded to the same tokens
+    rows           examples in the split
     """
 
     trimmed: Trimmed
@@ -90,12 +91,16 @@ def trim(
     max_drop: float = 0.005,
     threads: int = 1,
 ) -> TrimResult:
-    """Trim a bundle, or a checkpoint, for the training texts of `data` and for `corpus`. Every file of a bundle is
-    scored on the test split of `data`, or on the validation split where there is none: nothing is chosen by it.
+    """Trim a bundle or a checkpoint to the tokens of the training texts of `data` and of `corpus`.
 
-    max_drop  of the score, in its own unit; a file that loses more is marked as not certified, and kept.
-    The folder gets its name when all of it is certified or marked; killed before, the same call begins again.
-    Raises CompressError with neither data nor corpus, BundleError for data of another task, and as `trim_bundle`.
+    Every file of a bundle is scored on the test split of `data`, or on the validation split if there is none.
+
+    min_count  drop tokens that occur less often
+    keep       texts whose tokens are kept in any case
+    max_drop   allowed loss of the score, in its own unit; a file that loses more is marked as not certified, and kept
+
+    The folder appears when all of it is certified or marked; after an interruption, repeat the call. Raises
+    CompressError with neither data nor corpus, BundleError for data of another task, and the errors of `trim_bundle`.
     """
     check_max_drop(max_drop)
     bundle, found, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
@@ -106,13 +111,13 @@ def trim(
             return TrimResult(trimmed)
         split, name = (found.validation, "validation") if found.test is None else (found.test, "test")
         method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
-        proofs = certified(
+        proofs = certify_files(
             bundle, small, split, max_drop=max_drop, method=method, name=name, data=found.name, threads=threads
         )
-        made = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
+        result = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
-            made, proofs[precision] = attach_certificate(made, precision, proof)
-        before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
+            result, proofs[precision] = attach_certificate(result, precision, proof)
+        before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, result))
         alike = float(np.mean([same for _, same in compare_encodings(before, after, texts_of(split))]))
         return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
 
@@ -120,9 +125,9 @@ def trim(
 def _load_texts(
     model: str, out: Path, *, data: DataLike | None, corpus: str | None, text: Sequence[str] | None, label: str | None
 ) -> tuple[Bundle | None, TaskData | None, CorpusTexts]:
-    """Load the bundle (None: of a checkpoint), the data, and the texts that say which tokens are used."""
+    """Load the bundle (None for a checkpoint), the data, and the texts whose tokens are kept."""
     if data is None and corpus is None:
-        raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
+        raise CompressError("trim: no texts; give --data, whose training texts show which tokens are used, or --corpus")
     check_new(out)
     bundle = Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
     found: TaskData | None = None
@@ -139,7 +144,7 @@ def _load_texts(
 
 
 SCORED = 64
-"""Rows of the split whose scoring is tried."""
+"""Rows of the split that a forecast scores."""
 
 
 def forecast_trimming(
@@ -157,7 +162,7 @@ def forecast_trimming(
 ) -> Forecast:
     """Forecast what `compress.trim` would take with the same arguments, on this machine.
 
-    The texts are read once and counted, and it is all done with the first thousand, into a folder that is thrown away.
+    All texts are read once and counted; everything else is done with the first thousand, into a temporary folder.
     """
     bundle, found, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
     folder = resolve(model) if bundle is None else bundle.path
@@ -166,9 +171,9 @@ def forecast_trimming(
     characters = sum(map(len, texts))
     reading = time.perf_counter() - began
     tokenizer = plain(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
-    counts(tokenizer, first)  # the first time is slower
+    counts(tokenizer, first)  # the first call is slower
     encoding = time_call(lambda: counts(tokenizer, first)) * characters / max(1, sum(map(len, first)))
-    passes = 2 if min_count == 1 else 1  # that compare how texts are read before and after
+    passes = 2 if min_count == 1 else 1  # over the texts, comparing their tokens before and after
     taken = (1 + passes) * reading + (1 + 2 * passes) * encoding
     phases.append(Phase("counting tokens", seconds=(taken, taken), note=f"{characters:,} characters"))
     with TemporaryDirectory() as scratch, (console or Console(quiet=True)).status("trying each phase"):
@@ -179,7 +184,7 @@ def forecast_trimming(
         split = found.validation if found.test is None else found.test
         rows, files = bundle.evaluator(split).subsample(SCORED).rows, [each for each in FILES if each in bundle.files()]
         for each in files:
-            bundle.logits(rows.select(range(1)), precision=each, threads=threads)  # the first time is slower
+            bundle.logits(rows.select(range(1)), precision=each, threads=threads)  # the first call is slower
         taken = sum(time_call(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
         taken *= 2 * len(split) / min(SCORED, len(split))
         phases.append(Phase("scoring", seconds=(taken, taken), note=f"{len(split):,} rows"))
@@ -192,7 +197,7 @@ def _lines(corpus: Corpus) -> Iterator[str]:
 
 
 def texts_of(split: "Dataset") -> Iterator[str]:
-    """Yield every text of a split, of whatever kind its task is."""
+    """Yield every text of a split, for any kind of task."""
     for row in split:
         if "words" in row:
             yield " ".join(row["words"])
@@ -201,7 +206,7 @@ def texts_of(split: "Dataset") -> Iterator[str]:
             yield from (row[name] for name in ("text", "text_pair", "question", "context") if name in row)
 
 
-def certified(
+def certify_files(
     before: Bundle,
     after: Bundle,
     split: "Dataset",
@@ -212,9 +217,9 @@ def certified(
     data: str,
     threads: int = 1,
 ) -> dict[Precision, Certificate]:
-    """Score each ONNX file before and after, each bundle reading the split with its own tokenizer.
+    """Score each ONNX file before and after, each with its own tokenizer; return a certificate per file.
 
-    `name` is the split's; method and data are as the certificate tells them.
+    name: that of the split; method, data: for the certificate
     """
     evaluators = [each.evaluator(split) for each in (before, after)]
     facts, proofs = machine(), {}
@@ -225,8 +230,8 @@ def certified(
             each.logits(evaluator.rows, precision=precision, threads=threads)
             for each, evaluator in zip((before, after), evaluators, strict=True)
         ]
-        outcome = _outcome(before, evaluators, logits)
-        good, reason = verdict(outcome, max_drop)
+        outcome = compare_answers(before, evaluators, logits)
+        certified, reason = verdict(outcome, max_drop)
         proofs[precision] = Certificate(
             artefact=FILES[precision],
             metric=before.task.metric,
@@ -238,9 +243,9 @@ def certified(
             rows=len(split),
             device=describe_device("local", facts),
             runtime=f"onnxruntime {onnxruntime.__version__}",
-            certified=good,
+            certified=certified,
             reason=reason,
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            date=timestamp(),
             method=method,
             split=name,
             data=data,
@@ -250,8 +255,8 @@ def certified(
     return proofs
 
 
-def _outcome(bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> ScoreDrop:
-    """Compare two bundles that cut texts differently: they answer the same examples, but not the same tokens."""
+def compare_answers(bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> ScoreDrop:
+    """Compare two bundles with different tokenizers: they answer the same examples, but not the same tokens."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     scored = zip(evaluators, logits, strict=True)
     before, after = (evaluator.scores(each, threshold=threshold)[bundle.task.metric] for evaluator, each in scored)

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from compress.commands.quantize import quantize, trained_for_int8
+from compress.commands.quantize import quantize, train_for_int8
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
@@ -37,11 +37,11 @@ def test_the_result_is_another_bundle_with_static_int8(
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
-    with pytest.raises(KeyboardInterrupt), trained_for_int8(bundle, data, overrides=QUICK):
+    with pytest.raises(KeyboardInterrupt), train_for_int8(bundle, data, overrides=QUICK):
         pass
-    with pytest.raises(KeyboardInterrupt), trained_for_int8(bundle, data, overrides=QUICK):
+    with pytest.raises(KeyboardInterrupt), train_for_int8(bundle, data, overrides=QUICK):
         raise KeyboardInterrupt
-    with trained_for_int8(bundle, data, overrides=QUICK) as made:
+    with train_for_int8(bundle, data, overrides=QUICK) as made:
         assert len(asked) == 4, "two steps were kept, then all of them until somebody had done with them"
         assert (made.task, made.manifest.max_length) == (bundle.task, bundle.manifest.max_length)
         assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load_model(made.files()["int8"]).graph.node}
