@@ -64,7 +64,7 @@ def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypat
 
     read = Trained.read
     monkeypatch.setattr(Trained, "read", staticmethod(pretend))
-    monkeypatch.setattr(forecasting, "_padded", lambda order: np.ones(1))
+    monkeypatch.setattr(forecasting, "count_padded_tokens", lambda order: np.ones(1))
     phases = {phase.name: phase for phase in forecast(**given(tmp_path)).phases}
     assert phases["teacher"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 6 * 0.5), "96 rows are 6 steps, scored once"
     assert phases["prediction"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 3 * 0.5), "scored twice"
@@ -76,14 +76,14 @@ def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypat
 
 def test_rows_are_drawn_with_the_longest_and_numbered_anew() -> None:
     rows = Dataset.from_dict({"length": [3, 9, 2, 8, 4, 1, 7, 5], "index": range(8)})
-    drawn = forecasting._drawn(rows, 4, 2)
+    drawn = forecasting.sample_rows(rows, 4, 2)
     assert drawn["index"][:] == list(range(len(drawn))) and len(drawn) <= 4
     assert {9, 8} <= set(drawn["length"][:])
 
 
 def test_a_batch_takes_as_many_tokens_as_its_longest_row_padded_to() -> None:
     order = LengthGrouped([3, 9, 2, 8], 2, seed=0, whole=True)
-    assert sorted(forecasting._padded(order)) == [6, 18]
+    assert sorted(forecasting.count_padded_tokens(order)) == [6, 18]
 
 
 def test_an_open_end_has_a_least_and_a_most(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_students_that_are_trained_each_take_a_training_a_trial(tmp_path: Path, 
     assert phases["final: final"].steps == (24, 24)
     assert found.minutes[1] <= 9.0
     space = Space.load(str(tmp_path / "space.yaml"))
-    share = forecast_searching._trials((1.0, 2.0), StudyOptions(minutes=10.0), space, 0)
+    share = forecast_searching.forecast_trials((1.0, 2.0), StudyOptions(minutes=10.0), space, 0)
     assert share.seconds == (396.0, 396.0) and share.note == "198 shapes or more"
 
 
@@ -96,7 +96,7 @@ def test_a_local_model_is_asked_until_it_takes_seconds(
     (phase,) = asked(tmp_path, speaker, monkeypatch).values()
     assert len(speaker.asked) == 7, "one, two and four, which take more than three seconds"
     assert phase.seconds == pytest.approx((13.0, 13.0), rel=0.02)
-    assert phase.samples_per_second == 1.0 and phase.note == "13 rows, 7 were asked now"
+    assert phase.samples_per_second == 1.0 and phase.note == "13 rows, 7 were answered now"
     again = asked(tmp_path, speaker, monkeypatch)
     assert again["answered before"].cached and again["answered before"].note == "7 rows"
     assert not (tmp_path / "out.jsonl").exists()
@@ -109,7 +109,7 @@ def test_an_endpoint_is_asked_one_row(tmp_path: Path, home: Path, monkeypatch: p
     (phase,) = asked(tmp_path, speaker, monkeypatch).values()
     assert len(given.asked) == 1
     assert phase.seconds[0] == pytest.approx(phase.seconds[1] / 4), "four are under way at once"
-    assert phase.note == "19 rows, 1 were asked now"
+    assert phase.note == "19 rows, 1 were answered now"
 
 
 @pytest.mark.parametrize("method", ["auto", "dynamic", "smoothquant"])

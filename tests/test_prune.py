@@ -221,8 +221,8 @@ def test_a_run_is_not_continued_to_other_sizes(given: dict[str, Any], tmp_path: 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("", ["nothing to prune to", "--layers", "--max-latency-ms"]),
-        ("--layers 2 --speedup 2", ["--layers and --speedup", "give one of them"]),
+        ("", ["no target", "--layers", "--max-latency-ms"]),
+        ("--layers 2 --speedup 2", ["--layers and --speedup", "give one of the two"]),
         ("--layers 9", ["layers: 9 is more than the model's 4"]),
         ("--hidden 30 --heads 4", ["hidden: 30 is not a multiple of 4 heads", "28, 32"]),
         ("--embedding 8", ["embedding: this bert model has no such size"]),

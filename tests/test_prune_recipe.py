@@ -141,9 +141,9 @@ def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("asked", "setting", "said"),
     [
-        ({}, {}, "nothing to prune to: give sizes (--layers, --hidden, --heads"),
-        ({"layers": 2, "max_latency_ms": 3}, {}, "--layers and --max-latency-ms: sizes, and a budget"),
-        ({"max_latency_ms": 3, "speedup": 2}, {}, "--max-latency-ms and --speedup: both say how fast"),
+        ({}, {}, "no target: give sizes (--layers, --hidden, --heads"),
+        ({"layers": 2, "max_latency_ms": 3}, {}, "--layers and --max-latency-ms: a budget decides"),
+        ({"max_latency_ms": 3, "speedup": 2}, {}, "--max-latency-ms and --speedup: both limit the latency"),
         ({"speedup": 1}, {}, "--speedup 1: expected a number above 1"),
         ({"max_params": 0.5}, {}, "--max-params 0.5: expected a number above 1"),
         ({"ffn": float("inf")}, {}, "--ffn inf: expected a number above 0"),

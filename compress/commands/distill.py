@@ -1,4 +1,4 @@
-"""Distil a teacher into a student: load, check, run the recipe's stages, ship and measure."""
+"""Distil a teacher into a student: check, load, run the recipe's stages, ship and measure."""
 
 import os
 import time
@@ -51,7 +51,7 @@ from compress.slicing.sizes import resize_config
 from compress.training.augment import TEXTS, add_stages, reads_corpus, trains_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.embedding import VectorSource, with_teacher, with_vectors
-from compress.training.finetune import check_head, check_logits, general, load_general, load_task_teacher
+from compress.training.finetune import TeacherCheck, check_head, check_logits, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
@@ -77,69 +77,76 @@ def distill(
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Bundle:
-    """Distil `teacher` into a student as `recipe` says, ship it as a bundle in `out`/bundle, and measure it.
+    """Distil `teacher` into a student by `recipe`, ship it as a bundle in `out`/bundle, and measure it.
 
     teacher    alias (`minilm`, `bert-base`, ...), folder, hub id, or (model, tokenizer); fine-tuned first if it has no
-               head for the task. Vectors of the texts alone (see `prompting.vectors`): the recipe's student names the
-               checkpoint that it is cut out of, or else that is minilm
-    data       embedded set, folder, hub id, DataFrame, Dataset, or {split: either of them}; `columns` name what is not
-               detected of it
-    recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices: what fits teacher and task
-    corpus     unlabelled text: for stages on text, and more rows of a task of single texts
-    prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file), which
-               labels the data by answering it; the recipe's student names the checkpoint it begins as
-    out        the run's directory; `options.resume` continues a run that was interrupted, to the same final weights
-    max_drop   of the score, in its own unit, that int8 may lose before products stay in float32; left out: INT8_LIMIT,
-               or BUDGETED_LIMIT of a student made for a latency
-    length     how long its stages train: see `LengthOptions`
-    options    seed, precision, resume and the like: see `RunOptions`. A recipe that names functions of yours is a
-               program, and runs only with `allow_code`
+               head for the task. Or precomputed vectors of the texts (see `prompting.vectors`): the student is then cut
+               out of the checkpoint that the recipe's student names, or else of minilm
+    data       embedded set, folder, hub id, DataFrame, Dataset, or {split: any of these}; `columns` name what cannot be
+               detected
+    recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices, chooses one for teacher and task
+    corpus     unlabelled text: for stages on text, and as more rows of tasks with single texts
+    prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file) that
+               labels the data by answering the prompt; the recipe's student names the checkpoint to start from
+    out        the run's directory; `options.resume` continues an interrupted run, to the same final weights
+    max_drop   how much of the score, in its own unit, int8 may lose before products stay in float32; default:
+               INT8_LIMIT, or BUDGETED_LIMIT for a student that was made for a latency
+    length     how long the stages train: see `LengthOptions`
+    options    seed, precision, resume and others: see `RunOptions`. A recipe that names your own functions runs only
+               with `allow_code`
 
     Raises a CompressError that says what to do for anything wrong with these.
     """
     console, started = console or Console(quiet=True), time.time()
     if max_drop is not None:
         check_max_drop(max_drop)
-    asked = Prompt.load(prompt) if isinstance(prompt, str) else prompt
-    ready = prepare(
-        teacher=teacher, data=data, out=out, recipe=recipe, corpus=corpus, prompt=asked, columns=columns,
+    prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
+    prepared = prepare(
+        teacher=teacher, data=data, out=out, recipe=recipe, corpus=corpus, prompt=prompt, columns=columns,
         length=length, options=options, console=console,
     )  # fmt: skip
-    with ready as (models, notes):
-        recipe, base_teacher, context, run = models.recipe, models.base_teacher, models.context, models.run
-        state, strict = PartialState(), options.gate == "refuse"
-        if base_teacher.recorded is not None:
-            said = base_teacher.recorded.for_split(context.data.validation)
-            task_teacher = base_teacher
-            teacher_check = check_logits(base_teacher.name, said, context.data, strict=strict)
-        elif asked is None:
-            task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=strict)
-        else:
-            with state.main_process_first():  # the others find its answers
-                task_teacher, teacher_check = prompt_teacher(
-                    teacher_path(teacher), asked, base_teacher, context.data, seed=options.seed, bf16=context.bf16,
-                    strict=strict, allow_pickle=options.allow_pickle, console=console,
-                )  # fmt: skip
-            run.confirm(teacher=task_teacher.digest)
-        usual = BUDGETED_LIMIT if recipe.target.limits_time else INT8_LIMIT
+    with prepared as (models, notes):
+        recipe, context, run = models.recipe, models.context, models.run
+        task_teacher, teacher_check = check_teacher(models, teacher_path(teacher), prompt, options)
+        if max_drop is None:
+            max_drop = BUDGETED_LIMIT if recipe.target.limits_time else INT8_LIMIT
         for sized in resolve_budget(recipe, task_teacher, context, run):
-            student = StageModels(sized, base_teacher, task_teacher, context, run).run_stages(
-                sized.stages, teacher_logits=teacher_check.logits
-            )
+            sized_models = replace(models, recipe=sized, task_teacher=task_teacher)
+            student = sized_models.run_stages(sized.stages, teacher_logits=teacher_check.logits)
             if run.main:
                 bundle = ship(
                     student, task_teacher, context, recipe=sized, run=run, notes=[*notes, *teacher_check.notes],
-                    started=started - run.before, int8_limit=usual if max_drop is None else max_drop,
+                    started=started - run.before, int8_limit=max_drop,
                 )  # fmt: skip
                 check_budget(bundle, recipe, task_teacher, context, run)
         if run.main:
             run.finish()
-        state.wait_for_everyone()
+        PartialState().wait_for_everyone()
     return Bundle.load(run.path / "bundle")
 
 
+def check_teacher(
+    models: "StageModels", name: str, prompt: Prompt | None, options: RunOptions
+) -> tuple[Teacher, TeacherCheck]:
+    """Fine-tune or prompt the teacher if it needs that, and check that it is good enough. Raises TeacherError."""
+    base_teacher, context, run = models.base_teacher, models.context, models.run
+    strict = options.gate == "refuse"
+    if base_teacher.recorded is not None:
+        logits = base_teacher.recorded.for_split(context.data.validation)
+        return base_teacher, check_logits(base_teacher.name, logits, context.data, strict=strict)
+    if prompt is None:
+        return load_task_teacher(base_teacher, models.recipe, context, run, strict=strict)
+    with PartialState().main_process_first():  # the other processes find its answers in the cache
+        teacher, teacher_check = prompt_teacher(
+            name, prompt, base_teacher, context.data, seed=options.seed, bf16=context.bf16, strict=strict,
+            allow_pickle=options.allow_pickle, console=context.console,
+        )  # fmt: skip
+    run.confirm(teacher=teacher.digest)
+    return teacher, teacher_check
+
+
 MINILM = "minilm"
-"""What students of vectors are cut out of where the recipe names no checkpoint."""
+"""The checkpoint of students of precomputed vectors, if the recipe names none."""
 
 
 @contextmanager
@@ -156,9 +163,9 @@ def prepare(
     options: RunOptions,
     console: Console,
 ) -> Iterator[tuple["StageModels", list[str]]]:
-    """Check and load what a distillation needs, and open its run; yield its models, none trained yet, and warnings.
+    """Check the arguments of `distill`, open the run, and load its models; yield them untrained, and warnings.
 
-    The arguments are those of `distill`. Raises a CompressError for anything wrong with them.
+    Raises a CompressError for anything wrong with the arguments.
     """
     teacher, data = teacher_path(teacher), data_path(data)
     recipe, prompted = preflight.load_choices(recipe, options.overrides, length), prompt is not None
@@ -220,33 +227,33 @@ def choose_recipe(
     options: RunOptions,
     console: Console,
 ) -> Recipe:
-    """Choose the recipe that fits the teacher's family and the kind of task, and say why."""
+    """Choose the recipe that fits the teacher's family and the kind of task, and print why."""
     with PartialState().main_process_first():
         kind = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted).task.kind
         folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
     family = teachers.load_config(folder).model_type if folder else ""
-    recipe, because = candidates.decide(kind=kind, family=family, prompted=prompted)
-    print_note(console, f"recipe {recipe.name}: {because}")
+    recipe, reason = candidates.decide(kind=kind, family=family, prompted=prompted)
+    print_note(console, f"recipe {recipe.name}: {reason}")
     return recipe
 
 
 TRAINING = 0.8
-"""Share of a time limit that training may take; the rest is for exporting, certifying and measuring."""
+"""Share of a time limit for training; the rest is for exporting, certifying and measuring."""
 
 
 def limit_time(minutes: float, stages: Sequence[Stage], run: Run) -> TimeLimit:
-    """Split the minutes that a run may take, of which some are spent already, over these stages."""
+    """Divide the minutes that a run may take over its stages; earlier sessions of the run count."""
     ends = time.monotonic() + TRAINING * 60 * minutes - run.before
     return TimeLimit(ends, tuple(stage.name for stage in stages), minutes)
 
 
 def on_cpu() -> bool:
-    """Return True if training stays on the CPU: there is nothing else, or ACCELERATE_USE_CPU says so."""
+    """Return True if training runs on the CPU: there is no GPU, or ACCELERATE_USE_CPU is set."""
     return not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
 
 
 def load_functions(recipe: Recipe, processes: int, allow_code: str | Path | None) -> Recipe:
-    """Return the recipe with the user's own functions, imported after all else was checked. Raises RecipeError."""
+    """Import the user's own functions of a recipe, after everything else was checked. Raises RecipeError."""
     check_recipe(recipe, processes)
     loaded = user_code.load(recipe, allow_code)
     check_recipe(loaded, processes)
@@ -255,14 +262,14 @@ def load_functions(recipe: Recipe, processes: int, allow_code: str | Path | None
 
 _FUNCTIONS = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
 _PRUNE_FUNCTIONS: dict[str, tuple[str, ...]] = {"importance": ()}
-"""The arguments that stages themselves pass to each kind of function that a recipe names."""
+"""The arguments that stages pass to each kind of function that a recipe names."""
 
 
 def check_recipe(recipe: Recipe, processes: int) -> None:
-    """Raise RecipeError for what shows once papers can be imported and the number of processes is known.
+    """Raise RecipeError for errors that need the papers to be imported, or the number of processes.
 
-    Unknown functions and options, a stage that learns from an earlier one that is not there, batches that do not split.
-    The user's own functions are passed over until they have been imported.
+    These are unknown functions and options, a stage whose teacher is a missing stage, and batches that cannot be split.
+    The user's own functions are skipped until they are imported.
     """
     problems, calls = list[str](), list[tuple[str, Any, tuple[str, ...]]]()
     specs: list[tuple[str, StudentSpec | None]] = [("student", recipe.student)]
@@ -294,17 +301,17 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
 
 
 def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> None:
-    """Raise RecipeError where a stage's texts are longer than the teacher has positions for.
+    """Raise RecipeError for stages whose texts are longer than the teacher has positions.
 
     tuned: a teacher without a head is fine-tuned.
     """
-    known = positions(teacher.model)
+    limit = positions(teacher.model)
     problems = [
-        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {known} positions: "
-        f"--set {where.replace('[', '.').rstrip(']')}.max_length={known}"
+        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {limit} positions: "
+        f"--set {where.replace('[', '.').rstrip(']')}.max_length={limit}"
         for where, stage in list_stages(recipe)
-        if known is not None
-        and stage.max_length > known
+        if limit is not None
+        and stage.max_length > limit
         and not (stage is recipe.teacher and (teacher.trained or not tuned))
     ]
     if problems:
@@ -312,7 +319,7 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
 
 
 def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
-    """List the stages that may run, by the names that `--set` calls them."""
+    """List the stages that may run, with the names that `--set` uses for them."""
     before: list[tuple[str, AnyStage]] = [("teacher", recipe.teacher)]
     before += [("teacher_lm", recipe.teacher_lm)] if trains_language_model(recipe) else []
     return [*before, *((f"stages[{at}]", stage) for at, stage in enumerate(recipe.stages))]
@@ -332,25 +339,24 @@ def load_inputs(
     allow_pickle: bool = False,
     console: Console,
 ) -> tuple[Teacher, TrainingContext]:
-    """Load the base teacher and what the stages share. Each file is fetched by the first process.
-
-    Raises TeacherError, DataError.
-    """
+    """Load the base teacher and what the stages share. The first process fetches. Raises TeacherError, DataError."""
     with PartialState().main_process_first():
         folder = checkpoints.resolve(checkpoint, allow_pickle=allow_pickle)
         columns = replace(columns, kind=columns.kind or kind_of_bundle(folder))
         task_data = load_task(data, **asdict(columns), seed=run.seed, unlabelled=unlabelled)
         base_teacher = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
         texts = load_corpus(corpus) if corpus else None
-        started = base_teacher.digest
+        checkpoint_digest = base_teacher.digest
         if vectors is not None:
             task_data, base_teacher = with_vectors(task_data, vectors, base_teacher)
         elif task_data.task.kind == "embedding":
             task_data = with_teacher(task_data, base_teacher)
-    read = {"student" if unlabelled or vectors else "teacher": started, "data": task_data.fingerprint}
+    digests = {"student" if unlabelled or vectors else "teacher": checkpoint_digest, "data": task_data.fingerprint}
     if vectors is not None:
-        read["teacher"] = vectors.digest
-    run.confirm(**read, **({"corpus": texts.fingerprint} if texts else {}))
+        digests["teacher"] = vectors.digest
+    if texts is not None:
+        digests["corpus"] = texts.fingerprint
+    run.confirm(**digests)
     for note in task_data.notes:
         print_note(console, note)
     tokenizer = base_teacher.tokenizer
@@ -363,15 +369,15 @@ def load_inputs(
 
 
 RATED_ROWS = 512
-"""Rows that tell which of the teacher's units matter most."""
+"""Rows on which the importance of the teacher's units is computed."""
 
 
 @dataclass(frozen=True)
 class StageModels:
-    """The models of a recipe's stages: which student each is given, and which teacher it learns from.
+    """Provides the student and the teacher of each stage of a recipe, and runs the stages.
 
     base_teacher   the teacher as the user named it
-    task_teacher   the same with a head for the task; None where the run has no task
+    task_teacher   the same with a head for the task; None if the run has no task
     """
 
     recipe: Recipe
@@ -380,16 +386,10 @@ class StageModels:
     context: TrainingContext
     run: Run
 
-    def resume(self, stages: Sequence[AnyStage]) -> tuple[PreTrainedModel | None, list[AnyStage]]:
-        """Load the model of the last of `stages` that the run has finished (None: of none); list those still to run."""
-        done, remaining = self.run.remaining(stages, self.context.console)
-        if done is None:
-            return None, remaining
-        return heads.load(done, stages[-len(remaining) - 1].head, self.context.kind), remaining
-
     def run_stages(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
-        """Run what is left of `stages`, and return the model that the last one leaves."""
-        student, remaining = self.resume(stages)
+        """Run the unfinished ones of `stages`, and return the model of the last one."""
+        result, remaining = self.run.remaining(stages, self.context.console)
+        student = None if result is None else heads.load(result, stages[-len(remaining) - 1].head, self.context.kind)
         for stage in remaining:
             if isinstance(stage, Prune):
                 student = self.prune(stage, student)
@@ -401,25 +401,23 @@ class StageModels:
                 stage, student, teacher, self.context, self.run,
                 teacher_logits=teacher_logits, origin_D=self.origin(stage, student, kept),
             )  # fmt: skip
-        assert student is not None, "a recipe has a stage"
+        assert student is not None, "a recipe has at least one stage"
         return student
 
     def teacher(self, stage: Stage) -> Teacher | None:
-        """Load the teacher that this stage learns from; None where it learns from text or labels alone."""
+        """Load the teacher of a stage; None if it learns from text or labels alone."""
         if stage.kind != "distill":
             return None
         if stage.teacher == "task":
             if self.task_teacher is None:
-                raise RecipeError(
-                    [f"{self.recipe.name}: stage {stage.name} learns from the task's teacher: give --data"]
-                )
+                raise RecipeError([f"{self.recipe.name}: stage {stage.name} learns from the task teacher: give --data"])
             return self.task_teacher
         if stage.teacher == "general":
             teacher = general(self.base_teacher, stage.head, self.recipe.teacher_lm, self.context, self.run)
         else:
             before = ancestor(self.recipe.stages, stage)
             teacher = load_general(before.name, self._result(before), stage.head, kind=self.context.kind)
-        for name in ("id2label", "label2id", "problem_type"):  # students built from it end in the task's head
+        for name in ("id2label", "label2id", "problem_type"):  # students that are built from it get the task's head
             setattr(teacher.model.config, name, getattr(self.base_teacher.model.config, name))
         teacher.model.to(PartialState().device)
         return teacher
@@ -427,11 +425,11 @@ class StageModels:
     def student(
         self, stage: AnyStage, before: PreTrainedModel | None, teacher: Teacher | None, kept: Kept | None = None
     ) -> PreTrainedModel:
-        """Build the student of this stage, or put the stage's head on the model that the stage before left."""
-        set_seed(self.run.seed)  # a new head's weights do not depend on whether the stage before ran just now
+        """Build the student of a stage, or put the stage's head on the model of the stage before."""
+        set_seed(self.run.seed)  # a new head gets the same weights whether the stage before ran just now or earlier
         spec = spec_of(self.recipe, stage)
         if spec is None:
-            assert before is not None, "only a first stage has none before it"
+            assert before is not None, "only the first stage has none before it"
             return heads.under(before, stage.head, self.context.kind)
         source = self._source(teacher)
         words = Words.from_tokenizer(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
@@ -442,10 +440,9 @@ class StageModels:
         return student
 
     def choose_units(self, stage: Stage, teacher: Teacher | None) -> Kept | None:
-        """Choose the units of the teacher that the student begins as; None where it begins otherwise or goes on.
+        """Choose the units of the teacher that initialise the student; None if it is not cut out of the teacher.
 
-        A narrower student's by Taylor expansion, which tells better than the norms of weights which widths to keep
-        (docs/LOG.md).
+        For a narrower student by Taylor expansion, which chooses better than the norms of weights (docs/LOG.md).
         """
         spec, source = spec_of(self.recipe, stage), self._source(teacher)
 
@@ -461,11 +458,11 @@ class StageModels:
         return None if spec is None else students.choose_units(spec, source.model, rate)
 
     def _source(self, teacher: Teacher | None) -> Teacher:
-        """Return the model that a student is built from: the teacher of its stage, else the run's."""
+        """Return the model that a student is built from: the teacher of its stage, or else of the run."""
         return teacher or self.task_teacher or self.base_teacher
 
     def prune(self, stage: Prune, before: PreTrainedModel | None) -> PreTrainedModel:
-        """Cut the model down to the sizes of this stage. Its teacher is the model that its first stage was given."""
+        """Prune the model to the sizes of this stage; the task teacher teaches it."""
         model = self.student(stage, before, None)
         sizes = stage_sizes(stage, self.recipe, self.base_teacher.model.config)
         last = self._last_pruned(stage)
@@ -473,9 +470,9 @@ class StageModels:
         return prune_stage(stage, model, self.task_teacher, self.context, self.run, sizes=sizes, before=record)
 
     def origin(self, stage: Stage, student: PreTrainedModel, kept: Kept | None) -> Tensor | None:
-        """Return the teacher's dimension for each one of the width of a student that was cut out of it.
+        """Return which of the teacher's hidden dimensions each dimension of the student was cut out of.
 
-        None where the student began otherwise, or before this stage.
+        None if the student was not cut out of the teacher in this stage.
         """
         if not self.recipe.pruning:
             return None if kept is None else kept.indices.get(HIDDEN, torch.arange(kept.sizes.hidden))
@@ -485,20 +482,20 @@ class StageModels:
         return torch.tensor(read_record(self._result(last))["of_teacher"]["hidden"])
 
     def _last_pruned(self, stage: AnyStage) -> Prune | None:
-        """Find the last prune stage before this one."""
+        """Return the last prune stage before this one."""
         until = self.recipe.stages[: self.recipe.stages.index(stage)]
         return next((each for each in reversed(until) if isinstance(each, Prune)), None)
 
     def _result(self, stage: AnyStage) -> Path:
-        """Find the folder that an earlier stage left; where it is damaged, or gone, the stage makes it again."""
+        """Return the result folder of an earlier stage; run the stage again if it is damaged or gone."""
         if not self.run.done(stage.name, self.context.console):
             self.run_stages(self.recipe.stages[: self.recipe.stages.index(stage) + 1])
         return self.run.result(stage.name)
 
     def check(self) -> list[str]:
-        """Check every stage's student and teacher before anything is trained; return warnings of those that can be.
+        """Check the student and the teacher of every stage before anything is trained; return warnings.
 
-        Raises StudentError or PruneError where a student cannot be made, TeacherError where the teacher lacks a head.
+        Raises StudentError or PruneError for a student that cannot be built, TeacherError if the teacher lacks a head.
         """
         configs: dict[str, PreTrainedConfig] = {}
         config, notes = self.base_teacher.model.config, list[str]()
@@ -506,7 +503,7 @@ class StageModels:
             check_family(self.base_teacher.model)
         for stage in self.recipe.stages:
             if isinstance(stage, Prune):
-                if not self.recipe.target.budgets:  # which decide the sizes once there is a teacher
+                if not self.recipe.target.budgets:  # budgets decide the sizes once there is a teacher
                     sizes = stage_sizes(stage, self.recipe, self.base_teacher.model.config)
                     config = resize_config(config, sizes)
                 continue
@@ -517,7 +514,7 @@ class StageModels:
                 before = configs[ancestor(self.recipe.stages, stage).name] if previous else None
                 source = before or self.base_teacher.model.config
                 config = students.plan_config(spec, source)
-                prompted = spec.init == self.base_teacher.name  # the teacher is another model, which answers in words
+                prompted = spec.init == self.base_teacher.name  # the teacher is another model, a prompted one
                 if stage.kind == "distill" and spec != WHOLE and not prompted:
                     notes += warn_if_larger(stage.name, config, source)
             heads.model_class(config, stage.head, self.context.kind)

@@ -1,4 +1,4 @@
-"""Tell what a distillation will take before it is begun: each of its stages is tried for a few steps."""
+"""Forecast the time and memory of a distillation, by trying each of its stages for a few steps."""
 
 import copy
 import math
@@ -65,15 +65,15 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
 
 SHORT, LONG = 4, (20, 60)
-"""Steps of a short trial, and of a long one at least and at most; their difference tells how long a step takes."""
+"""Steps of a short trial, and minimum and maximum of a long one; the difference gives the time of a step."""
 SECONDS = 6.0
-"""Seconds that a long trial is to take."""
+"""Seconds that a long trial should take."""
 ROWS, SCORED = 64, 256
-"""Batches of rows that are tried on, and rows of the validation split that are scored."""
+"""Batches to train on, and rows of the validation split to score, in a trial."""
 RACED = 8
-"""Rounds in which `ship` races files."""
+"""Rounds of the race in `ship`."""
 SHIPPED = 2.25
-"""The size of a bundle by that of its weights: these, as ONNX in four bytes a number, and in one."""
+"""Size of a bundle relative to its weights: these, plus ONNX with four bytes per number, and with one."""
 
 
 def forecast(
@@ -89,18 +89,18 @@ def forecast(
 ) -> Forecast:
     """Forecast the minutes and the memory that `compress.distill` would take with the same arguments, on this machine.
 
-    All is loaded and checked as for a run; then each stage is tried for a few steps on a few rows, from weights that
-    are not trained. A stage whose end the validation split decides has a least and a most; a latency that is asked for
-    is not raced for, and its stages are tried at the teacher's sizes. Encoded rows are kept for the run. Raises a
-    CompressError for what `distill` would refuse before it trains.
+    Everything is loaded and checked as for a run; then each stage is tried for a few steps on a few rows, from
+    untrained weights. A stage that early stopping ends has a minimum and a maximum. For a budget of latency, nothing is
+    raced, and stages are tried at the teacher's sizes. Encoded rows are cached for the run. Raises a CompressError for
+    anything that `distill` would refuse before training.
     """
     console = console or Console(quiet=True)
     with tempfile.TemporaryDirectory() as scratch:
-        ready = distill.prepare(
+        prepared = distill.prepare(
             teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=corpus, prompt=None,
             columns=columns, length=length, options=replace(options, resume=False, track=None), console=console,
         )  # fmt: skip
-        with ready as (models, _), console.status("trying each stage"):
+        with prepared as (models, _), console.status("trying each stage"):
             return _forecast_distillation(models, Path(scratch) / "home", length.minutes)
 
 
@@ -114,14 +114,14 @@ def forecast_pretraining(
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Forecast:
-    """Forecast the minutes and the memory that `compress.pretrain` would take with these arguments, as `forecast`."""
+    """Forecast the minutes and the memory that `compress.pretrain` would take, like `forecast`."""
     console = console or Console(quiet=True)
     with tempfile.TemporaryDirectory() as scratch:
-        ready = pretrain.prepare(
+        prepared = pretrain.prepare(
             teacher=teacher, recipe=recipe, out=Path(scratch) / "run", corpus=corpus, data=data, length=length,
             options=replace(options, resume=False, track=None), console=console,
         )  # fmt: skip
-        with ready as models, console.status("trying each stage"):
+        with prepared as models, console.status("trying each stage"):
             trials = Trials(replace(models.context, console=Console(quiet=True)), models.run, Path(scratch) / "home")
             phases = forecast_stages(replace(models, context=trials.context), models.recipe.stages, trials)
             title = f"{models.recipe.name}: {corpus or data}, tokens of {models.base_teacher.name}"
@@ -136,7 +136,7 @@ def _forecast_distillation(models: StageModels, home: Path, limit: float | None)
             update={"target": Target.model_validate({"layers": base_teacher.model.config.num_hidden_layers})}
         )
     trials = Trials(context, run, home)
-    phase, teacher = trials.teacher(recipe.teacher, base_teacher)
+    phase, teacher = trials.try_teacher(recipe.teacher, base_teacher)
     phases = [phase]
     if trains_language_model(recipe):
         phases += _language_model(recipe.teacher_lm, base_teacher, trials)
@@ -144,7 +144,7 @@ def _forecast_distillation(models: StageModels, home: Path, limit: float | None)
         recipe = recipe.model_copy(update={"teacher_lm": brief})
     models = replace(models, recipe=recipe, task_teacher=teacher, context=context)
     phases += forecast_stages(models, recipe.stages, trials, raced=raced)
-    phases.append(trials.shipping(teacher, recipe.stages[-1].max_length))
+    phases.append(trials.try_shipping(teacher, recipe.stages[-1].max_length))
     title = f"{recipe.name}: {base_teacher.name} on {data.name}, {len(data.train):,} rows"
     return Forecast(title, tuple(phases), peak_rss_mb(), limit)
 
@@ -152,26 +152,26 @@ def _forecast_distillation(models: StageModels, home: Path, limit: float | None)
 def forecast_stages(
     models: StageModels, stages: Sequence[AnyStage], trials: "Trials", *, raced: bool = False
 ) -> list[Phase]:
-    """Try the stages one after another. raced: prune stages are given sizes, which a race would have to choose."""
+    """Try the stages one after another. raced: a race would choose the sizes of prune stages, which are given here."""
     phases, student = list[Phase](), None
     for stage in stages:
         if isinstance(stage, Prune):
             began = time.perf_counter()
             trials.student = student = models.prune(stage, student)
-            took, note = time.perf_counter() - began, "after a race of files, which is not counted" if raced else ""
-            phases.append(Phase(stage.name, seconds=(took, took), note=note))
+            seconds, note = time.perf_counter() - began, "after a race of files, which is not counted" if raced else ""
+            phases.append(Phase(stage.name, seconds=(seconds, seconds), note=note))
             continue
-        with trials.elsewhere():  # a language model that is trained for a trial is nobody's teacher
-            shown = models.teacher(stage)
-        chosen = models.choose_units(stage, shown)
-        student = models.student(stage, student, shown, chosen)
-        phase, student = trials.phase(stage, student, shown, models.origin(stage, student, chosen))
+        with trials.scratch_cache():  # a language model that is trained for a trial must not be cached
+            teacher = models.teacher(stage)
+        units = models.choose_units(stage, teacher)
+        student = models.student(stage, student, teacher, units)
+        phase, student = trials.try_stage(stage, student, teacher, models.origin(stage, student, units))
         phases.append(phase)
     return phases
 
 
 def _language_model(stage: Stage, teacher: Teacher, trials: "Trials") -> list[Phase]:
-    """Forecast the training of the teacher's language model, where it has none."""
+    """Forecast the training of a language model of the teacher, if the checkpoint has none."""
     context = trials.context
     found = load_general(teacher.name, teacher.folder, "masked_lm", kind=context.kind, allow_pickle=teacher.pickled)
     if found.trained:
@@ -179,23 +179,23 @@ def _language_model(stage: Stage, teacher: Teacher, trials: "Trials") -> list[Ph
     text = context.text
     if is_whole(kept_folder(teacher, (f"lm-{text.name}", text.fingerprint), stage, context, trials.run)):
         return [Phase(stage.name, cached=True)]
-    return [trials.phase(stage, found.model.requires_grad_(True), None)[0]]
+    return [trials.try_stage(stage, found.model.requires_grad_(True), None)[0]]
 
 
 @dataclass(frozen=True)
 class FewRows(TrainingContext):
-    """Share what a TrainingContext does, but train stages on `few` rows."""
+    """A TrainingContext whose stages train on the rows `few`."""
 
     few: Dataset | None = None
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
-        """Return these rows; held-out ones as they are."""
+        """Return these rows; held-out rows are unchanged."""
         return super().rows(stage, seed, held_out=held_out) if held_out or self.few is None else self.few
 
 
 @dataclass
 class Trials:
-    """Try stages of a run; what a trial would keep in the cache goes to `home`."""
+    """Tries stages of a run. home: a temporary cache for the trials."""
 
     context: TrainingContext
     run: Run
@@ -204,23 +204,23 @@ class Trials:
     student_mb: float = 0.0
     student: PreTrainedModel | None = None
 
-    def teacher(self, stage: Stage, base_teacher: Teacher) -> tuple[Phase, Teacher]:
-        """Forecast the fine-tuning of a teacher, and return it with a head for the task, which need not be trained."""
+    def try_teacher(self, stage: Stage, base_teacher: Teacher) -> tuple[Phase, Teacher]:
+        """Forecast the fine-tuning of a teacher; return it with a head for the task, trained or not."""
         data, teacher = self.context.data, base_teacher
         if teacher.trained:
             phase = Phase(stage.name, cached=True, note="has a head for the task")
         elif is_whole(kept_folder(teacher, (data.name, data.fingerprint), stage, self.context, self.run)):
             phase, teacher = Phase(stage.name, cached=True), with_head(teacher, stage, self.context, self.run)
         else:
-            phase, _ = self.phase(stage, copy.deepcopy(teacher.model).requires_grad_(True), None)
+            phase, _ = self.try_stage(stage, copy.deepcopy(teacher.model).requires_grad_(True), None)
         teacher.model.to(PartialState().device)
         return phase, teacher
 
-    def shipping(self, teacher: Teacher, length: int, students: int = 1) -> Phase:
-        """Forecast what `ship` does with students: it is done with one like the last that was tried, on few rows.
+    def try_shipping(self, teacher: Teacher, length: int, students: int = 1) -> Phase:
+        """Forecast `ship`, for a number of students like the last one that was tried.
 
-        Both files of the student and one of the teacher are exported, raced, and run on the rows that judge int8, that
-        certify it, and that are measured on. A teacher that cannot be exported is left out.
+        Both files of the student and one of the teacher are exported, raced, and run on few rows, as for choosing,
+        certifying and measuring int8. A teacher that cannot be exported is left out.
         """
         assert self.student is not None, "a stage was tried"
         data, threads, setting = self.context.data, os.cpu_count() or 1, Setting(1, 1, length)
@@ -230,10 +230,10 @@ class Trials:
         configs = {"fp32": self.student.config, "int8": self.student.config, "teacher": teacher.model.config}
         segments, seconds = makes_segments(self.context.tokenizer), 0.0
         for names in (("fp32", "int8", "teacher"), ("fp32", "int8")):
-            some, began = {name: configs[name] for name in names}, time.perf_counter()
+            chosen, began = {name: configs[name] for name in names}, time.perf_counter()
             try:
-                made = exported(some, setting, precision=precisions, kind=data.task.kind, segments=segments)
-                with made as files:
+                export = exported(chosen, setting, precision=precisions, kind=data.task.kind, segments=segments)
+                with export as files:
                     seconds = time.perf_counter() - began
                     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
                     raced = partial(race, files, [Setting(1, 1, each) for each in lengths], rounds=2)
@@ -249,8 +249,8 @@ class Trials:
         return Phase("export and measure", seconds=(seconds, seconds), disk_mb=students * SHIPPED * self.student_mb)
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Let `home` be the cache."""
+    def scratch_cache(self) -> Iterator[None]:
+        """Use `home` as the cache."""
         before = os.environ.get("COMPRESS_HOME")
         os.environ["COMPRESS_HOME"] = str(self.home)
         try:
@@ -261,7 +261,7 @@ class Trials:
             else:
                 os.environ["COMPRESS_HOME"] = before
 
-    def phase(
+    def try_stage(
         self,
         stage: Stage,
         student: PreTrainedModel,
@@ -269,11 +269,11 @@ class Trials:
         origin_D: Tensor | None = None,
         wrap_score: Callable[[Score], Score] | None = None,
     ) -> tuple[Phase, PreTrainedModel]:
-        """Try a stage for a few steps, with and without scoring, and for more; return its forecast and what is left.
+        """Try a stage for a few steps, with and without scoring, and for more; return its forecast and the student.
 
         origin_D, wrap_score  as for `run_stage`
         """
-        notes, variants = ["as the validation split decides"] if stage.open_ended else [], 1
+        notes, variants = ["until the validation score stops improving"] if stage.open_ended else [], 1
         if isinstance(stage.augment, Call) and asks_language_model(stage.augment):
             variants += int(stage.augment.options.get("copies", options_of(stage.augment.function)["copies"].default))
             notes.append(f"on up to {variants - 1} variants of each row, whose making is not counted")
@@ -282,32 +282,32 @@ class Trials:
         order = batches(stage, rows, self.run.seed)
         per_epoch = variants * steps_per_epoch(stage, order)
         batch = variants * len(rows) / per_epoch
-        cached = _keeps_outputs(stage, student, teacher, rows, self.context)
-        few = _drawn(rows, min(len(rows), math.ceil(ROWS * batch)), math.ceil(batch))
-        context = self._few(few)
+        cached = _caches_outputs(stage, student, teacher, rows, self.context)
+        few = sample_rows(rows, min(len(rows), math.ceil(ROWS * batch)), math.ceil(batch))
+        context = self._with_few_rows(few)
 
-        def tried(name: str, steps: int, model: PreTrainedModel, *, scored: bool) -> tuple[Any, float, float]:
-            """Return the trained model, the seconds of its training, and those before it."""
+        def train(name: str, steps: int, model: PreTrainedModel, *, scored: bool) -> tuple[Any, float, float]:
+            """Return the trained model, the seconds of its training, and those before."""
             length = {"name": name, "steps": steps, "epochs": 1.0, "max_epochs": None, "evaluate": int(scored)}
             trial = stage.model_copy(update={**length, "cache_teacher": cached, "improve": False})
             began = time.perf_counter()
-            with self.elsewhere():
-                made = run_stage(trial, model, teacher, context, self.run, origin_D=origin_D, wrap_score=wrap_score)
-            spent = Trained.read(self.run.result(name)).seconds
-            return made, spent, time.perf_counter() - began - spent
+            with self.scratch_cache():
+                trained = run_stage(trial, model, teacher, context, self.run, origin_D=origin_D, wrap_score=wrap_score)
+            seconds = Trained.read(self.run.result(name)).seconds
+            return trained, seconds, time.perf_counter() - began - seconds
 
         outputs_mb = size_mb(self.home / "teacher-outputs")
-        tried(f"{stage.name}-first", SHORT, copy.deepcopy(student), scored=True)  # whose pages and kernels are cold
-        _, short, before = tried(f"{stage.name}-short", SHORT, copy.deepcopy(student), scored=False)
-        _, longer, _ = tried(f"{stage.name}-scored", SHORT, copy.deepcopy(student), scored=stage.evaluate > 0)
+        train(f"{stage.name}-first", SHORT, copy.deepcopy(student), scored=True)  # to warm up
+        _, short, before = train(f"{stage.name}-short", SHORT, copy.deepcopy(student), scored=False)
+        _, with_score, _ = train(f"{stage.name}-scored", SHORT, copy.deepcopy(student), scored=stage.evaluate > 0)
         least, most = LONG
         more = min(most, max(least, round(SECONDS * SHORT / short)))
-        student, long, _ = tried(stage.name, more, student, scored=False)
-        tried_on = np.resize(_padded(batches(stage, few, self.run.seed)), more)[SHORT:].mean()
+        student, long, _ = train(stage.name, more, student, scored=False)
+        tokens = np.resize(count_padded_tokens(batches(stage, few, self.run.seed)), more)[SHORT:].mean()
         step = (long - short) / (more - SHORT) if long > short else long / more
-        step *= _padded(order).mean() / tried_on
-        seen = len(context.data.validation) if context.task_data else 1
-        per_row = max(0.0, longer - short) / seen
+        step *= count_padded_tokens(order).mean() / tokens
+        scored = len(context.data.validation) if context.task_data else 1
+        per_row = max(0.0, with_score - short) / scored
         on_task = stage.data == "task" and stage.head == "task"
         held_out = len(self.context.data.validation) if on_task else 0
         self.seconds_per_scored_row = per_row if on_task else self.seconds_per_scored_row
@@ -318,36 +318,36 @@ class Trials:
             steps = (plan_steps(stage, per_epoch),) * 2
             every = max(1, min(steps[0], per_epoch) // max(1, stage.evaluate))
         outputs = before / len(few) * len(rows) if cached else 0.0
-        seconds = [outputs + each * step + each / every * per_row * max(held_out, seen) for each in steps]
-        held = self.run.stage(f"{stage.name}-scored")
-        self.student_mb = size_mb(self.run.result(held.name))
+        seconds = [outputs + count * step + count / every * per_row * max(held_out, scored) for count in steps]
+        folder = self.run.stage(f"{stage.name}-scored")
+        self.student_mb = size_mb(self.run.result(folder.name))
         outputs_mb = (size_mb(self.home / "teacher-outputs") - outputs_mb) / len(few) * len(rows)
-        disk = size_mb(held, held / "checkpoints") + outputs_mb  # the newest two checkpoints are kept
+        disk = size_mb(folder, folder / "checkpoints") + outputs_mb  # the newest two checkpoints are kept
         speed = batch / step if step else None
         self.student = student
         return Phase(stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes), disk), student
 
-    def _few(self, rows: Dataset) -> FewRows:
-        """Return the context with these rows to train on, and few to score."""
-        given = {each.name: getattr(self.context, each.name) for each in fields(self.context)}
+    def _with_few_rows(self, rows: Dataset) -> FewRows:
+        """Return the context with these rows to train on, and few rows to score."""
+        values = {each.name: getattr(self.context, each.name) for each in fields(self.context)}
         if data := self.context.task_data:
             scored = data.validation.select(range(min(len(data.validation), SCORED)))
-            given["task_data"] = replace(data, validation=scored)
-        return FewRows(**given, few=rows)
+            values["task_data"] = replace(data, validation=scored)
+        return FewRows(**values, few=rows)
 
 
-def _padded(order: Order) -> NDArray[np.int64]:
-    """Count the tokens of each batch of an epoch, padding included."""
+def count_padded_tokens(order: Order) -> NDArray[np.int64]:
+    """Count the tokens of each batch of an epoch, with padding."""
     if not isinstance(order, LengthGrouped):
         return np.ones(len(order), np.int64)
     longest = np.asarray(order.lengths)[list(order)].reshape(-1, order.batch_size).max(1)
     return np.asarray(longest * order.batch_size, np.int64)
 
 
-def _drawn(rows: Dataset, count: int, longest: int) -> Dataset:
-    """Draw so many rows, the longest among them, which take the most memory, and number them anew.
+def sample_rows(rows: Dataset, count: int, longest: int) -> Dataset:
+    """Sample rows, including the longest ones, which take the most memory.
 
-    A teacher's kept outputs are found by the `index` of a row.
+    They are numbered again, because a teacher's cached outputs are looked up by the `index` of a row.
     """
     drawn = np.random.default_rng(0).permutation(len(rows))[:count]
     drawn[: min(count, longest)] = np.argsort(-np.asarray(rows["length"][:]), kind="stable")[: min(count, longest)]
@@ -356,10 +356,10 @@ def _drawn(rows: Dataset, count: int, longest: int) -> Dataset:
     return Dataset(table if at < 0 else table.set_column(at, "index", pa.array(np.arange(len(table)))))
 
 
-def _keeps_outputs(
+def _caches_outputs(
     stage: Stage, student: PreTrainedModel, teacher: Teacher | None, rows: Dataset, context: TrainingContext
 ) -> bool:
-    """Return True if the stage will keep its teacher's outputs."""
+    """Return True if the stage will cache its teacher's outputs."""
     if stage.cache_teacher != "auto" or teacher is None or not stage.objective:
         return bool(stage.cache_teacher)
     shapes = (Shape.from_config(model.config) for model in (student, teacher.model))

@@ -1,4 +1,4 @@
-"""Tell what a search will take before it is begun: the ends of its space are measured, trained and scored."""
+"""Forecast a search: the smallest and the largest shape are measured, trained and scored."""
 
 import time
 from collections.abc import Sequence
@@ -61,20 +61,20 @@ def forecast_search(
 ) -> Forecast:
     """Forecast what `compress.search` would take with the same arguments, on this machine and its device.
 
-    The smallest and the largest shape, by their operations, are exported, timed, and judged as a trial would be; the
-    stages are tried as by `forecast`. A trial that is pruned ends after its first rung: at least all are, at most none.
-    With `options.resume`, what the search in `out` has done takes no time. A budget that the smallest shape exceeds is
-    out of reach. Raises a CompressError for what `search` would refuse before it trains.
+    The shapes with the fewest and the most operations are exported, timed and scored like a trial; stages are tried as
+    in `forecast`. A pruned trial ends after its first rung: the minimum assumes this for all trials, the maximum for
+    none. With `options.resume`, what the search in `out` has done takes no time. A budget that the smallest shape
+    exceeds is reported as out of reach. Raises a CompressError for anything that `search` would refuse before training.
     """
     console = console or Console(quiet=True)
     config = make_config(teacher, data, out, space, budget, device=device, study=study, max_drop=max_drop,
                          columns=columns, options=options)  # fmt: skip
     space, recipe = config.space, make_recipe(config.space)
-    done = Done.read(Path(out), config, study) if options.resume else Done()
-    scratch, place = TemporaryDirectory(), open_chosen(device, say=device_messages(device.device, console))
+    done = SearchProgress.read(Path(out), config, study) if options.resume else SearchProgress()
+    scratch, opening = TemporaryDirectory(), open_chosen(device, say=device_messages(device.device, console))
     with (
         scratch as folder,
-        place as there,
+        opening as target,
         closing(Run.open(Path(folder) / "run", config, {"seed": config.seed})) as run,
     ):
         base_teacher, context = load_inputs(
@@ -84,32 +84,30 @@ def forecast_search(
         shapes, kind = Shapes.of(space, base_teacher.model.config), context.data.task.kind
         check_stages(space, recipe, base_teacher, context, run)
         context = replace(context, console=Console(quiet=True))
-        trials, costs = (
-            Trials(context, run, Path(folder) / "home"),
-            CostModel(config, shapes, LatencyTable({}, {}), kind),
-        )
+        trials = Trials(context, run, Path(folder) / "home")
+        costs = CostModel(config, shapes, LatencyTable({}, {}), kind)
         drawn = sorted(
             shapes.drawn(DRAWN, config.seed),
-            key=lambda each: Terms.from_config(shapes.config(each), config.setting, kind).flops,
+            key=lambda choice: Terms.from_config(shapes.config(choice), config.setting, kind).flops,
         )
         ends, middle, subnet = (drawn[0], drawn[-1]), drawn[len(drawn) // 2], Path(folder) / "subnet"
         with console.status("trying each phase"):
-            phase, task_teacher = trials.teacher(recipe.teacher, base_teacher)
-            measured, per_file, unreachable = _measure(costs, drawn, there, makes_segments(task_teacher.tokenizer))
+            phase, task_teacher = trials.try_teacher(recipe.teacher, base_teacher)
+            measured, per_file, unreachable = _measure(costs, drawn, target, makes_segments(task_teacher.tokenizer))
             phases = [phase, Phase("measuring", cached=True) if done.latencies else measured]
             models = StageModels(recipe, base_teacher, task_teacher, context, run)
             if space.mode == "supernet":
-                more, net = _try_supernet(costs, drawn, models, trials, done.supernet)
-                phases += more
+                supernet_phases, net = _try_supernet(costs, drawn, models, trials, done.supernet)
+                phases += supernet_phases
                 trial = _try_scoring(costs, ends, net, models)
                 Supernet(net).extract(shapes.sizes(middle)).save_pretrained(subnet)
                 save_tokenizer(subnet, context.tokenizer)
-                begin, stages = StudentSpec.model_validate({"init": str(subnet)}), [space.short, *space.final]
+                spec, stages = StudentSpec.model_validate({"init": str(subnet)}), [space.short, *space.final]
             else:
                 trial = _try_students([shapes.spec(each) for each in ends], space, models, trials)
-                begin, stages = shapes.spec(middle), list(space.final)
-            phases.append(_trials(trial, study, space, done.scored))
-            recipe = space.recipe("finalist", stages, begin)
+                spec, stages = shapes.spec(middle), list(space.final)
+            phases.append(forecast_trials(trial, study, space, done.scored))
+            recipe = space.recipe("finalist", stages, spec)
             tried = forecast_stages(replace(models, recipe=recipe), recipe.stages, trials)
         if space.mode == "supernet":
             phases.append(_repeat(tried.pop(0), max(0, study.finalists - done.short), "short distillations"))
@@ -117,13 +115,13 @@ def forecast_search(
         phases.append(Phase("timing finalists", seconds=(least, most)))
         left = max(0, study.winners - done.shipped)
         phases += [_repeat(each, left, f"final: {each.name}") for each in tried]
-        phases.append(trials.shipping(task_teacher, config.max_length, left))
+        phases.append(trials.try_shipping(task_teacher, config.max_length, left))
     title = f"{space.name}: {base_teacher.name} on {context.data.name}, {shapes.size():,} shapes"
     return Forecast(title, tuple(phases), peak_rss_mb(), study.minutes, unreachable)
 
 
-def _trials(trial: tuple[float, float], study: StudyOptions, space: Space, scored: int) -> Phase:
-    """Forecast the trials, of which each takes these seconds; with minutes alone, their share of them."""
+def forecast_trials(trial: tuple[float, float], study: StudyOptions, space: Space, scored: int) -> Phase:
+    """Forecast the trials by the minimum and maximum seconds of one; with only a time limit, by their share of it."""
     if study.trials is None and study.minutes is not None:
         share = 60 * study.minutes * parts(space)["trials"]
         return Phase("trials", seconds=(share, share), note=f"{share / trial[1]:,.0f} shapes or more")
@@ -133,8 +131,8 @@ def _trials(trial: tuple[float, float], study: StudyOptions, space: Space, score
 
 
 @dataclass(frozen=True)
-class Done:
-    """Describe what the search in a folder has done: measured shapes, supernet, how many students of each kind."""
+class SearchProgress:
+    """What a search has done: measured shapes, the trained supernet, and the number of students in each state."""
 
     latencies: LatencyTable | None = None
     supernet: Path | None = None
@@ -143,27 +141,27 @@ class Done:
     shipped: int = 0
 
     @staticmethod
-    def read(path: Path, config: SearchConfig, study: StudyOptions) -> "Done":
-        """Read it; nothing is written."""
+    def read(path: Path, config: SearchConfig, study: StudyOptions) -> "SearchProgress":
+        """Read the progress of the search in a folder, without writing to it."""
         run, scored = Run(path, config.seed, main=False), 0
         stage = config.space.supernet
         net = run.result(stage.name) if stage is not None and is_whole(run.result(stage.name)) else None
-        with suppress(SearchError):  # which is not begun yet
-            begun = join_study(study.storage or path / STUDY, study.name or path.resolve().name)
-            scored = count_scored(begun.get_trials(deepcopy=False))
-            close_study(begun)
+        with suppress(SearchError):  # no trial was started yet
+            joined = join_study(study.storage or path / STUDY, study.name or path.resolve().name)
+            scored = count_scored(joined.get_trials(deepcopy=False))
+            close_study(joined)
         states = [load_student_state(path, int(each.name)) for each in path.glob("students/[0-9]*")]
         short, shipped = (sum(name in each.scores for each in states) for name in ("short", "shipped"))
-        return Done(LatencyTable.load(path / "latency", config.precisions), net, scored, short, shipped)
+        return SearchProgress(LatencyTable.load(path / "latency", config.precisions), net, scored, short, shipped)
 
 
 def _measure(
     costs: CostModel, drawn: Sequence[Choice], device: Device, segments: bool
 ) -> tuple[Phase, tuple[float, float], tuple[str, ...]]:
-    """Export and race the first and the last of these shapes and the teacher.
+    """Export and race the first and the last of these shapes, and the teacher.
 
-    Return the forecast of all that are to be measured, the seconds that each file takes, and the budgets that the first
-    shape, which has the fewest operations, exceeds.
+    Return the forecast for all shapes to measure, minimum and maximum seconds per file, and the budgets that the first
+    shape, with the fewest operations, exceeds.
     """
     search, shapes = costs.search, costs.shapes
     configs = {"smallest": shapes.config(drawn[0]), "largest": shapes.config(drawn[-1]), "teacher": shapes.teacher}
@@ -183,64 +181,70 @@ def _measure(
         "--max-latency-ms": fastest["smallest"], "--max-params": min(each.parameters for each in cheapest),
         "--max-file-mb": min(each.file_mb for each in cheapest),
     }  # fmt: skip
-    over = [
-        f"{option} {asked:g}: the smallest shape of the space comes to {least:,.4g}"
+    exceeded = [
+        f"{option} {limit:g}: the smallest shape of the space has {least:,.4g}"
         for option, least in reached.items()
-        if (asked := getattr(search.budget, option[2:].replace("-", "_"))) is not None and least > asked
+        if (limit := getattr(search.budget, option[2:].replace("-", "_"))) is not None and least > limit
     ]
-    if (asked := search.budget.speedup) is not None and (most := fastest["teacher"] / fastest["smallest"]) < asked:
-        over.append(f"--speedup {asked:g}: the smallest shape of the space is {most:.1f} times as fast as the teacher")
-    return phase, per_file, tuple(over)
+    if (limit := search.budget.speedup) is not None and (most := fastest["teacher"] / fastest["smallest"]) < limit:
+        exceeded.append(
+            f"--speedup {limit:g}: the smallest shape of the space is {most:.1f} times as fast as the teacher"
+        )
+    return phase, per_file, tuple(exceeded)
 
 
 def _try_supernet(
     costs: CostModel, drawn: Sequence[Choice], models: StageModels, trials: Trials, trained: Path | None
 ) -> tuple[list[Phase], PreTrainedModel]:
-    """Try the training of the supernet; return its forecast and the supernet as far as it is trained."""
+    """Try the training of the supernet; return its forecast, and the barely trained supernet."""
     space, context, teacher = costs.search.space, models.context, models.task_teacher
-    assert space.supernet is not None and teacher is not None, "a space of a supernet has its stage, and a teacher"
+    assert space.supernet is not None and teacher is not None, "a supernet space has a supernet stage and a teacher"
     if trained is not None:
         return [Phase("supernet", cached=True)], heads.load(trained, space.supernet.head, context.kind)
     few = min(ROWS, space.rows)
     brief = replace(costs, search=costs.search.model_copy(update={"space": space.model_copy(update={"rows": few})}))
     stage, began = draw_from(space.supernet, drawn, costs), time.perf_counter()
-    whole, origin_D = put_in_order(brief, stage, teacher, context, models.run.seed)
+    net, origin_D = put_in_order(brief, stage, teacher, context, models.run.seed)
     seconds = (time.perf_counter() - began) * space.rows / few
     stage = with_looks(stage, len(context.data.train))
-    phase, whole = trials.phase(stage, whole, teacher, origin_D, Ladder.from_choices(costs, drawn).score_rungs)
+    phase, net = trials.try_stage(stage, net, teacher, origin_D, Ladder.from_choices(costs, drawn).score_rungs)
     ordering = Phase("importance", seconds=(seconds, seconds), note=f"{space.rows:,} rows")
-    return [ordering, replace(phase, name="supernet")], whole
+    return [ordering, replace(phase, name="supernet")], net
 
 
 def _try_scoring(
     costs: CostModel, ends: Sequence[Choice], net: PreTrainedModel, models: StageModels
 ) -> tuple[float, float]:
-    """Score these parts of a supernet on few rows; return the mean seconds of a first rung, and of all, on all rows."""
+    """Score these subnets on few rows; return the mean seconds of the first rung, and of all rungs, for all rows."""
     context, task = models.context, models.context.data.task
     rows = Evaluator.from_split(task, context.data.validation, context.tokenizer, costs.search.max_length)
     few = rows.subsample(SCORED)
-    judge = SupernetEvaluator.from_model(costs, net, few, context)
-    took = [[time_call(partial(judge.score, each, rung)) for rung in range(judge.rungs)] for each in ends]
-    share = len(rows) / len(few)
-    return share * fmean(each[0] for each in took), share * fmean(map(sum, took))
+    student_evaluator = SupernetEvaluator.from_model(costs, net, few, context)
+    seconds = [
+        [time_call(partial(student_evaluator.score, each, rung)) for rung in range(student_evaluator.rungs)]
+        for each in ends
+    ]
+    scale = len(rows) / len(few)
+    return scale * fmean(rungs[0] for rungs in seconds), scale * fmean(map(sum, seconds))
 
 
 def _try_students(
     ends: Sequence[StudentSpec], space: Space, models: StageModels, trials: Trials
 ) -> tuple[float, float]:
-    """Train these students for a few steps; return the seconds of the first one's first rung, and of all the last's."""
-    took = list[float]()
+    """Train these students for a few steps; return the seconds of the first student's first rung, and of all rungs of
+    the last."""
+    seconds = list[float]()
     for at, spec in enumerate(ends):
         stage = space.short.model_copy(update={"name": f"{space.short.name}-{at}"})
         recipe = space.recipe("trial", [stage], spec)
         (phase,) = forecast_stages(replace(models, recipe=recipe), recipe.stages, trials)
-        took.append(phase.seconds[1])
+        seconds.append(phase.seconds[1])
     scoring = len(models.context.data.validation) * trials.seconds_per_scored_row
-    return space.rungs[0] * took[0] + scoring, took[-1] + len(space.rungs) * scoring
+    return space.rungs[0] * seconds[0] + scoring, seconds[-1] + len(space.rungs) * scoring
 
 
 def _repeat(phase: Phase, times: int, name: str) -> Phase:
-    """Return the forecast of a phase that is run so often."""
+    """Return the forecast of a phase that runs several times."""
     least, most = (times * each for each in phase.seconds)
     steps = times * phase.steps[0], times * phase.steps[1]
     return replace(

@@ -177,7 +177,9 @@ def forecast_labelling(
     seconds = (most / max(1, concurrency), most)
     note = f"{len(left):,} rows, {len(prompts) - before - len(left):,} were answered now"
     phases.append(Phase(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb))
-    return Forecast(f"{labeller.task_prompt.prompt.name}: {labeller.name} on {texts.name}", tuple(phases), peak_rss_mb())
+    return Forecast(
+        f"{labeller.task_prompt.prompt.name}: {labeller.name} on {texts.name}", tuple(phases), peak_rss_mb()
+    )
 
 
 def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The straight line of a search: teacher, data and a space in; a measured front, and its best student shipped, out."""
+"""Search the best students of a teacher under a budget, then distil and ship them."""
 
 import platform
 import time
@@ -75,13 +75,13 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
 
 TRIALS = {"supernet": 200, "plain": 24}
-"""Shapes scored where neither their number nor a time is stated."""
+"""Number of shapes to score, if neither a number nor a time limit is given."""
 LEAST_TRIALS = 8
-"""Students that a stated time has to hold at least, where each is trained by itself."""
+"""Minimum number of students that a time limit must allow, if each is trained by itself."""
 STUDY = "study.db"
-"""The file of the study in the search's folder."""
-SHOWN = 30.0
-"""Seconds between two looks at the front while trials run."""
+"""The database of the study in the search's folder."""
+PRINT_EVERY = 30.0
+"""Seconds between two prints of the front while trials run."""
 
 
 def search(
@@ -98,35 +98,33 @@ def search(
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> SearchReport:
-    """Find the students of `teacher` that are best on `data` under a budget; the best one is distilled and shipped.
+    """Find the best students of `teacher` on `data` under a budget; distil and ship the winners.
 
     teacher, data, columns, options    as for `compress.distill`
     space     name (recipes/spaces), path of a .yaml, or a Space
-    budget    what a student may cost; its latency is that of the file and the setting in `device`, measured there
-    study     how shapes are drawn and chosen, and where the study is kept
-    max_drop  of the score, in its own unit, that the shipped int8 file may lose
-    out       the search's folder; `options.resume` continues one that was interrupted, in whatever phase
+    budget    what a student may cost; latency is measured on `device`, with its file and setting
+    study     how shapes are drawn and chosen, and where the study is stored
+    max_drop  how much of the score, in its own unit, the shipped int8 file may lose
+    out       the search's folder; `options.resume` continues an interrupted search, in any phase
 
-    Raises a CompressError that says what to do for anything wrong with these; what was found until then is kept.
+    Raises a CompressError for anything wrong with these; results up to then are kept.
     """
     console = console or Console(quiet=True)
     config = make_config(teacher, data, out, space, budget, device=device, study=study, max_drop=max_drop,
                          columns=columns, options=options)  # fmt: skip
-    chosen = config.space
     run = Run.open(Path(out), config, _identity(config, study), resume=options.resume, name=NAME, track=options.track)
-    with closing(run), open_chosen(device, say=device_messages(device.device, console)) as place:
-        time_budget = TimeBudget(run.path, parts(chosen), None if study.minutes is None else 60 * study.minutes)
+    with closing(run), open_chosen(device, say=device_messages(device.device, console)) as target:
+        seconds = None if study.minutes is None else 60 * study.minutes
         context = load_context(
-            config, run, time_budget, place,
+            config, run, TimeBudget(run.path, parts(config.space), seconds), target,
             strict=options.gate == "refuse", allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
-        name = study.name or run.path.resolve().name
-        with begin_study(context, study.storage or run.path / STUDY, name, study.sampler) as begun:
+        with begin_study(context, study) as optuna_study:
             context = context.with_student_evaluator(make_student_evaluator(context))
-            write_inputs(begun, context)
-            limit = TRIALS[chosen.mode] if study.trials is None and study.minutes is None else study.trials
-            found = run_search(context, begun, trials=limit)
-            return ship_winners(context, begun, found, place, finalists=study.finalists, winners=study.winners)
+            write_inputs(optuna_study, context)
+            default = TRIALS[config.space.mode] if study.minutes is None else None
+            report = run_search(context, optuna_study, trials=default if study.trials is None else study.trials)
+            return ship_winners(context, optuna_study, report, target, study)
 
 
 def make_config(
@@ -142,15 +140,15 @@ def make_config(
     columns: DataOptions,
     options: RunOptions,
 ) -> SearchConfig:
-    """Check the arguments of a search, and return its settings. Raises a CompressError for anything wrong with them."""
+    """Check the arguments of a search, and return its settings. Raises a CompressError."""
     teacher, data = teacher_path(teacher), data_path(data)
-    chosen = space if isinstance(space, Space) else Space.load(space, options.overrides or ())
-    preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
+    space = space if isinstance(space, Space) else Space.load(space, options.overrides or ())
+    preflight.check(space, teacher=teacher, out=out, data=data, options=options)
     if PartialState(cpu=on_cpu()).num_processes > 1:
-        raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
-    seq = min(128, chosen.final[-1].max_length) if device.seq is None else device.seq
+        raise SearchError("a search runs in one process; start more with `compress search --storage URL --worker`")
+    seq = min(128, space.final[-1].max_length) if device.seq is None else device.seq
     config = SearchConfig.parse(
-        teacher=teacher, data=data, space=chosen, columns=columns, budget=budget,
+        teacher=teacher, data=data, space=space, columns=columns, budget=budget,
         objectives=tuple(dict.fromkeys(["score", *(study.objective or ["latency"])])), device=device.device,
         threads=device.threads, batch=device.batch, seq=seq, precision=device.file, shapes=device.shapes,
         rounds=device.rounds, runs=device.runs, training=precisions.choose(options.precision), max_drop=max_drop,
@@ -164,16 +162,15 @@ def load_context(
     config: SearchConfig,
     run: Run,
     time_budget: TimeBudget,
-    place: Device | None,
+    device: Device | None,
     *,
     strict: bool,
     allow_pickle: bool,
     console: Console,
 ) -> SearchContext:
-    """Teacher, data and measured shapes, of now or of an earlier session: all that a judge is made of.
+    """Load teacher and data, and measure shapes, or load the latencies of an earlier session.
 
-    place: the device, which may be left out once shapes were measured. Raises SearchError where no shape keeps the
-    budget.
+    device: None if shapes were measured before. Raises SearchError if no shape is within the budget.
     """
     with time_budget.part("preparation"):
         recipe = make_recipe(config.space)
@@ -187,16 +184,16 @@ def load_context(
         check_stages(config.space, recipe, base_teacher, training, run)
         task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, training, run, strict=strict)
     task = training.data.task
-    known = LatencyTable.load(run.path / "latency", config.precisions)
-    if known is None:
-        if place is None:
+    table = LatencyTable.load(run.path / "latency", config.precisions)
+    if table is None:
+        if device is None:
             raise SearchError(f"{run.path}: has not measured its shapes yet; continue it with --resume")
         with time_budget.part("measuring"):
             say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
             segments = makes_segments(task_teacher.tokenizer)
-            known = latencies.measure(config, shapes, place, kind=task.kind, segments=segments, say=say)
-            known.save(run.path / "latency")
-    costs = CostModel(config, shapes, known, task.kind)
+            table = latencies.measure(config, shapes, device, kind=task.kind, segments=segments, say=say)
+            table.save(run.path / "latency")
+    costs = CostModel(config, shapes, table, task.kind)
     evaluator = Evaluator.from_split(task, training.data.validation, task_teacher.tokenizer, config.max_length)
     among = tuple(latencies.choose_within_budget(costs, DRAWN))
     run_stages = stage_runner(base_teacher, task_teacher, training)
@@ -206,7 +203,7 @@ def load_context(
 
 
 def stage_runner(base_teacher: Teacher, task_teacher: Teacher, training: TrainingContext) -> RunStages:
-    """Return the function that runs stages of a recipe with these teachers, as `distill` does."""
+    """Return a function that runs stages of a recipe with these teachers, as `distill` does."""
 
     def run_stages(recipe: Recipe, run: Run, stages: Sequence[AnyStage], teacher_logits: Any = None) -> PreTrainedModel:
         models = StageModels(recipe, base_teacher, task_teacher, training, run)
@@ -216,18 +213,14 @@ def stage_runner(base_teacher: Teacher, task_teacher: Teacher, training: Trainin
 
 
 def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
-    """Train the supernet, or load that of an earlier session; without one, fit the stage that trains each choice."""
+    """Train the supernet, or load that of an earlier session; in plain spaces, fit the short training to the time."""
     among = context.among
     if context.search.space.mode == "supernet":
         with context.time_budget.part("supernet"):
             net = train_supernet(
-                context.costs,
-                among,
-                task_teacher=context.task_teacher,
-                training=context.training,
-                run=context.run,
+                context.costs, among, task_teacher=context.task_teacher, training=context.training, run=context.run,
                 time_budget=context.time_budget,
-            )
+            )  # fmt: skip
         return SupernetEvaluator.from_model(context.costs, net, context.evaluator, context.training)
     largest = max(among, key=lambda choice: context.costs.cost(choice).flops_per_token)
 
@@ -244,13 +237,14 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
 
 
 @contextmanager
-def begin_study(context: SearchContext, storage: str | Path, name: str, sampler: str) -> "Iterator[optuna.Study]":
-    """Begin or continue the study of this search, and close it at the end."""
+def begin_study(context: SearchContext, options: StudyOptions) -> "Iterator[optuna.Study]":
+    """Create or continue the study of this search; close it at the end."""
+    folder = context.run.path
     study = open_study(
-        storage, name, context.search.identity(),
+        options.storage or folder / STUDY, options.name or folder.resolve().name, context.search.identity(),
         objectives=context.search.objectives, limits={str(name): most for name, most in context.costs.limits().items()},
-        sampler=sampler, seed=context.search.seed, say=context.say,
-        owner=f"{platform.node()}:{context.run.path.resolve()}",  # which this process has locked
+        sampler=options.sampler, seed=context.search.seed, say=context.say,
+        owner=f"{platform.node()}:{folder.resolve()}",  # this process has locked it
     )  # fmt: skip
     try:
         yield study
@@ -259,76 +253,78 @@ def begin_study(context: SearchContext, storage: str | Path, name: str, sampler:
 
 
 def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | None) -> SearchReport:
-    """Run the trials; write the record and its page now and then, and at their end."""
-    looked = [time.monotonic()]
+    """Run the trials; write the report and its page from time to time, and at the end."""
+    printed_at = time.monotonic()
     anchors = record.score_anchors(context)
 
-    def look(now: "optuna.Study") -> None:
-        if time.monotonic() - looked[-1] > SHOWN:
+    def watch(now: "optuna.Study") -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at > PRINT_EVERY:
             so_far = record.build_report(context, now, anchors=anchors)
             record.write_report(so_far, context.run.path)
             record.print_front(so_far, context.training.console)
-            looked[:] = [time.monotonic()]
+            printed_at = time.monotonic()
 
     try:
         with context.time_budget.part("trials"):
             run_trials(
                 study, context.student_evaluator,
-                trials=trials, seconds=context.time_budget.left("trials"), say=context.say, watch=look,
+                trials=trials, seconds=context.time_budget.left("trials"), say=context.say, watch=watch,
             )  # fmt: skip
-    finally:  # an interruption, or a space without a shape that fits, leaves what was found
-        found = record.build_report(context, study, anchors=anchors)
-        record.write_report(found, context.run.path)
-    return found
+    finally:  # also after an interruption, or if no shape fits
+        report = record.build_report(context, study, anchors=anchors)
+        record.write_report(report, context.run.path)
+    return report
 
 
 def ship_winners(
-    context: SearchContext, study: "optuna.Study", found: SearchReport, place: Device, *, finalists: int, winners: int
+    context: SearchContext, study: "optuna.Study", report: SearchReport, device: Device, options: StudyOptions
 ) -> SearchReport:
-    """Train the best for a short while, measure them, then distil, ship and measure the winners."""
+    """Distil the finalists briefly and measure them; then distil, ship and measure the winners."""
+    anchors, winners = report.anchors, options.winners
 
-    def kept(teacher_ms: float | None, **more: Any) -> SearchReport:
-        now = record.build_report(context, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
-        record.write_report(now, context.run.path)
-        return now
+    def update(**results: Any) -> SearchReport:
+        updated = record.build_report(context, study, anchors=anchors, **results)
+        record.write_report(updated, context.run.path)
+        return updated
 
-    points, notes = shortlist(found, max(finalists, winners)), list[str]()
+    points, notes = shortlist(report, max(options.finalists, winners)), list[str]()
     if context.search.space.mode == "supernet":
         with context.time_budget.part("short distillations"):
             distill_briefly(context, points)
     with context.time_budget.part("timing finalists"):
-        teacher_ms = time_finalists(context, points, place)
-    now = kept(teacher_ms)
+        teacher_ms = time_finalists(context, points, device)
+    report = update(teacher_ms=teacher_ms)
     for at in range(min(winners, len(points))):
-        best = now.point(context.decide_winner(at, partial(choose_winner, now, points)))
-        if over := now.exceeded(best):
-            notes.append(f"Measured, no finalist keeps the budget: trial {best.number} is over in {', '.join(over)}.")
+        best = report.point(context.decide_winner(at, partial(choose_winner, report, points)))
+        if over := report.exceeded(best):
+            notes.append(f"No finalist is within the measured budget: trial {best.number} exceeds {', '.join(over)}.")
             context.say(notes[-1])
         with context.time_budget.part("final"):
             distill_winner(context, best, share=1 / (winners - at))
-        now = kept(teacher_ms, notes=notes)
+        report = update(teacher_ms=teacher_ms, notes=notes)
     with context.time_budget.part("timing finalists"):
-        teacher_ms = time_finalists(context, points, place)
-    now = kept(teacher_ms, notes=notes, winner=next(iter(context.winners), None))
-    record.print_front(now, context.training.console)
+        teacher_ms = time_finalists(context, points, device)
+    report = update(teacher_ms=teacher_ms, notes=notes, winner=next(iter(context.winners), None))
+    record.print_front(report, context.training.console)
     context.run.finish()
     context.say(f"page: {context.run.path / record.PAGE}")
-    return now
+    return report
 
 
 def make_recipe(space: Space) -> Recipe:
-    """Return all stages of a space as one recipe, for what checks recipes."""
+    """Return all stages of a space as one recipe, to check them."""
     stages = [stage for where, stage in space.stages.items() if where != "teacher"]
     return space.recipe(space.name, stages, None if space.mode == "supernet" else space.student)
 
 
 def parts(space: Space) -> Parts:
-    """Return the parts that a stated time is divided into."""
+    """Return the shares of a time limit for the parts of a search."""
     return SUPERNET if space.mode == "supernet" else PLAIN
 
 
 def check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training: TrainingContext, run: Run) -> None:
-    """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
+    """Check the stages of a space like those of a recipe; errors name them as the space does.
 
     See `check_recipe` and `StageModels.check` of `commands.distill`.
     """
@@ -357,7 +353,7 @@ def _identity(config: SearchConfig, study: StudyOptions) -> dict[str, Any]:
 
 
 def _check_study(study: StudyOptions) -> None:
-    """Raise SearchError for a sampler or a number that is none, StorageError for a database that does not answer."""
+    """Raise SearchError for an invalid sampler or number, StorageError for a database that cannot be reached."""
     for option in ("trials", "minutes", "finalists", "winners"):
         value = getattr(study, option)
         if value is not None and not value > 0:
@@ -376,17 +372,12 @@ def work(
     allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> None:
-    """Join the search in this storage and evaluate shapes for it: see `nas.worker.join`."""
+    """Join the search in this storage, and evaluate shapes for it: see `nas.worker.join`."""
     PartialState(cpu=on_cpu())
     join(
-        storage,
-        name=name,
-        weights=weights,
-        minutes=minutes,
-        allow_code=allow_code,
-        console=console,
+        storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=console,
         stage_runner=stage_runner,
-    )
+    )  # fmt: skip
 
 
 def show(
@@ -400,54 +391,45 @@ def show(
 ) -> Bundle:
     """Write the student of a trial as a bundle into `out`, measured beside its teacher.
 
-    One that the search has shipped is copied. Any other is what the search made of it, a part of the supernet or the
-    student of a short training, which its card says; with `train` it is distilled fully first, by the search's final
-    stages. allow_code: the folder of your own functions that its space names. Raises SearchError where there is no such
-    trial or its shape could not be judged.
+    train       distil it fully first, by the search's final stages; else it is shipped as the search left it (a subnet
+                of the supernet, or a briefly trained student), and its card says so
+    allow_code  the folder of your own functions that the space names
+
+    A student that the search has shipped is copied. Raises SearchError if there is no such trial, or if it failed.
     """
     console = console or Console(quiet=True)
-    config, found = SearchConfig.load(study), record.load_report(study)
-    point = found.point(number)
+    config, report = SearchConfig.load(study), record.load_report(study)
+    point = report.point(number)
     if not point.choice or point.state == "failed":
         raise SearchError(
             f"{study}: trial {number} failed ({point.reason}); choose another: compress search show {study}"
         )
     check_place(out)
-    known = load_student_state(study, number)
-    if known.bundle is None or (train and "final" not in known.scores):
-        facts = load_json(study / "run.json", f"Put back a whole copy of it; the trials are still told of: {study}")
-        run = Run.open(study, config, facts, resume=True, name=NAME)
-        try:
-            config = config.with_code(allow_code)
-            time_budget = TimeBudget(
-                study / "students" / str(number), parts(config.space), None
-            )  # not the search's own time
-            time_budget.folder.mkdir(parents=True, exist_ok=True)
-            context = load_context(config, run, time_budget, None, strict=False, allow_pickle=False, console=console)
-            context = context.with_student_evaluator(make_student_evaluator(context))
-            bundle = distill_winner(context, point) if train else _as_it_is(context, point)
-            record.write_report(_with(found, number, study), study)
-        finally:
-            run.close()
-    else:
-        bundle = Bundle.load(Path(known.bundle))
+    state = load_student_state(study, number)
+    if state.bundle is not None and (not train or "final" in state.scores):
+        return Bundle.load(Path(state.bundle)).copy_to(out)
+    facts = load_json(study / "run.json", f"Restore it from a copy; the trials can still be shown: {study}")
+    with closing(Run.open(study, config, facts, resume=True, name=NAME)) as run:
+        config = config.with_code(allow_code)
+        folder = study / "students" / str(number)  # its time is not that of the search
+        folder.mkdir(parents=True, exist_ok=True)
+        time_budget = TimeBudget(folder, parts(config.space), None)
+        context = load_context(config, run, time_budget, None, strict=False, allow_pickle=False, console=console)
+        context = context.with_student_evaluator(make_student_evaluator(context))
+        bundle = distill_winner(context, point) if train else ship_untrained(context, point)
+        points = tuple(record.add_results(study, each) if each.number == number else each for each in report.points)
+        updated = replace(report, points=points, front=())
+        record.write_report(replace(updated, front=updated.compute_front()), study)
     return bundle.copy_to(out)
 
 
-def _as_it_is(context: SearchContext, point: TrialRecord) -> Bundle:
-    """Ship a student with the training that it had in the search."""
+def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
+    """Ship a student without further training."""
     space, short = context.search.space, "short" in context.student_state(point.number).scores
     student = heads.load(find_checkpoint(context, point), "task", context.training.kind)
     stages = [stage for stage in (space.supernet, space.short) if stage is not None]
-    had = f"a short distillation, stage `{space.short.name}`"
+    training = f"a short distillation, stage `{space.short.name}`"
     if space.mode == "supernet" and not short:
-        stages, had = stages[:1], f"the supernet's training, stage `{stages[0].name}`, of which it is a part"
-    note = f"Its only training was {had}; the search's final distillation was left out."
+        stages, training = stages[:1], f"that of the supernet it is a part of, stage `{stages[0].name}`"
+    note = f"Its only training was {training}; the search's final distillation was left out."
     return ship_student(context, point, student, stages, began=time.time(), note=note)
-
-
-def _with(found: SearchReport, number: int, study: Path) -> SearchReport:
-    """Return the record with what is now known of this trial."""
-    points = tuple(record.add_results(study, each) if each.number == number else each for each in found.points)
-    now = replace(found, points=points, front=())
-    return replace(now, front=now.compute_front())

@@ -1,6 +1,5 @@
-"""Trained student -> bundle, measured: what the user came for."""
+"""Ship a trained student: write the bundle, quantise and certify it, and measure it beside its teacher."""
 
-import datetime
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from compress.benchmark.local import machine, race
 from compress.config.recipe import Recipe
 from compress.console import warn
 from compress.data.sources import EMBEDDED, hub_id
-from compress.data.task import Task
 from compress.errors import ExportError
 from compress.evaluation import baselines, embedding, metrics
 from compress.evaluation.evaluator import Evaluator
@@ -32,7 +30,7 @@ from compress.models import teacher as teachers
 from compress.models.checkpoints import describe_origin
 from compress.models.flops import count_parameters, flops_per_token
 from compress.models.teacher import Teacher
-from compress.provenance import command_line, versions
+from compress.provenance import command_line, timestamp, versions
 from compress.quantization.certify import certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
@@ -47,37 +45,23 @@ from compress.training.run import Run
 from compress.training.stage import Trained, load_trained
 
 LENGTHS = (128, 32)
-"""Tokens at which latency is measured, one text and one thread at a time; at most what the bundle was made for."""
+"""Tokens at which latency is measured, with one text and one thread; at most the bundle's maximum."""
 INT8_DROP = 0.005
-"""A larger loss of score by quantisation is pointed out in the report."""
+"""If quantisation loses more of the score, the report says so."""
+Logits = Callable[[Dataset], NDArray[np.float32]]
 _LIBRARIES = ("compress", "torch", "transformers", "datasets", "onnxruntime", "onnx", "scikit-learn", "numpy")
 
 
 @dataclass(frozen=True)
-class Examined:
-    """A model, what it says of the measured rows, and the file that said it (None: torch did, or it was asked)."""
+class ScoredModel:
+    """A model with its answers to the measured rows. file: the ONNX file that gave them; None: torch, or recorded."""
 
     name: str
     logits: NDArray[np.float32]
-    threshold: float | None
+    threshold: float | None = None
     model: PreTrainedModel | None = None
     file: Path | None = None
     parameters: int | None = None
-
-
-@dataclass(frozen=True)
-class Room:
-    """The rows on which models are examined: those measured on, and those that choose a threshold, if one is needed."""
-
-    evaluator: Evaluator
-    chosen: Evaluator | None
-
-    def examined(
-        self, name: str, ask: Callable[[Dataset], NDArray[np.float32]], model: PreTrainedModel, file: Path | None
-    ) -> Examined:
-        """Thresholds are chosen where the weights were: on the validation split, for each model by itself."""
-        threshold = self.chosen.threshold(ask(self.chosen.rows)) if self.chosen else None
-        return Examined(name, ask(self.evaluator.rows), threshold, model, file, count_parameters(model))
 
 
 def measure(
@@ -92,43 +76,66 @@ def measure(
     command: str,
     seconds: float,
 ) -> Report:
-    """Score, agreement, size, FLOPs and latency of baselines, teacher, student fp32 and student int8.
+    """Measure score, agreement, size, FLOPs and latency of baselines, teacher, student fp32 and student int8.
 
-    On the test split, or the validation split where there is none with labels. `seconds`: wall time of the run so far.
+    On the test split, or the validation split if there is none with labels. seconds: wall time of the run so far.
     """
-    data, length = context.data, bundle.manifest.max_length
-    mend(run.path / "log.jsonl", partial(warn, context.console))
+    data, length, console = context.data, bundle.manifest.max_length, context.console
+    mend(run.path / "log.jsonl", partial(warn, console))
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
-    context.console.print(f"measuring on {len(split):,} {name} rows")
-    elsewhere = data.task.unanswerable and data.test is not None
-    chosen = Evaluator.from_split(data.task, data.validation, task_teacher.tokenizer, length) if elsewhere else None
-    room = Room(Evaluator.from_split(data.task, split, task_teacher.tokenizer, length), chosen)
-    context.console.print(f"scoring {task_teacher.name}", highlight=False, markup=False)
-    teacher, note = _teacher(task_teacher, context, room, bundle, run.path / "teacher" / "model.onnx")
-    students = []
-    for which, path in bundle.files().items():
-        context.console.print(f"scoring student {which}", highlight=False)
-        students.append(room.examined(f"student {which}", _open_logits(bundle, path), student, path))
-    files = {each.name: each.file for each in (teacher, *students) if each.file is not None}
-    lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
-    context.console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
-    with context.console.status("timing") as status:  # a line that is not there but on a terminal
-        times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths], say=status.update)
-    spent = {stage.name: load_trained(run, stage.name, context.console) for stage in (recipe.teacher, *recipe.stages)}
+    console.print(f"measuring on {len(split):,} {name} rows")
+    evaluator = Evaluator.from_split(data.task, split, task_teacher.tokenizer, length)
+    calibration = None  # for a threshold, which is chosen per model, on the validation split like the weights
+    if data.task.unanswerable and data.test is not None:
+        calibration = Evaluator.from_split(data.task, data.validation, task_teacher.tokenizer, length)
+
+    def score(name: str, run_model: Logits, model: PreTrainedModel, file: Path | None) -> ScoredModel:
+        console.print(f"scoring {name}", highlight=False, markup=False)
+        threshold = None if calibration is None else calibration.threshold(run_model(calibration.rows))
+        return ScoredModel(name, run_model(evaluator.rows), threshold, model, file, count_parameters(model))
+
+    why = None
+    if (recorded := task_teacher.recorded) is not None:
+        console.print(f"scoring {task_teacher.name}", highlight=False, markup=False)
+        logits = recorded.for_split(evaluator.split)
+        teacher = ScoredModel(task_teacher.name, logits, parameters=recorded.parameters)
+    else:
+        teacher_file = run.path / "teacher" / "model.onnx"
+        model = teachers.load(
+            task_teacher.name, task_teacher.folder, data.task, allow_pickle=task_teacher.pickled
+        ).model
+        if (why := export_teacher(model, task_teacher, teacher_file)) is None:
+            teacher = score(task_teacher.name, _open_logits(bundle, teacher_file), model, teacher_file)
+        else:
+            by_torch = partial(metrics.logits, model, collate=context.collate)
+            teacher = score(task_teacher.name, by_torch, model, None)
+    students = [
+        score(f"student {precision}", _open_logits(bundle, file), student, file)
+        for precision, file in bundle.files().items()
+    ]
+    files = {scored.name: scored.file for scored in (teacher, *students) if scored.file is not None}
+    lengths = dict.fromkeys(min(tokens, length) for tokens in LENGTHS)
+    console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
+    with console.status("timing") as status:  # only shown on a terminal
+        times = race(files, [Setting(threads=1, batch=1, seq=tokens) for tokens in lengths], say=status.update)
+    trained = {stage.name: load_trained(run, stage.name, console) for stage in (recipe.teacher, *recipe.stages)}
     rows = [
         *(ReportRow(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
-        _row(teacher, room.evaluator, times, [spent[recipe.teacher.name]]),
+        make_row(teacher, evaluator, times, [trained[recipe.teacher.name]]),
         *(
-            _row(each, room.evaluator, times, [spent[stage.name] for stage in recipe.stages], teacher)
-            for each in students
+            make_row(scored, evaluator, times, [trained[stage.name] for stage in recipe.stages], teacher)
+            for scored in students
         ),
     ]
     batches = [
-        context.collate([room.evaluator.rows[i] for i in range(at, min(at + 8, len(room.evaluator.rows)))])
-        for at in range(0, min(64, len(room.evaluator.rows)), 8)
+        context.collate([evaluator.rows[i] for i in range(at, min(at + 8, len(evaluator.rows)))])
+        for at in range(0, min(64, len(evaluator.rows)), 8)
     ]
     noisy = [f"{time.name}, {time.setting}: {time.noise}" for time in times if time.noisy]
     noisy += dict.fromkeys(f"{time.setting}: {time.busy}" for time in times if time.busy)
+    peak_mb = max(each.peak_rss_mb if each else 0 for each in trained.values())
+    before, after = (row.score[data.task.metric] or 0.0 for row in rows[-2:])
+    int8_loss = before - after if before - after > INT8_DROP else None
     return Report(
         title=f"{recipe.name}: {task_teacher.name} on {data.name}",
         recipe=recipe.name,
@@ -138,12 +145,12 @@ def measure(
         metric=data.task.metric,
         labels=len(data.task.labels),
         split=name,
-        split_rows=len(room.evaluator),
+        split_rows=len(evaluator),
         rows=tuple(rows),
         command=command,
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        date=timestamp(),
         seconds=seconds,
-        stage_seconds={stage: each.seconds for stage, each in spent.items() if each},
+        stage_seconds={stage: each.seconds for stage, each in trained.items() if each},
         seed=run.seed,
         curves=curves(run.path / "log.jsonl"),
         versions=versions(_LIBRARIES),
@@ -152,87 +159,85 @@ def measure(
         notes=(
             *data.notes,
             *notes,
-            *([note] if note else []),
-            *(each.note for each in spent.values() if each and each.note),
-            *_note_int8(data.task, rows[-2], rows[-1]),
-            *_note_vectors(room.evaluator, teacher, students[-1]),
+            *([f"The teacher was scored by torch and has no latency here. {why}"] if why else ()),
+            *(each.note for each in trained.values() if each and each.note),
+            *(
+                [f"int8 loses {100 * int8_loss:.1f} points of {data.task.metric}; ship the fp32 file if that matters."]
+                if int8_loss else ()
+            ),
+            *note_vectors(evaluator, teacher, students[-1]),
             "fp32 ONNX against torch: logits differ by at most "
             f"{parity(student, bundle.files()['fp32'], batches):.1e}.",
-            f"Training peaked at {max(each.peak_rss_mb if each else 0 for each in spent.values()):,.0f} MB of memory.",
+            f"Training peaked at {peak_mb:,.0f} MB of memory.",
         ),
-    )
+    )  # fmt: skip
 
 
-def _teacher(
-    task_teacher: Teacher, context: TrainingContext, room: Room, bundle: Bundle, file: Path
-) -> tuple[Examined, str | None]:
-    """Run the teacher from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
-    if task_teacher.recorded is not None:
-        said = task_teacher.recorded.for_split(room.evaluator.split)
-        return Examined(task_teacher.name, said, None, parameters=task_teacher.recorded.parameters), None
-    model = teachers.load(
-        task_teacher.name, task_teacher.folder, context.data.task, allow_pickle=task_teacher.pickled
-    ).model
-    why = _export(model, task_teacher, file)
-    if why is None:
-        return room.examined(task_teacher.name, _open_logits(bundle, file), model, file), None
-    ask = partial(metrics.logits, model, collate=context.collate)
-    return (
-        room.examined(task_teacher.name, ask, model, None),
-        f"The teacher was scored by torch and has no latency here. {why}",
-    )
+def export_teacher(model: PreTrainedModel, teacher: Teacher, path: Path) -> str | None:
+    """Write the teacher's ONNX file, with its config beside it; return the error if that is impossible."""
+    path.parent.mkdir(exist_ok=True)
+    with name_disk_errors(path.parent):
+        model.config.save_pretrained(path.parent)
+    try:
+        to_onnx(model, path, segments=makes_segments(teacher.tokenizer))
+    except ExportError as error:
+        return str(error)
+    return None
 
 
-def _open_logits(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32]]:
-    """Return the function from rows to the logits of an ONNX file of the bundle."""
+def _open_logits(bundle: Bundle, file: Path) -> Logits:
+    """Return the function from rows to the logits of an ONNX file, read with the bundle's tokenizer."""
     threads = os.cpu_count() or 1
     return open_predictor(
         bundle.path, file, task=bundle.task, max_length=bundle.manifest.max_length, threads=threads
     ).logits
 
 
-def _row(
-    one: Examined,
+def make_row(
+    scored: ScoredModel,
     evaluator: Evaluator,
     times: Sequence[Latency],
-    spent: Sequence[Trained | None],
-    teacher: Examined | None = None,
+    trained: Sequence[Trained | None],
+    teacher: ScoredModel | None = None,
 ) -> ReportRow:
-    """Make a line of the report; that of a student if `teacher` is given."""
+    """Make a row of the report. teacher: that of a student; None for the teacher's own row."""
     agreement = None
     if teacher is not None:
-        agreement = evaluator.agreement(one.logits, teacher.logits, thresholds=(one.threshold, teacher.threshold))
+        agreement = evaluator.agreement(scored.logits, teacher.logits, thresholds=(scored.threshold, teacher.threshold))
     measured: dict[str, Any] = {}
-    if one.file is not None and one.model is not None:
+    if scored.file is not None and scored.model is not None:
+        own = [time for time in times if time.name == scored.name]
         measured = {
-            "flops_per_token": flops_per_token(one.model),
-            "file_mb": one.file.stat().st_size / 1e6,
-            "sha256": sha256(one.file),
-            "latency": {str(time.setting): time for time in times if time.name == one.name},
-            "peak_rss_mb": max(time.peak_rss_mb or 0.0 for time in times if time.name == one.name),
-            **_training(spent),
+            "flops_per_token": flops_per_token(scored.model),
+            "file_mb": scored.file.stat().st_size / 1e6,
+            "sha256": sha256(scored.file),
+            "latency": {str(time.setting): time for time in own},
+            "peak_rss_mb": max(time.peak_rss_mb or 0.0 for time in own),
         }
+        if seconds := sum(each.seconds for each in trained if each):
+            examples = sum(each.examples for each in trained if each)
+            measured |= {"train_seconds": seconds, "samples_per_second": examples / seconds}
     return ReportRow(
-        name=one.name,
+        name=scored.name,
         role="student" if teacher else "teacher",
-        score=evaluator.scores(one.logits, threshold=one.threshold),
+        score=evaluator.scores(scored.logits, threshold=scored.threshold),
         agreement=agreement,
-        parameters=one.parameters,
-        classes=evaluator.by_class(one.logits),
-        interval=evaluator.interval(one.logits, threshold=one.threshold),
+        parameters=scored.parameters,
+        classes=evaluator.by_class(scored.logits),
+        interval=evaluator.interval(scored.logits, threshold=scored.threshold),
         **measured,
     )
 
 
 def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str, Any]:
-    """Make the fields of the model card, see `exporters.card.Card`; `origin`: those of the teacher's own."""
-    setting = next(iter(report.settings), None)
+    """Make the fields of the model card (see `exporters.card.Card`). origin: those taken from the teacher's card."""
+    setting, with_f1 = next(iter(report.settings), None), any(map(report.macro_f1, report.rows))
     rows = [
         {
             "model": row.name,
-            report.metric: f"{report.score(row):.4f}" if report.score(row) is not None else "",
+            report.metric: "" if (score := report.score(row)) is None else f"{score:.4f}",
             "95 % interval": f"{row.interval[0]:.3f} to {row.interval[1]:.3f}" if row.interval else "",
-            **({"macro F1": _four(report.macro_f1(row))} if any(map(report.macro_f1, report.rows)) else {}),
+            **({"macro F1": "" if (f1 := report.macro_f1(row)) is None else f"{f1:.4f}"} if with_f1 else {}),
             "parameters": f"{row.parameters:,}" if row.parameters else "",
             "file": f"{row.file_mb:.1f} MB" if row.file_mb else "",
             f"p50 ({setting})": f"{found.p50_ms:.2f} ms" if (found := report.latency(row)) else "",
@@ -282,74 +287,37 @@ def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str,
 def _by_class(report: Report) -> list[dict[str, str]]:
     """List precision, recall and F1 of each class, a column for every model."""
     rows = [row for row in report.rows if row.classes]
-    support = {one.label: one.support for row in rows for one in row.classes}
-    scores = {row.name: {one.label: one for one in row.classes} for row in rows}
+    support = {each.label: each.support for row in rows for each in row.classes}
+    cells = {
+        (row.name, each.label): f"{each.precision:.3f} / {each.recall:.3f} / {each.f1:.3f}"
+        for row in rows for each in row.classes
+    }  # fmt: skip
     return [
-        {
-            "class": label,
-            "support": f"{count:,}",
-            **{
-                name: f"{one.precision:.3f} / {one.recall:.3f} / {one.f1:.3f}" if (one := each.get(label)) else ""
-                for name, each in scores.items()
-            },
-        }
+        {"class": label, "support": f"{count:,}", **{row.name: cells.get((row.name, label), "") for row in rows}}
         for label, count in support.items()
     ]
 
 
-def _four(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
-def _export(teacher: PreTrainedModel, task_teacher: Teacher, path: Path) -> str | None:
-    """Write the teacher's ONNX file with its config beside it, or say why that cannot be done."""
-    path.parent.mkdir(exist_ok=True)
-    with name_disk_errors(path.parent):
-        teacher.config.save_pretrained(path.parent)
-    try:
-        to_onnx(teacher, path, segments=makes_segments(task_teacher.tokenizer))
-    except ExportError as error:
-        return str(error)
-    return None
-
-
-def _training(spent: Sequence[Trained | None]) -> dict[str, Any]:
-    seconds = sum(each.seconds for each in spent if each)
-    examples = sum(each.examples for each in spent if each)
-    if not seconds:
-        return {}
-    return {"train_seconds": seconds, "samples_per_second": examples / seconds}
-
-
-def _note_int8(task: Task, fp32: ReportRow, int8: ReportRow) -> list[str]:
-    before, after = fp32.score[task.metric] or 0.0, int8.score[task.metric] or 0.0
-    if before - after > INT8_DROP:
-        return [f"int8 loses {100 * (before - after):.1f} points of {task.metric}; ship the fp32 file if that matters."]
-    return []
-
-
-def _note_vectors(evaluator: Evaluator, teacher: Examined, student: Examined) -> list[str]:
-    """Say how well a student's vectors ask those of its teacher, as they do of an index that is not made again; and
-    what smaller forms of them lose."""
+def note_vectors(evaluator: Evaluator, teacher: ScoredModel, student: ScoredModel) -> list[str]:
+    """Say how well a student's vectors search an existing index of the teacher's, and what compact forms lose."""
     if evaluator.task.kind != "embedding" or teacher.logits.shape != student.logits.shape:
         return []
     metric = evaluator.task.metric
-    found = embedding.scores(evaluator.split, teacher.logits, queries_NE=student.logits)[metric]
-    smaller = embedding.compact_scores(evaluator.split, student.logits, metric)
+    score = embedding.scores(evaluator.split, teacher.logits, queries_NE=student.logits)[metric]
+    compact = embedding.compact_scores(evaluator.split, student.logits, metric)
     return [
-        f"Vectors of {student.name} asking the teacher's own, of an index that is not made again: {metric} "
-        f"{found:.3f}; mean cosine between the two {embedding.similarity(student.logits, teacher.logits):.3f}.",
-        f"Vectors of {student.name} kept smaller, {metric}: "
-        + "; ".join(f"{how} {score:.3f}" for how, score in smaller.items())
+        f"Vectors of {student.name} searching the teacher's, as in an existing index: {metric} {score:.3f}; "
+        f"mean cosine between the two {embedding.similarity(student.logits, teacher.logits):.3f}.",
+        f"Vectors of {student.name} in compact forms, {metric}: "
+        + "; ".join(f"{form} {score:.3f}" for form, score in compact.items())
         + ".",
     ]
 
 
 INT8_LIMIT = 0.002
-"""The part of the score, in its own unit, and the share of the answers that quantisation may change on the validation
-split, where nobody says otherwise."""
+"""How much of the score, in its own unit, and of the answers quantisation may change on the validation split."""
 BUDGETED_LIMIT = 0.005
-"""The same of a student that was made for a latency: a product in float32 costs what pruning has saved."""
+"""The same for a student that was made for a latency: a product in float32 costs what pruning has saved."""
 
 
 def ship(
@@ -363,11 +331,11 @@ def ship(
     started: float,
     int8_limit: float = INT8_LIMIT,
 ) -> Bundle:
-    """Write `bundle/` and `report.html` into the run's directory and print the comparison.
+    """Write `bundle/` and `report.html` into the run's directory, and print the comparison.
 
-    int8 is dynamic where that stays within `int8_limit` of fp32, else SmoothQuant of training rows, else the nearer of
-    the two with what it must leave in float32; it is certified on the validation split that decided so. The bundle gets
-    its name when all of that is in it. `started`: time.time() of the run's start.
+    int8 is dynamic if that stays within `int8_limit` of fp32, else SmoothQuant on training rows, else the better of the
+    two with some products left in float32. It is certified on the validation split, which also decided that. The bundle
+    appears when it is complete. started: time.time() at the start of the run.
     """
     data, console, tokenizer = context.data, context.console, task_teacher.tokenizer
     length, threads, place = recipe.stages[-1].max_length, os.cpu_count() or 1, run.path / "bundle"
@@ -393,7 +361,7 @@ def ship(
                 bundle, "int8", evaluator, max_drop=int8_limit, device=here, method=method,
                 split="validation", data=data.name, kept=mixed.keep, cost=mixed.cost,
             )  # fmt: skip
-        bundle, proof = sign_file(bundle, "int8", proof)  # before the file is measured: it is another one from here on
+        bundle, proof = sign_file(bundle, "int8", proof)  # before the file is measured, because this changes it
         report = measure(
             bundle, task_teacher, student, context,
             recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
@@ -403,7 +371,7 @@ def ship(
         if task_teacher.recorded is not None and task_teacher.recorded.prompt is not None:
             bundle = bundle.attach("prompt.yaml", task_teacher.recorded.prompt)
         origin: dict[str, str] = {}
-        if task_teacher.recorded is None:  # the licences of two models, the one asked and the one trained, would bind
+        if task_teacher.recorded is None:  # else two licences apply: of the prompted and of the trained model
             base = context.base_teacher or task_teacher
             origin = describe_origin(base.name, base.folder)
         bundle.attach("README.md", bundle.card(card(report, recipe, origin)))

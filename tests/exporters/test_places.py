@@ -48,7 +48,7 @@ def test_quantize_refuses_an_occupied_folder_before_it_reads_data(made: Bundle, 
 def test_options_of_a_race_are_refused_where_there_is_none(made: Bundle, words: tuple[str, ...]) -> None:
     told = command.run("export", str(made.path), *words)
     assert (told.code, told.out) == (2, "")
-    assert f"{words[0]}: is for the race" in told.err
+    assert f"{words[0]}: only applies to a race" in told.err
 
 
 def test_the_interpreter_of_a_far_machine_reaches_the_device(made: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

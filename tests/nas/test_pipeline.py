@@ -226,8 +226,8 @@ def test_the_winners_bundle_is_copied_not_made_again(searched: Path, found: Sear
     ("words", "said"),
     [
         (["99", "--bundle", "B"], "no trial 99"),
-        (["1"], "a trial and --bundle belong together"),
-        (["--bundle", "B"], "a trial and --bundle belong together"),
+        (["1"], "give both a trial and --bundle"),
+        (["--bundle", "B"], "give both a trial and --bundle"),
     ],
 )
 def test_what_cannot_be_shown(searched: Path, tmp_path: Path, words: list[str], said: str) -> None:
@@ -380,7 +380,7 @@ def test_a_finished_search_resumed_is_the_same(searched: Path, found: SearchRepo
 
 def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
     told = command.run("search", "--worker")
-    assert "give --storage" in told.err
+    assert "needs --storage" in told.err
     told = command.run("search", "--storage", str(tmp_path / "study.db"), "--worker")
     assert (told.code, "there is no such file" in told.err) == (2, True)
 

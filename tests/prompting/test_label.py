@@ -135,7 +135,7 @@ def test_equal_probabilities_are_no_answer(told: Told, prompt: str, tmp_path: Pa
 def test_a_file_that_is_there_is_not_written_over(told: Told, prompt: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("precious", encoding="utf-8")
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="already exists"):
         label(lines(tmp_path / "t.txt", "x"), prompt, out)
     assert out.read_text() == "precious"
     assert told.asked == []
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_told_before_the_model_is_opened(tmp_path: Path, prompt
         label("intents", "sentimet", tmp_path / "out.jsonl")
     with pytest.raises(DataError, match="there is no such file"):
         label(str(tmp_path / "none.jsonl"), prompt, tmp_path / "out.jsonl")
-    with pytest.raises(DataError, match="there is no text in it"):
+    with pytest.raises(DataError, match="it contains no text"):
         label(lines(tmp_path / "empty.txt", " "), prompt, tmp_path / "out.jsonl")
 
 
@@ -164,4 +164,4 @@ def test_from_the_command_line(prompt: str, tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
     refused = command.run(*words, "--out", str(tmp_path / "out.jsonl"))
     assert refused.code == 2
-    assert "exists already" in refused.err
+    assert "already exists" in refused.err
