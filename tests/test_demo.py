@@ -26,8 +26,7 @@ from compress.commands.demo import NAME, SERVICE_WORKER, Demo, demo, serve
 from compress.data.task import Task
 from compress.exporters import generation
 from compress.exporters.artifact import Bundle
-from compress.exporters.nearest import NearestTexts
-from compress.exporters.predictor import Answer, Marked, Prediction
+from compress.exporters.predictor import Answer, Marked, NearestTexts, Prediction
 from compress.models.pooling import Pooling
 from compress.records.latency import DeviceError
 from tests import generative, tiny
@@ -136,7 +135,7 @@ def generator(folder: Path) -> Path:
 
 CASES: dict[str, Any] = {
     "no bundle": (lambda folder: folder, "no manifest.json"),
-    "generation": (generator, "holds generative; expected"),
+    "generation": (generator, "kind generative; expected"),
 }
 
 

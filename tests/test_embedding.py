@@ -18,7 +18,7 @@ from compress.data.tokenize import encode
 from compress.errors import BundleError, DataError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.exporters.artifact import Bundle
-from compress.exporters.nearest import NearestTexts
+from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import predict_file
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
@@ -268,9 +268,9 @@ def test_a_files_vectors_are_written_as_an_array(bundle: Bundle, data: Path, tmp
     np.testing.assert_allclose(open_source(str(made)).vectors(lines[5:7]), np.load(made)[5:7], atol=1e-3)
     told = command.run(*words, "--on-error", "skip")
     assert told.code == 2
-    assert "has no vector to stand in its place" in told.err
+    assert "cannot hold rows without a vector" in told.err
     other = tiny.bundle(tmp_path / "labels")
-    with pytest.raises(DataError, match="is of vectors, which are not what is answered here"):
+    with pytest.raises(DataError, match="holds vectors, which this model does not predict"):
         predict_file(other.open(), data / "train.txt", tmp_path / "other.npy")
     assert not (tmp_path / "other.npy").exists()
 

@@ -28,7 +28,7 @@ from compress.commands.trim import trim
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, TEXT, Bundle
 from compress.exporters.fp16 import to_float16
-from compress.exporters.session import certificate
+from compress.exporters.session import read_certificate
 from compress.exporters.tokenizer import text_model
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization.certify import ScoreDrop
@@ -316,7 +316,7 @@ def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
     made = Bundle.load(out)
     kept = Report.from_json(made.path / "report.json")
     assert [proof.certified for proof in kept.certificates] == [False] * len(FILES)
-    assert all(not json.loads(certificate(file))["certified"] for file in made.files().values())
+    assert all(not json.loads(read_certificate(file))["certified"] for file in made.files().values())
     assert kept.title == "out"
 
 

@@ -286,7 +286,7 @@ def _open(
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.data.text_files import lines
     from compress.exporters.artifact import Bundle
-    from compress.exporters.nearest import NearestTexts
+    from compress.exporters.predictor import NearestTexts
 
     if top is not None and against is None:
         raise typer.BadParameter("give the file to search with --against", param_hint="--top")

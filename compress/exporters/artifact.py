@@ -1,11 +1,11 @@
-"""Write and load bundles: one folder in the hub's layout, whole or not there, that can prove what is in it.
+"""Write and load bundles: one folder in the hub's layout, written as a whole, with the hash of every file.
 
     config.json  model.safetensors  tokenizer.json  tokenizer_config.json  README.md  manifest.json
     onnx/model.onnx  onnx/model_quantized.onnx
-    a model with a task        recipe.yaml, and where made: report.json  onnx/model_fp16.onnx  onnx/model_w8.onnx
+    a model with a task        recipe.yaml, and optionally: report.json  onnx/model_fp16.onnx  onnx/model_w8.onnx
                                onnx/model_q4.onnx  onnx/model_text.onnx
     embeddings                 modules.json  1_Pooling/  as sentence-transformers loads them
-    a model that writes text   generation_config.json; T5: onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
+    a generative model         generation_config.json; T5: onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
 
 Loading and predicting import neither torch nor transformers.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
-"""The numbers that the weights are stored in; w8, q4: weights alone in 8 and 4 bits, for size."""
+"""The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
 
 FILES: Mapping[Precision, str] = {
     "fp32": "onnx/model.onnx",
@@ -57,19 +57,18 @@ FILES: Mapping[Precision, str] = {
     "w8": "onnx/model_w8.onnx",
     "q4": "onnx/model_q4.onnx",
 }
-"""The names transformers.js and optimum look for, `w8` apart. Every bundle has the first two."""
+"""The names transformers.js and optimum look for, except `w8`. Every bundle has the first two."""
 
 TEXT = "onnx/model_text.onnx"
-CARD = "README.md"
 """Texts in, labels out: the tokenizer is in the graph."""
-
+CARD = "README.md"
 FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-"""Files that `attach` must not touch: to change these is to write another bundle."""
+"""Files that `attach` must not replace: with others it is another bundle."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle on disk, checked."""
+    """A bundle on disk whose files match its manifest."""
 
     path: Path
     manifest: Manifest
@@ -89,9 +88,8 @@ class Bundle:
     ) -> "Bundle":
         """Write a model with a task: weights in float32, tokenizer, ONNX in fp32 and int8, card and recipe.
 
-        The folder is built beside and renamed as a whole; a bundle already there is replaced, anything else there is
-        refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `Card`, `keep`
-        the graph's nodes that the int8 file leaves in float32.
+        An existing bundle at `path` is replaced, anything else is refused. Model and tokenizer are not changed.
+        `recipe` is YAML text, `card` the fields of `Card`, `keep` the graph's nodes that stay float32 in int8.
         Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
         """
         check_parts(model, tokenizer, task, max_length)
@@ -99,14 +97,14 @@ class Bundle:
         with writing(path, manifest) as folder:
             _write_model(folder, model, tokenizer, task, max_length, keep=keep)
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-            (folder / "README.md").write_text(model_card(card, manifest), encoding="utf-8")
+            (folder / CARD).write_text(model_card(card, manifest), encoding="utf-8")
         return cls.load(path)
 
     @classmethod
     def load(cls, path: Path) -> "Bundle":
-        """Open a bundle, or that of a run's folder, after checking every file against its manifest.
+        """Load a bundle, or the bundle of a run, and check every file against the manifest.
 
-        Raises BundleError naming the files that are missing, cut short or changed, with found and expected hashes.
+        Raises BundleError, with hashes, for files that are missing, truncated or changed.
         """
         path = manifests.find_bundle(path) or path
         manifest = Manifest.read(path)
@@ -117,41 +115,39 @@ class Bundle:
     def task(self) -> Task:
         """Return the model's task. Raises BundleError for a bundle of another kind."""
         if self.manifest.task is None:
-            raise BundleError(f"{self.path}: holds {self.manifest.kind}; expected a model with a head for a task")
+            raise BundleError(f"{self.path}: is a bundle of kind {self.manifest.kind}; expected one with a task")
         return self.manifest.task
 
     def files(self) -> dict[str, Path]:
-        """List the ONNX files that read token ids, by precision: `fp32` and `int8`, and those that were made
-        besides."""
+        """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and those added later."""
         return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}
 
     def check_has(self, precision: Precision) -> None:
-        """Raise BundleError, with what to do, where there is no file of this precision."""
-        if FILES[precision] not in self.manifest.files:
-            words = ["export", str(self.path), "--precision", precision]
-            if precision == "int8" and (self.path / REPORT).is_file():
-                report = self.report()
-                if data := option_of(report.command, "--data") or report.data:
-                    words = ["quantize", str(self.path), "--data", data]
-            make = "write or copy the bundle again"
-            make = make if precision == "fp32" else f"make it with: {shlex.join(['compress', *words])}"
-            raise BundleError(
-                f"{self.path}: has no {precision} file; it has {', '.join(self.files()) or 'none'}; {make}"
-            )
+        """Raise BundleError, with the command that makes it, where there is no file of this precision."""
+        if FILES[precision] in self.manifest.files:
+            return
+        words = ["export", str(self.path), "--precision", precision]
+        if precision == "int8" and (self.path / REPORT).is_file():
+            report = self.report()
+            if data := option_of(report.command, "--data") or report.data:
+                words = ["quantize", str(self.path), "--data", data]
+        make = f"make it with: {shlex.join(['compress', *words])}"
+        make = "write or copy the bundle again" if precision == "fp32" else make
+        raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files()) or 'none'}; {make}")
 
     def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
         """Open tokenizer and session for many calls; `threads` rows run at a time."""
         from compress.exporters.predictor import open_predictor
 
-        task, made = self.task, self.manifest
+        task, threshold = self.task, self.manifest.threshold
         self.check_has(precision)
         return open_predictor(
             self.path,
             self.path / FILES[precision],
             task=task,
-            max_length=made.max_length,
+            max_length=self.manifest.max_length,
             threads=threads,
-            threshold=math.inf if made.threshold is None else made.threshold,
+            threshold=math.inf if threshold is None else threshold,
         )
 
     @overload
@@ -167,9 +163,9 @@ class Bundle:
     def predict(
         self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: int = 1
     ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":
-        """Predict each text, or pair of texts (a question and its context), in their order: see `Predictor.predict`.
+        """Predict for each text, or pair of texts (a question and its context), in order: see `Predictor.predict`.
 
-        Returns a list; of an iterator, such as a generator, an iterator, which reads some hundred texts at a time.
+        Returns a list; for an iterator, such as a generator, an iterator, which reads some hundred texts at a time.
         """
         from compress.exporters.predictor import iterate_batches
 
@@ -181,11 +177,11 @@ class Bundle:
     def logits(
         self, rows: "Iterable[EncodedRow]", *, precision: Precision = "int8", threads: int = 1
     ) -> "NDArray[np.float32]":
-        """Compute the logits of encoded rows, in their order: see `Predictor.logits`."""
+        """Compute the logits of encoded rows, in order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
 
     def embed(self, texts: Sequence[str], *, precision: Precision = "int8", threads: int = 1) -> "NDArray[np.float32]":
-        """Compute a vector (texts, hidden) for each text. Raises BundleError where the bundle gives none."""
+        """Compute the vectors (texts, hidden). Raises BundleError for a bundle of another kind."""
         from compress.exporters.embeddings import embed
 
         if self.manifest.task is None or self.manifest.task.kind != "embedding":
@@ -196,9 +192,9 @@ class Bundle:
     def complete(
         self, texts: Sequence[str], *, precision: Literal["fp32", "int8"] = "int8", new: int = 32
     ) -> list[str]:
-        """Write at most `new` tokens after each text, or in answer to it, always the likeliest one.
+        """Generate at most `new` tokens after each text, or in answer to it, always the most likely one.
 
-        Texts are cut to the bundle's `max_length`. Sampling and beams are for optimum and transformers.js.
+        Texts are truncated to the bundle's `max_length`. For sampling and beams use optimum or transformers.js.
         """
         from compress.exporters.generation import complete
 
@@ -212,23 +208,23 @@ class Bundle:
     def load_data(
         self, data: "DataLike", *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
     ) -> "TaskData":
-        """Load `data`, named as for `distill`, as the bundle's task. Raises BundleError where it holds another task,
-        DataError where it cannot be read."""
-        from compress.data import load_task  # datasets and pyarrow, without which a bundle predicts
+        """Load `data`, named as for `distill`, for the bundle's task. Raises BundleError for data of another task,
+        DataError for data that cannot be read."""
+        from compress.data import load_task  # imports datasets and pyarrow, which prediction does not need
 
-        mine = self.task
-        found = load_task(data, text=text, label=label, kind=mine.kind, metric=mine.metric, seed=seed)
-        theirs = found.task
-        if (theirs.kind, theirs.labels, len(theirs.text)) != (mine.kind, mine.labels, len(mine.text)):
+        task = self.task
+        loaded = load_task(data, text=text, label=label, kind=task.kind, metric=task.metric, seed=seed)
+        other = loaded.task
+        if (other.kind, other.labels, len(other.text)) != (task.kind, task.labels, len(task.text)):
             raise BundleError(
-                f"{found.name}: {_describe(theirs)}; {self.path} does {_describe(mine)}. Give the data that the "
+                f"{loaded.name}: {_describe(other)}; {self.path} does {_describe(task)}. Give the data that the "
                 "bundle was made from"
             )
-        return replace(found, task=replace(theirs, width=mine.width))
+        return replace(loaded, task=replace(other, width=task.width))
 
     def evaluator(self, split: "Dataset") -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
-        from transformers import AutoTokenizer  # seconds to import, and not needed to predict
+        from transformers import AutoTokenizer  # takes seconds to import; prediction does not need it
 
         from compress.evaluation.evaluator import Evaluator
 
@@ -237,19 +233,19 @@ class Bundle:
         )
 
     def set_threshold(self, threshold: float) -> "Bundle":
-        """Set how much better no answer must score than the best span to be given (qa); infinite: always answer."""
+        """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""
         manifest = replace(self.manifest, threshold=threshold if math.isfinite(threshold) else None)
         manifest.write(self.path)
         return replace(self, manifest=manifest)
 
     def card(self, card: Mapping[str, Any]) -> str:
-        """Render the model card anew, as for `bundle.attach("README.md", bundle.card(...))`."""
+        """Render a model card, to be attached: `bundle.attach("README.md", bundle.card(...))`."""
         return model_card(card, self.manifest)
 
     def attach(self, name: str, text: str) -> "Bundle":
-        """Add or replace the file `name` (report.json, a fuller README.md).
+        """Add or replace the file `name`, such as report.json or README.md.
 
-        Killed at any moment, it leaves a bundle that loads: the file is unlisted while it changes.
+        If the process is killed, the bundle still loads: the manifest does not list the file while it changes.
         """
         if Path(name).name != name or name in FIXED:
             raise BundleError(
@@ -258,25 +254,19 @@ class Bundle:
         return self._change({name: lambda partial: partial.write_text(text, encoding="utf-8")})
 
     def put(self, precision: Precision | Literal["text"], source: Path) -> "Bundle":
-        """Add the finished ONNX file `source` as the file of this precision, or replace that.
-
-        `source` stays where it is. Killed at any moment, it leaves a bundle that loads, as `attach` does: for an
-        instant it has no file of this precision.
-        """
+        """Copy the ONNX file `source` into the bundle as the file of this precision; as safe as `attach`."""
         name = TEXT if precision == "text" else FILES[precision]
         return self._change({name: lambda partial: shutil.copyfile(source, partial)})
 
     def adopt(self, other: "Bundle", precisions: Iterable[Precision]) -> "Bundle":
-        """Take the files of these precisions from another bundle, with its report and card, all of them together.
-
-        Killed at any moment, it leaves a bundle that loads, as `attach` does: none is listed until all are there.
-        """
+        """Copy the files of these precisions from another bundle, with its report and card; as safe as `attach`: none
+        is listed until all are there."""
         evidence = [name for name in (REPORT, CARD) if name in other.manifest.files]
         names = [*(FILES[precision] for precision in precisions), *evidence]
         return self._change({name: partial(shutil.copyfile, other.path / name) for name in names})
 
     def report(self) -> Report:
-        """Read the report in the bundle; where there is none, return an empty one that says what the bundle is."""
+        """Read the bundle's report; where there is none, return an empty one with the bundle's task."""
         if (self.path / REPORT).is_file():
             return Report.from_json(self.path / REPORT)
         task = self.task
@@ -303,18 +293,17 @@ class Bundle:
         sensitivity: Sequence[Sensitivity] = (),
         tuning: Sequence[VariantResult] = (),
     ) -> "Bundle":
-        """Keep this evidence in the bundle's report.
+        """Add this evidence to the bundle's report, and certificates to its card.
 
-        A certificate takes the place of an older one of the same file on the same device and runtime; a race takes the
-        place of an older one on the same device; sensitivities, of all older ones. Raises BundleError for a figure
-        that is not finite: JSON cannot hold it.
+        A certificate replaces an older one of the same file on the same device and runtime; a race, an older one on
+        the same device; sensitivities, all older ones. Raises BundleError for a value that is not finite: JSON cannot
+        hold it.
         """
-        given: tuple[Certificate | Sensitivity | VariantResult, ...] = (*certificates, *sensitivity, *tuning)
-        for each in given:
-            for name, value in asdict(each).items():
+        for each in (*certificates, *sensitivity, *tuning):
+            for name, value in asdict(each).items():  # type: ignore[call-overload]  # mypy joins the three to object
                 if isinstance(value, float) and not math.isfinite(value):
                     kind = type(each).__name__.lower()
-                    raise BundleError(f"{self.path}: {kind}: {name} is {value}; nothing was kept")
+                    raise BundleError(f"{self.path}: {kind}: {name} is {value}; nothing was changed")
         report, card = self.report(), self.path / CARD
         old = {each.artefact: each.sha256 for each in report.certificates}
         proved = {(each.artefact, each.device, each.runtime): each for each in (*report.certificates, *certificates)}
@@ -335,7 +324,7 @@ class Bundle:
         return bundle.attach(CARD, revise(card.read_text(encoding="utf-8"), report.certificates, replaced))
 
     def copy_to(self, path: Path) -> "Bundle":
-        """Copy the bundle: whole, or not at all. A bundle at `path` is replaced, anything else refused."""
+        """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is refused."""
         with building(path) as folder:
             for name in self.manifest.files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -344,12 +333,12 @@ class Bundle:
         return Bundle.load(path)
 
     def _change(self, writers: Mapping[str, Callable[[Path], object]]) -> "Bundle":
-        """Change files together: written beside first, and unlisted while they get their names."""
+        """Replace files together: each is written to a temporary name, and unlisted while it is renamed."""
         others = {name: stamp for name, stamp in self.manifest.files.items() if name not in writers}
         stamps = {}
-        with ExitStack() as beside:
+        with ExitStack() as stack:
             for name, write in writers.items():
-                file = beside.enter_context(atomic_file(self.path / name))
+                file = stack.enter_context(atomic_file(self.path / name))
                 write(file)
                 stamps[name] = Stamp.of(file)
             replace(self.manifest, files=others).write(self.path)
@@ -365,19 +354,19 @@ def _describe(task: Task) -> str:
 
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
-    """Raise BundleError unless model, tokenizer and task can become one bundle; quick, so ask before training."""
-    kind, words = type(model).__name__, type(tokenizer).__name__
+    """Raise BundleError unless model, tokenizer and task fit together; quick enough to call before training."""
+    kind = type(model).__name__
     outputs = count_outputs(model.config, task.kind)
     if outputs != task.outputs:
         raise BundleError(f"{kind}: {outputs} outputs; the task has {task.outputs}")
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise BundleError(
-            f"{words}: has no tokenizer.json form, which the bundle predicts with; expected a fast tokenizer, as "
-            "AutoTokenizer gives for all common models"
+            f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle needs; expected a fast "
+            "tokenizer, as AutoTokenizer loads for all common models"
         )
-    known = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > known:
-        raise BundleError(f"{kind}: embeds {known} tokens, the tokenizer has {len(tokenizer)}; they do not match")
+    size = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > size:
+        raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")
     limit = positions(model)
     if limit is not None and max_length > limit:
         raise BundleError(f"{kind}: max_length {max_length}; this model has {limit} positions")
@@ -409,22 +398,22 @@ def _write_model(
 
 
 def check_place(path: Path) -> None:
-    """Raise BundleError where something is that is no bundle."""
+    """Raise BundleError where the path exists and is not a bundle."""
     foreign = path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path)
     if foreign or (path.exists() and not path.is_dir()):
-        raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
+        raise BundleError(f"{path}: exists and is not a bundle; expected a new folder, or a bundle to replace")
 
 
 def check_writable(path: Path) -> None:
-    """Raise BundleError where a bundle cannot be changed in place, before any work is done for it."""
+    """Raise BundleError, before any work is done, where a bundle cannot be changed in place."""
     if not os.access(path, os.W_OK):
         raise BundleError(f"{path}: cannot be changed (no permission, or a read-only disk); give --out a new folder")
 
 
 @contextmanager
 def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
-    """Yield a folder to write a new bundle's files into; at the end it gets this manifest, with the hash of each file,
-    and takes the place of `path`."""
+    """Yield a folder for a new bundle's files; at the end write its manifest, with the hash of each file, and let it
+    take the place of `path`."""
     with building(path) as folder:
         yield folder
         replace(manifest, files=manifests.stamp_files(folder)).write(folder)
@@ -432,14 +421,14 @@ def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
 
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
-    """Yield a folder beside `path` to write a bundle into and finish; it takes the name and the place of `path` at the
-    end, and is removed if anything fails."""
+    """Yield a temporary folder for a complete bundle; it takes the place of `path` at the end, and is removed if
+    anything fails."""
     check_place(path)
     try:
         with atomic_folder(path) as folder:
             yield folder
     except OSError as error:
         raise BundleError(
-            f"{path}: cannot be written ({error.strerror or error}); nothing of it was kept. Make room, or mend what "
-            "is in its way, and write it again: `compress distill --resume` trains nothing twice"
+            f"{path}: cannot be written ({error.strerror or error}); no part of it was kept. Free some space, or fix "
+            "the cause, and write it again: `compress distill --resume` trains nothing twice"
         ) from error

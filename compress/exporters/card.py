@@ -21,11 +21,11 @@ TEMPLATES = Path(__file__).parent
 PIPELINES: Mapping[Kind, str] = {
     "tagging": "token-classification", "qa": "question-answering", "embedding": "sentence-similarity",
 }  # fmt: skip
-"""The hub's names, where it is not text-classification."""
+"""The hub's pipeline tags, where they are not text-classification."""
 TAGS: Mapping[Kind, str] = {"ranking": "text-ranking"}
-"""The hub's names of tasks that its libraries have no pipeline of their own for."""
+"""The hub's tags of tasks for which its libraries have no pipeline."""
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match"}
-"""The hub's names, where they are not ours."""
+"""The hub's names of metrics, where they are not ours."""
 EXAMPLES: Mapping[Kind, str] = {
     "tagging": '"a sentence"',
     "qa": '"a question", "the text it is about"',
@@ -36,19 +36,19 @@ MARKS = re.compile(r"[\\`*_\[\]|#]")
 
 @dataclass(frozen=True)
 class Card:
-    """Fields that only the maker knows of the model; all of it optional but the name.
+    """The contents of a model card that the manifest does not have; all optional except the name.
 
     name        the title
-    recipe      name of the recipe; citation: the paper it follows, one line; command: what made the model
-    teacher     what taught the model; base_model: the same as a hub id, where it has one
+    recipe      name of the recipe; citation: the paper it follows, one line; command: the command that made the model
+    teacher     the teacher's name; base_model: its hub id, where it has one
     license     of the teacher, as the hub calls it; language: its code, such as `en`
-    data        name of the training data; dataset, config: its id on the hub, and which of its parts; '' elsewhere
-    split       the part of the data that was scored
+    data        name of the training data; dataset, config: its id on the hub and its part; '' for other data
+    split       the split that was scored
     results     metric, value, low, high (the ends of the 95 % interval, or None), rows and file of every score
-    rows        the scores table: one mapping per line, the columns are the first one's keys
-    classes     the same of each class: precision / recall / F1 of every model
-    proofs      sentences on what was certified; measured: on what it was measured
-    limits      sentences on what the model must not be trusted with
+    rows        the scores table: one mapping per line, all with the same keys
+    classes     the same per class: precision / recall / F1 of every model
+    proofs      sentences on what was certified; measured: on what was measured
+    limits      sentences on the model's limits
     """
 
     name: str
@@ -72,7 +72,7 @@ class Card:
 
     @classmethod
     def parse(cls, card: Mapping[str, Any]) -> "Card":
-        """Read the fields. Raises BundleError for an unknown or missing key, and for rows whose columns differ."""
+        """Read the fields. Raises BundleError for an unknown or missing key, and for rows with different columns."""
         known = [field.name for field in fields(cls)]
         for key in card:
             if key not in known:
@@ -90,11 +90,11 @@ class Card:
 
 
 def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
-    """Render the card as Markdown. Everything given is escaped; a licence that is not known is left to the user."""
+    """Render the card as Markdown; all values are escaped."""
     from compress.exporters.session import UNFUSED_SKIP
 
     content, task = Card.parse(card), manifest.task
-    assert task is not None, "the card is of a model with a task"
+    assert task is not None, "only bundles with a task have this card"
     pipeline = PIPELINES.get(task.kind, "text-classification")
     return render(
         "card.md.jinja",
@@ -122,7 +122,7 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
 
 
 def proof_line(proof: "Certificate") -> str:
-    """Say in a sentence what a certificate says."""
+    """Summarise a certificate in a sentence."""
     return (
         f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, {proof.device}, {proof.runtime}: "
         f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of this file; "
@@ -131,20 +131,15 @@ def proof_line(proof: "Certificate") -> str:
 
 
 def revise(card: str, proofs: Sequence["Certificate"], replaced: Mapping[str, str]) -> str:
-    """Write these certificates into a model card in the place of its own, and take back what it says of files that
-    were replaced: their scores for the hub; its table stays, and the card says of which files it is.
-
-    replaced  the names of files by their precisions
-    """
+    """Replace the certificates in a model card. Of `replaced` files (precision -> name) remove the scores for the hub,
+    and note that those in the table are of earlier files."""
     from huggingface_hub import ModelCard
 
     found = ModelCard(card, ignore_metadata_errors=True)
     data: Any = found.data
     if data.eval_results:
-        data.eval_results = [
-            each for each in data.eval_results
-            if not any(str(each.metric_name).endswith(f"({precision})") for precision in replaced)
-        ]  # fmt: skip
+        stale = tuple(f"({precision})" for precision in replaced)
+        data.eval_results = [each for each in data.eval_results if not str(each.metric_name).endswith(stale)]
     lines = [f"- {escaped(proof_line(each))}" for each in proofs]
     lines += [f"- The scores and times above are of an earlier {escaped(name)}." for name in replaced.values()]
     before, heading, rest = found.text.partition("## Certificate\n")
@@ -171,7 +166,7 @@ RUNTIMES: Mapping[str, tuple[str, str, str]] = {
     "coreml": ("coreml", "swift", ""),
     "litert": ("litert", "python", 'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
 }
-"""The library of each format that is no bundle, as the hub calls it, and the line that opens a file there."""
+"""By format other than the bundle: the library's name on the hub, the language, and the line that opens a file."""
 IMPORTS = {
     "ort": "import onnxruntime", "text": "import onnxruntime", "openvino": "import openvino",
     "web": 'import { pipeline } from "@huggingface/transformers";',
@@ -183,9 +178,9 @@ IMPORTS = {
 
 
 def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task | None, *, code: str = "") -> str:
-    """Render the page of an export that is no bundle: of its export.json, and what is known of its model's `Card`.
+    """Render the README.md of an export other than a bundle, from its export.json and fields of its model's `Card`.
 
-    code  opens the file in its runtime, where a line of RUNTIMES does not
+    code  opens the file in its runtime, where the line of RUNTIMES does not
     """
     library, language, opening = RUNTIMES[record["for"]]
     card = Card.parse({"name": record["source"], **origin})
@@ -210,26 +205,25 @@ def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task
 
 
 def licence(card: Card) -> Markup:
-    """Say which licence the weights have, and which the data, as far as that is known."""
+    """Describe the licences of the weights and of the data, as far as they are known."""
     teacher, data = (escaped(each) for each in (card.base_model or card.teacher, card.data))
     if card.license:
-        said = f"{escaped(card.license)}: that of {teacher or 'the model that it was made from'}, by its own card."
+        text = f"{escaped(card.license)}: that of {teacher or 'the model that it was made from'}, by its own card."
     else:
         whose = f"that of {teacher} is not known here" if teacher else "where the weights come from is not known here"
-        said = f"No licence is given: {whose}. Whoever publishes the model adds `license:` at the top."
+        text = f"No licence is given: {whose}. Whoever publishes the model adds `license:` at the top."
     if card.dataset:
-        said += f" The data have their own: https://huggingface.co/datasets/{card.dataset}."
+        text += f" The data have their own: https://huggingface.co/datasets/{card.dataset}."
     elif data:
         ours = data == "intents"
-        said += (
+        text += (
             f" The data, {data}, are {'part of compress, Apache-2.0' if ours else 'under a licence not known here'}."
         )
-    return Markup(said)
+    return Markup(text)
 
 
 def front_matter(card: Card, library: str, pipeline: str, tags: Sequence[str] = ()) -> Markup:
-    """Write what the hub reads of a card, as its own client checks and spells it; fields that are not known are left
-    out."""
+    """Render the hub's metadata of a card by its own client; unknown fields are left out."""
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [
@@ -264,7 +258,7 @@ def front_matter(card: Card, library: str, pipeline: str, tags: Sequence[str] = 
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template of this folder; every value that is not marked as safe is escaped."""
+    """Render a template of this folder; values that are not marked as safe are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     page = Environment(
@@ -275,10 +269,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def escaped(value: object) -> str:
-    """Write text as one line of Markdown that breaks no table cell, link or page; numbers to four significant digits.
-
-    Applied to every expression of the template but those already marked as safe.
-    """
+    """Escape a value as one line of Markdown that is safe in tables and links; floats to four significant digits."""
     if isinstance(value, Markup):
         return value
     if value is None:

@@ -1,7 +1,7 @@
-"""Load what `compress export` is given: a bundle, a run, or a checkpoint with any head or none.
+"""Load the source of an export: a bundle, a run, or a checkpoint with any head or none.
 
-A checkpoint is a folder, an alias or a hub id, as everywhere (`compress.models.checkpoints`): safetensors only, no code
-of its own is ever run, and tensors that are missing are never made up.
+A checkpoint is a folder, an alias or a hub id, as everywhere (`compress.models.checkpoints`): safetensors only, none of
+its own code is run, and missing tensors are an error.
 """
 
 import json
@@ -31,7 +31,7 @@ HEADS: Final[Mapping[str, Kind]] = MappingProxyType(
     }
 )
 HEADLESS: Final = ("Model", "ForMaskedLM", "ForPreTraining")
-"""Encoders: what a language model's head predicts is of no use on a device."""
+"""Encoders; the heads of masked language models are dropped."""
 
 GENERATIVE: Final = (
     *("GPT2LMHeadModel", "T5ForConditionalGeneration"),
@@ -40,14 +40,14 @@ GENERATIVE: Final = (
 SAMPLE: Final = 200
 """Sentences on which an int8 file of embeddings is compared with fp32."""
 LONGEST: Final = 512
-"""Tokens a text is cut to where neither model nor tokenizer knows a limit."""
+"""The `max_length` where neither model nor tokenizer has a limit."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A model in eval mode with its tokenizer.
 
-    task     of a model with a head; pooling: of an encoder without one; a model that writes text has neither
+    task     of a model with a head; pooling: of an encoder without one; a generative model has neither
     origin   licence, language and hub id, where its own card has them: fields of `exporters.card.Card`
     """
 
@@ -61,13 +61,13 @@ class Checkpoint:
 
     @property
     def kind(self) -> BundleKind:
-        """Tell the kind of bundle that it becomes."""
+        """Return the kind of bundle that it is written as."""
         if self.task is not None:
             return "task"
         return "generative" if self.pooling is None else "embeddings"
 
     def write(self, out: Path, *, opset: int = 17) -> Bundle:
-        """Write it as a bundle; a model with a task at our own opset, whatever `opset` is.
+        """Write it as a bundle; a model with a task always has our own opset.
 
         Raises BundleError and ExportError as `Bundle.write` does.
         """
@@ -113,21 +113,20 @@ def load_source(
     max_length: int | None = None,
     allow_pickle: bool = False,
 ) -> Source:
-    """Load the bundle or the checkpoint that `name` is.
+    """Load a bundle or a checkpoint.
 
-    pair        of a sequence classifier: it reads two texts
-    pool, normalise   of an encoder whose folder does not say how a text becomes one vector
-    max_length  tokens a text is cut to; none: what model and tokenizer allow
+    pair        a sequence classifier reads two texts
+    pool, normalise   the pooling of an encoder whose folder does not define one
+    max_length  tokens that a text is truncated to; None: as many as model and tokenizer allow
 
-    Raises BundleError for a damaged bundle, TeacherError for a checkpoint that cannot be loaded as it was saved (a
-    head that is not in the file is no head), ExportError for a model that is none of these and for options that do
-    not apply.
+    Raises BundleError for a damaged bundle, TeacherError for a checkpoint that cannot be loaded as it was saved (such
+    as a head whose weights are missing), ExportError for unsupported models and options that do not apply.
     """
     path = Path(name).expanduser()
     if manifest.find_bundle(path, "task"):
         from compress.exporters.session import weights_elsewhere
 
-        _refuse("a bundle has that written in it", pair=pair, pool=pool, normalise=normalise, max_length=max_length)
+        _refuse("a bundle defines it", pair=pair, pool=pool, normalise=normalise, max_length=max_length)
         bundle = Bundle.load(path)
         for file in bundle.files().values():
             weights_elsewhere(file)
@@ -135,15 +134,15 @@ def load_source(
     if (path / "recipe.yaml").is_file() and not (path / checkpoints.CONFIG).is_file():
         from compress.training.run import continuation
 
-        go_on = continuation(path) or "the command that began it, and --resume"
-        raise ExportError(f"{path}: a run without a bundle. Continue with: {go_on}")
+        resume = continuation(path) or "the command that began it, and --resume"
+        raise ExportError(f"{path}: a run without a bundle. Continue with: {resume}")
 
     folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
     origin = checkpoints.describe_origin(name, folder)
     architecture, two_stacks = _architecture(folder)
     head = next((head for head in HEADS if architecture.endswith(head)), None)
     if architecture in GENERATIVE:
-        _refuse("it writes text", pair=pair, pool=pool, normalise=normalise)
+        _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
         model, tokenizer = _load(name, folder, architecture, allow_pickle=allow_pickle)
         return Checkpoint(name, model, tokenizer, _length(name, model, tokenizer, max_length), origin=origin)
     if head and not (folder / MODULES).is_file():
@@ -151,20 +150,19 @@ def load_source(
 
         _refuse(f"its head is {head}", pool=pool, normalise=normalise)
         if pair and HEADS[head] != "classification":
-            raise ExportError(f"{name}: pair does not apply: {head} reads what it always reads")
+            raise ExportError(f"{name}: pair does not apply to {head}")
         task = _task(folder, HEADS[head], pair=pair)
         teacher = teachers.load(name, folder, task, allow_pickle=allow_pickle)
         if not teacher.trained:
             raise TeacherError(
-                f"{name}: its config.json names a head, of other outputs than it lists in id2label; correct id2label"
+                f"{name}: the head's outputs are not those of id2label in its config.json; correct id2label"
             )
         length = _length(name, teacher.model, teacher.tokenizer, max_length)
         return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task, origin=origin)
     _refuse("it has no head", pair=pair)
-    if two_stacks or architecture.endswith(
-        "EncoderModel"
-    ):  # as T5's, which AutoModel gives a decoder of random numbers
-        raise ExportError(f"{name}: {architecture}: is no encoder alone; expected one of {', '.join(GENERATIVE)}")
+    # as of T5, to which AutoModel would add a decoder of random weights
+    if two_stacks or architecture.endswith("EncoderModel"):
+        raise ExportError(f"{name}: {architecture}: is not a plain encoder; expected one of {', '.join(GENERATIVE)}")
     if not architecture.endswith(HEADLESS):
         raise ExportError(
             f"{name}: {architecture}: cannot be exported; expected an encoder, alone or with a head for "
@@ -176,14 +174,14 @@ def load_source(
     if pooling.pool is None and pool is not None:
         pooling = replace(pooling, pool=pool, normalise=normalise)
     elif pool is not None or normalise:
-        raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} says how to pool: {pooling.pool}")
+        raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} defines the pooling: {pooling.pool}")
     model, tokenizer = _load(name, folder, "AutoModel", allow_pickle=allow_pickle, pooling=pooling)
     length = _length(name, model, tokenizer, max_length or pooling.max_length)
     return Checkpoint(name, model, tokenizer, length, pooling=pooling, origin=origin)
 
 
 def _architecture(folder: Path) -> tuple[str, bool]:
-    """Read the class that was saved, as the config says, and whether its family has an encoder and a decoder."""
+    """Read from the config the class that was saved, and whether its family has an encoder and a decoder."""
     path = folder / checkpoints.CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -192,13 +190,13 @@ def _architecture(folder: Path) -> tuple[str, bool]:
         raise ExportError(f"{path}: cannot be read ({error}); fetch the checkpoint again") from None
     if config.get("auto_map"):
         raise ExportError(
-            f"{path}: the model brings code of its own (auto_map), which is never run; it is not exported"
+            f"{path}: the model has code of its own (auto_map), which is never run; it cannot be exported"
         )
     return str(names[0]), bool(config.get("is_encoder_decoder"))
 
 
 def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
-    """Read from the config what a head predicts: the number and names of its outputs, and what they mean."""
+    """Read the task of a head from the config: the number, names and meaning of its outputs."""
     from compress.models.teacher import load_config
 
     config = load_config(folder)
@@ -221,14 +219,14 @@ def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
 def _load(
     name: str, folder: Path, architecture: str, *, allow_pickle: bool, pooling: Pooling | None = None
 ) -> tuple[Any, Any]:
-    """Load a model without a task by this class of transformers, in eval mode, and its tokenizer.
+    """Load a model without a task by its class in transformers, in eval mode, and its tokenizer.
 
-    An encoder that pools is a sentence encoder. A pooler that was never trained is left out. Raises TeacherError where
-    any other tensor is missing.
+    An encoder with a pooling becomes a sentence encoder. A pooler that is not in the file is dropped. Raises
+    TeacherError where any other tensor is missing.
     """
     import transformers
 
-    import compress.models.families  # noqa: F401 the Auto classes know ours
+    import compress.models.families  # noqa: F401 registers ours with the Auto classes
     from compress.models.heads import task_class
     from compress.models.teacher import check_vocabulary, explain_load_errors, load_config
 
@@ -248,29 +246,29 @@ def _load(
     missing = [key for key in found["missing_keys"] if not key.startswith("pooler.")]
     if absent := sorted([*missing, *(key for key, *_ in found["mismatched_keys"])]):
         raise TeacherError(
-            f"{name}: {len(absent)} of its tensors are missing, or not of the shape its config.json says, such as "
-            f"{absent[0]}: weights and config do not belong together, or the file is not whole; fetch both again"
+            f"{name}: {len(absent)} of its tensors are missing, or not of the shape in its config.json, such as "
+            f"{absent[0]}: weights and config do not fit together, or the file is incomplete; fetch both again"
         )
-    if len(missing) < len(found["missing_keys"]):  # filled with random numbers, that nothing here reads
+    if len(missing) < len(found["missing_keys"]):  # filled with random numbers
         model.pooler = None
     check_vocabulary(folder, tokenizer, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
-def _length(name: str, model: Any, tokenizer: Any, asked: int | None) -> int:
-    """Decide the most tokens of a text. Raises ExportError where more are asked for than the model has positions."""
+def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int:
+    """Choose the `max_length`. Raises ExportError where the requested one exceeds the model's positions."""
     limit = positions(model)
-    if asked is not None:
-        if limit is not None and not 0 < asked <= limit:
-            raise ExportError(f"{name}: max_length {asked}; this model has {limit} positions")
-        return asked
-    known = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
-    return min([*known, *([limit] if limit else [])], default=LONGEST)
+    if requested is not None:
+        if limit is not None and not 0 < requested <= limit:
+            raise ExportError(f"{name}: max_length {requested}; this model has {limit} positions")
+        return requested
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
+    return min([*limits, *([limit] if limit else [])], default=LONGEST)
 
 
 def _refuse(why: str, **options: object) -> None:
-    if given := [name for name, value in options.items() if value not in (None, False)]:
-        raise ExportError(f"{', '.join(given)}: does not apply: {why}")
+    if unused := [name for name, value in options.items() if value not in (None, False)]:
+        raise ExportError(f"{', '.join(unused)}: does not apply: {why}")
 
 
 def _sentences() -> list[str]:

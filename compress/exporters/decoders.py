@@ -1,9 +1,10 @@
-"""Trace models that write text: GPT-2's decoder and those of Llama's shape, T5's encoder and decoder, with the keys and
-values of the tokens before as inputs and outputs. Names are optimum's and transformers.js's.
+"""Trace generative models: the decoder of GPT-2 and of Llama's like, T5's encoder and decoder, with the keys and values
+of earlier tokens as inputs and outputs. Names are optimum's and transformers.js's.
 
-B batch, L tokens read now, M tokens seen in all, S tokens of T5's source, D hidden, N layers.
+B batch, L new tokens, M all tokens, S tokens of T5's source, D hidden, N layers.
 """
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +28,8 @@ BATCH, PAST_LENGTH, LENGTH, SOURCE = 2, 3, 4, 5
 
 
 class CachedLayer(DynamicLayer):
-    """Keys and values (B, H, past, K) of one layer, or none yet. An empty tensor to grow from, as transformers' has,
-    is none that ONNX can join."""
+    """Keys and values (B, H, past, K) of one layer, or None. transformers begins with an empty tensor instead, which
+    ONNX cannot concatenate."""
 
     def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
         super().__init__()
@@ -46,10 +47,9 @@ class CachedLayer(DynamicLayer):
 
 
 def _cache(past: Sequence[Tensor], layers: int) -> DynamicCache:
-    """Make a cache of keys and values, alternating; of no tokens where there are none."""
-    held: list[Any] = [CachedLayer(*past[2 * layer : 2 * layer + 2]) for layer in range(layers)]
+    """Make a cache of alternating keys and values; an empty one where there are none."""
     cache = DynamicCache()
-    cache.layers = held
+    cache.layers = [CachedLayer(*past[2 * layer : 2 * layer + 2]) for layer in range(layers)]
     return cache
 
 
@@ -58,18 +58,18 @@ def _flat(cache: Any) -> list[Tensor]:
 
 
 def _causal(length: Any, total: Any, window: int | None = None) -> Tensor:
-    """Make (L, M): 1 where a token is no later than its reader, one of the last L of M tokens, and one of the `window`
-    tokens that end with it."""
+    """Compute the causal mask (L, M) of the last L of M tokens; with `window` each sees only the last `window` tokens,
+    itself included."""
     place_M = torch.arange(total)
-    ago_LM = place_M[total - length :, None] - place_M[None, :]
-    return ((ago_LM >= 0) if window is None else (ago_LM >= 0) & (ago_LM < window)).long()
+    distance_LM = place_M[total - length :, None] - place_M[None, :]
+    return ((distance_LM >= 0) if window is None else (distance_LM >= 0) & (distance_LM < window)).long()
 
 
 class CausalDecoder(nn.Module):
-    """GPT-2, Llama and its like: tokens and what came before -> logits, and the same with these tokens.
+    """GPT-2, Llama and its like: tokens, past keys and values -> logits, present keys and values.
 
-    Keys are held as they are multiplied: after rotary positions. Raises ExportError for rotary positions whose
-    frequencies change with the length of a text.
+    Keys are stored after rotary positions. Raises ExportError for rotary positions whose frequencies change with the
+    length of a text.
     """
 
     def __init__(self, model: Any) -> None:
@@ -94,12 +94,12 @@ class CausalDecoder(nn.Module):
             return (1.0 - (attention_mask[:, None, None, :] * seen_LM).float()) * MASKED
 
         kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-        given: Any = mask(None if kinds else window)  # Mistral's layers are all alike
+        masks: Any = mask(None if kinds else window)  # Mistral's layers are all alike
         if "sliding_attention" in (kinds or ()):
-            given = {"full_attention": given, "sliding_attention": mask(window)}
+            masks = {"full_attention": masks, "sliding_attention": mask(window)}
         cache = _cache(past, self.layers)
         out = self.model(
-            input_ids=input_ids, attention_mask=given, position_ids=position_ids, past_key_values=cache, use_cache=True
+            input_ids=input_ids, attention_mask=masks, position_ids=position_ids, past_key_values=cache, use_cache=True
         )
         return (out.logits, *_flat(out.past_key_values))
 
@@ -116,7 +116,7 @@ class CausalDecoder(nn.Module):
 
 
 class SourceEncoder(nn.Module):
-    """T5: the source's tokens -> their states."""
+    """T5: the source's tokens -> the encoder's states."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -133,8 +133,8 @@ class SourceEncoder(nn.Module):
 
 
 class T5Decoder(nn.Module):
-    """T5: tokens, and the source's states where they are the `first`, else all keys and values so far -> logits, keys
-    and values of the tokens and of the source."""
+    """T5: tokens, and in the `first` step the encoder's states, later all past keys and values -> logits, keys and
+    values of the tokens and of the source."""
 
     def __init__(self, model: Any, *, first: bool) -> None:
         super().__init__()
@@ -142,14 +142,14 @@ class T5Decoder(nn.Module):
 
     @property
     def past(self) -> list[str]:
-        """Name the keys and values: of each layer the decoder's own, then those of the source."""
+        """List the names of the keys and values: of each layer the decoder's own, then the source's."""
         kinds = [f"{kind}.{part}" for kind in ("decoder", "encoder") for part in ("key", "value")]
         return [f"{layer}.{kind}" for layer in range(self.layers) for kind in kinds]
 
     def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, *given: Tensor) -> Any:
         past = () if self.first else given
         own, source = ([each for n in range(at, len(past), 4) for each in past[n : n + 2]] for at in (0, 2))
-        # there has to be a source, also where its keys are held already
+        # transformers needs encoder outputs even where the source's keys are cached
         states = given[0] if self.first else torch.zeros(1, 1, self.model.config.d_model)
         total = input_ids.shape[1] + (own[0].shape[2] if own else 0)
         seen_LM = _causal(input_ids.shape[1], total)
@@ -170,7 +170,6 @@ class T5Decoder(nn.Module):
         return (out.logits, *pairs)
 
     def example(self) -> dict[str, Tensor]:
-        """Make the inputs that the graph is traced at."""
         shape, lengths = Shape.from_config(self.model.config), {"decoder": PAST_LENGTH, "encoder": SOURCE}
         states = {"encoder_hidden_states": torch.randn(BATCH, SOURCE, self.model.config.d_model)}
         past = {
@@ -186,11 +185,11 @@ class T5Decoder(nn.Module):
 
 def trace(module: nn.Module, path: Path, *, opset: int) -> None:
     """Write the graph of one of the modules above. Raises ExportError when it cannot be traced."""
-    example: dict[str, Tensor] = module.example()  # type: ignore[operator]  # nn.Module types what it lacks as Tensor
+    example: dict[str, Tensor] = module.example()  # type: ignore[operator]  # mypy takes it for a Tensor
     past: list[str] = getattr(module, "past", [])
     outputs = ["logits", *(f"present.{name}" for name in past)] if past else ["last_hidden_state"]
     axes = {name: _axes(name) for name in (*example, *outputs)}
-    with tracing(type(module).__name__, "a model that writes text as transformers loads it"):
+    with tracing(type(module).__name__, "a generative model as transformers loads it"):
         export_graph(module, example, path, opset=opset, outputs=outputs, axes=axes)
 
 
@@ -211,9 +210,9 @@ SWITCH = "use_cache_branch"
 
 
 def merge_decoders(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.ModelProto:
-    """Join two models into one with the inputs of both and the outputs of `first`; the switch is a bool (1,).
+    """Merge two models into one with the inputs of both and the outputs of `first`; the switch is a bool (1,).
 
-    `following` gives back what it was given for an output of `first` that it does not have itself.
+    `following` passes its input through for an output of `first` that it does not have itself.
     """
     weights: dict[str, onnx.TensorProto] = {}
     then, otherwise = (
@@ -234,43 +233,36 @@ def merge_decoders(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.M
 
 
 def _branch(graph: onnx.GraphProto, prefix: str, weights: dict[str, onnx.TensorProto]) -> onnx.GraphProto:
-    """Make a branch of the graph: its weights are added to `weights`, under a name that tells their content."""
-    told = {}
+    """Make a branch of the graph; add its weights to `weights`, named after a hash of their content, so that both
+    branches share them."""
+    names = {each.name: each.name for each in graph.input} | {"": ""}
+    outer = set(names)
     for each in graph.initializer:
         digest = hashlib.sha256(numpy_helper.to_array(each).tobytes()).hexdigest()[:24]
-        told[each.name] = f"weight/{each.data_type}/{'x'.join(map(str, each.dims))}/{digest}"
-        if told[each.name] not in weights:
-            kept = onnx.TensorProto()
-            kept.CopyFrom(each)
-            kept.name = told[each.name]
-            weights[kept.name] = kept
-    outer = {each.name: each.name for each in graph.input} | {"": ""}
-    names = outer | told
-    nodes = []
-    for node in graph.node:
-        changed = onnx.NodeProto()
-        changed.CopyFrom(node)
-        changed.name = f"{prefix}{node.name}" if node.name.startswith("/") else f"{prefix}/{node.name}"
-        changed.input[:] = [names.get(name, f"{prefix}/{name}") for name in node.input]
-        changed.output[:] = [f"{prefix}/{name}" if name else "" for name in node.output]
-        nodes.append(changed)
-    outputs = []
-    for each in graph.output:
-        output = onnx.ValueInfoProto()
-        output.CopyFrom(each)
-        source = names.get(each.name, f"{prefix}/{each.name}")
-        if source in outer.values() or source in weights:  # a branch gives what it made itself
-            nodes.append(helper.make_node("Identity", [source], [f"{prefix}/{each.name}/same"]))
-            source = f"{prefix}/{each.name}/same"
+        weight = copy.deepcopy(each)
+        weight.name = f"weight/{each.data_type}/{'x'.join(map(str, each.dims))}/{digest}"
+        names[each.name] = weights.setdefault(weight.name, weight).name
+    nodes = copy.deepcopy(list(graph.node))
+    for node in nodes:
+        node.name = f"{prefix}{node.name}" if node.name.startswith("/") else f"{prefix}/{node.name}"
+        node.input[:] = [names.get(name, f"{prefix}/{name}") for name in node.input]
+        node.output[:] = [f"{prefix}/{name}" if name else "" for name in node.output]
+    outputs = copy.deepcopy(list(graph.output))
+    for output in outputs:
+        source = names.get(output.name, f"{prefix}/{output.name}")
+        if source in outer or source in weights:  # a branch cannot return what it did not compute
+            same = f"{prefix}/{output.name}/same"
+            nodes.append(helper.make_node("Identity", [source], [same]))
+            source = same
         output.name = source
-        outputs.append(output)
     return helper.make_graph(nodes, prefix, [], outputs)
 
 
 def tie_matrices(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
-    """Read matrices that are another's transpose from that one, as a head from the embedding it shares.
+    """Replace matrices that are the transpose of another, as a head is of the embedding it shares, by a Transpose.
 
-    onnxruntime turns them when it opens the file. Changes `model`; matrices of fewer values than `smallest` stay.
+    onnxruntime computes it when it opens the file. Changes `model`, except for matrices of fewer values than
+    `smallest`.
     """
 
     def digest(array: NDArray[Any]) -> str:
@@ -278,17 +270,17 @@ def tie_matrices(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.Model
 
     tables = [each for each in model.graph.initializer if len(each.dims) == 2 and np.prod(each.dims) >= smallest]
     arrays = {each.name: numpy_helper.to_array(each) for each in tables}
-    known = {digest(array): name for name, array in arrays.items()}
-    turned: dict[str, str] = {}
-    for name, array in reversed(arrays.items()):  # the table comes before the head that is made of it
-        other = known.get(digest(array.T))
-        if other is not None and other != name and other not in turned:
-            turned[name] = other
-    kept = [each for each in model.graph.initializer if each.name not in turned]
+    names = {digest(array): name for name, array in arrays.items()}
+    tied: dict[str, str] = {}
+    for name, array in reversed(arrays.items()):  # the table comes before the head that is tied to it
+        other = names.get(digest(array.T))
+        if other is not None and other != name and other not in tied:
+            tied[name] = other
+    kept = [each for each in model.graph.initializer if each.name not in tied]
     nodes = [
-        helper.make_node("Transpose", [other], [name], f"tied/{name}", perm=[1, 0]) for name, other in turned.items()
+        helper.make_node("Transpose", [other], [name], f"tied/{name}", perm=[1, 0]) for name, other in tied.items()
     ]
-    nodes = [*nodes, *model.graph.node]
+    nodes += model.graph.node
     del model.graph.initializer[:], model.graph.node[:]
     model.graph.initializer.extend(kept)
     model.graph.node.extend(nodes)

@@ -1,5 +1,4 @@
-"""Write and run bundles that turn texts into vectors: an encoder in the layout of sentence-transformers, with its ONNX
-files."""
+"""Write and run embedding bundles: an encoder in the layout of sentence-transformers, with its ONNX files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,32 +18,30 @@ if TYPE_CHECKING:
     from compress.models.pooling import Pooling
 
 UNLIMITED = 10**6
-"""A tokenizer without a limit gives as its limit a number above this."""
+"""A tokenizer without a limit has a `model_max_length` above this."""
 MAX_DROP = 0.01
-"""The most that the order of similarities may differ from fp32's (1 - Spearman) for an int8 file to be certified."""
+"""The largest 1 - Spearman's rho of the similarities and fp32's for which an int8 file is certified."""
 
 Floats = NDArray[np.float32]
 
 
 def embed(folder: Path, file: Path, texts: Sequence[str], max_length: int, threads: int) -> Floats:
-    """Compute `sentence_embedding` of an ONNX file for each text, with the tokenizer of the folder; each by itself, as
-    an int8 graph scales activations by the whole batch. Raises BundleError for a file that gives token states only."""
+    """Compute `sentence_embedding` for each text, with the tokenizer of the folder; one text at a time, as an int8
+    graph scales activations by the whole batch. Raises BundleError for a file that outputs token states only."""
     from compress.exporters.predictor import encode, open_tokenizer, run_rows
     from compress.exporters.session import open_session
 
     session = open_session(file, threads=1)
     if "sentence_embedding" not in [node.name for node in session.get_outputs()]:
-        raise BundleError(
-            f"{folder}: gives token states only; to get a vector per text, export it again with a pooling"
-        )
+        raise BundleError(f"{folder}: outputs token states only; for a vector per text, export it again with a pooling")
     rows = encode(open_tokenizer(folder, max_length), texts)
     vectors = [found for (found,) in run_rows(session, rows, threads=threads, outputs=["sentence_embedding"])]
     return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
 
 def similarity(one: Floats, other: Floats) -> tuple[float, float]:
-    """Compare two embeddings (texts, hidden) of the same texts, three or more: the mean cosine of a text's two vectors;
-    and Spearman's rho of the cosines of all pairs of texts, or whether the same texts are near each other."""
+    """Compare two embeddings (texts, hidden) of three texts or more: return the mean cosine of a text's two vectors,
+    and Spearman's rho of the cosines of all pairs of texts."""
     from scipy.stats import rankdata
 
     wide = [vectors.astype(np.float64) for vectors in (one, other)]
@@ -66,14 +63,14 @@ def write(
     data: str = "",
     opset: int = 17,
 ) -> Bundle:
-    """Write an encoder: weights, tokenizer, ONNX in fp32 and int8, and how to pool. `card`: the fields of `Card`.
+    """Write an encoder: weights, tokenizer, ONNX in fp32 and int8, and the pooling. `card` has the fields of `Card`.
 
-    `texts`, of the corpus `data`: what int8 is compared with fp32 on; its certificate goes into the file. Without a
+    int8 is compared with fp32 on `texts`, of the corpus `data`; the certificate is stored in the int8 file. Without a
     pooling, or without texts, nothing is certified. Raises ExportError as `to_onnx` does.
     """
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
-    from compress.exporters.session import certified
+    from compress.exporters.session import save_certified
     from compress.models.checkpoints import save_checkpoint
     from compress.models.embedding import SentenceEncoder, with_pooling
     from compress.models.pooling import pooling_of, set_pooling
@@ -91,7 +88,7 @@ def write(
         quantize_dynamic(fp32, int8)
         if pooling.pool is not None and texts:
             exact, small = (embed(folder, file, texts, max_length, threads=1) for file in (fp32, int8))
-            certified(int8, int8, _compare(exact, small, data))
+            save_certified(int8, int8, _compare(exact, small, data))
         (folder / "README.md").write_text(_card(card, manifest, pooling), encoding="utf-8")
     return Bundle.load(path)
 

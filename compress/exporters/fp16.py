@@ -1,9 +1,9 @@
 """Convert to float16: half the size, for GPUs, WebGPU and phones that compute in it; on an x86 CPU it saves space, not
 time.
 
-What float16 cannot hold stays float32: nodes whose numbers come near its limit of 65504 on trial rows, as the residual
-stream of MobileBERT does. How exact the file is cannot be seen on a CPU, where onnxruntime computes most of it in
-float32; so the check is the fp32 graph with every intermediate result rounded to float16, as a GPU stores it.
+What float16 cannot hold stays float32: nodes whose values come near its limit of 65504 on trial rows, as the residual
+stream of MobileBERT does. The accuracy of the file cannot be measured on a CPU, where onnxruntime computes most of it
+in float32; so the check is the fp32 graph with every intermediate result rounded to float16, as a GPU stores it.
 """
 
 import copy
@@ -22,32 +22,32 @@ from compress.exporters.int8 import PRECISION_KEY
 from compress.exporters.session import (
     Difference,
     Feeds,
-    Run,
     create_session,
     difference,
     inherit_metadata,
     onnx_run,
     read_model,
     save_changed,
+    session_options,
 )
 
 LARGEST = 65504
 LIMIT = LARGEST / 4
-"""Numbers beyond it stay float32: a quarter of float16's largest, as real texts may go further than the trial rows."""
+"""Values beyond it stay float32: a quarter of float16's largest, as real texts may go further than the trial rows."""
 
 TOLERANCE = 0.02
 """The most that logits may differ from fp32's, relative to the largest (or to 1): float16 gives a few thousandths."""
 
 
 @dataclass(frozen=True)
-class Halved:
-    """A conversion to float16: how far the logits are from fp32's, and the nodes that stay float32."""
+class Float16Conversion:
+    """The difference of the logits from fp32's, and the names of the nodes that stay float32."""
 
     difference: Difference
     kept: tuple[str, ...]
 
 
-def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Halved:
+def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Float16Conversion:
     """Write the fp32 ONNX file `source` in float16 to `target`; ids in and logits out keep their types.
 
     Raises ExportError for a file that cannot be read, or whose logits in float16 are not the fp32 ones.
@@ -61,7 +61,8 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Halved:
         for node in model.graph.node
         if any(sizes.get(name, 0.0) > LIMIT for name in (*node.input, *node.output))
     )
-    found = difference(onnx_run(source), _run(_round(model, sizes, kept), source), rows)
+    rounded = _open(_round(model, sizes, kept), source)
+    found = difference(onnx_run(source), lambda row: rounded.run(None, dict(row)), rows)
     if not found.relative <= TOLERANCE:  # so that NaN fails too
         raise ExportError(
             f"{source}: in float16 the logits differ from fp32's by {found.largest:.2g} where the largest is "
@@ -70,16 +71,16 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Halved:
     small = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept))
     del small.graph.value_info[:]  # of float32 where casts were put in
     save_changed(small, target, {**inherit_metadata(model), PRECISION_KEY: "fp16"})
-    return Halved(found, kept)
+    return Float16Conversion(found, kept)
 
 
 def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]) -> dict[str, float]:
-    """Find the largest |number| of each float32 result between the nodes, over the rows."""
-    shown = copy.deepcopy(model)
-    outputs = {each.name for each in shown.graph.output}
-    names = [name for node in shown.graph.node for name in node.output if name and name not in outputs]
-    shown.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
-    session = _open(shown, source)
+    """Find the largest |value| of each float32 intermediate result, over the rows."""
+    exposed = copy.deepcopy(model)
+    outputs = {each.name for each in exposed.graph.output}
+    names = [name for node in exposed.graph.node for name in node.output if name and name not in outputs]
+    exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    session = _open(exposed, source)
     order = [each.name for each in session.get_outputs()]
     sizes: dict[str, float] = {}
     for row in rows:
@@ -90,14 +91,14 @@ def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]) -> dict[
 
 
 def _round(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[str]) -> onnx.ModelProto:
-    """Round weights and results of the float32 graph, but those of the nodes kept, to what float16 can hold."""
+    """Round weights and results of the float32 graph to float16, except those of the nodes `kept`."""
     rounded = copy.deepcopy(model)
     graph, stay = rounded.graph, set(kept)
     free = {name for node in graph.node if node.name in stay for name in node.input}
     for weight in graph.initializer:
         if weight.data_type == TensorProto.FLOAT and weight.name not in free:
             exact = onnx.numpy_helper.to_array(weight)
-            # numbers beyond float16, as float32's lowest in a mask, become its largest, as in the converter
+            # values beyond float16, as float32's lowest in a mask, become its largest, as in the converter
             values = np.where(np.isfinite(exact), np.clip(exact, -LARGEST, LARGEST), exact)
             values = values.astype(np.float16).astype(np.float32)
             weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
@@ -117,17 +118,10 @@ def _round(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[st
     return rounded
 
 
-def _run(model: onnx.ModelProto, source: Path) -> Run:
-    session = _open(model, source)
-    return lambda row: session.run(None, dict(row))
-
-
 def _open(model: onnx.ModelProto, source: Path) -> onnxruntime.InferenceSession:
-    """Open the model as written: optimising would remove the casts, or the results that are asked for."""
-    options = onnxruntime.SessionOptions()
+    """Open the model as it is: optimising would remove the casts, or intermediate results."""
+    options = session_options(1, {})
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder, "model.onnx")
         onnx.save_model(model, path)

@@ -1,10 +1,10 @@
-"""Write and run bundles that write text: GPT-2 and those of Llama's shape as one decoder, T5 as two files.
+"""Write and run bundles of generative models: GPT-2 and Llama's like as one decoder, T5 as two files.
 
     GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
     and each in int8, as onnx/model_quantized.onnx
 
-The names are those of optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and of transformers.js. Loading and
-writing text import neither torch nor transformers.
+The names are those of optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and of transformers.js. Loading a bundle
+and generating text import neither torch nor transformers.
 """
 
 import json
@@ -35,7 +35,7 @@ DECODER: Mapping[str, str] = {
     "int8": "onnx/decoder_model_merged_quantized.onnx",
 }
 TOLERANCE = 1e-3
-"""The most that the files' logits may differ from the model's, relative to the largest logit (or to 1)."""
+"""The largest difference of the files' logits from the model's, relative to the largest logit (or to 1)."""
 
 
 def complete(folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int) -> list[str]:
@@ -50,8 +50,13 @@ def complete(folder: Path, texts: Sequence[str], precision: str, *, max_length: 
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """Open sessions. `encoder`: of a model that reads a source and writes another text; `positions`: the most tokens a
-    decoder can number, prompt included."""
+    """Greedy generation from open sessions.
+
+    encoder    of a sequence-to-sequence model
+    start      the token that its answers begin with
+    ends       the tokens that end a text
+    positions  the most tokens of a decoder, prompt included
+    """
 
     decoder: "onnxruntime.InferenceSession"
     encoder: "onnxruntime.InferenceSession | None"
@@ -64,47 +69,50 @@ class TextGenerator:
         """Open the sessions. Raises ExportError for a folder without a file of this precision."""
         from compress.exporters.session import open_session
 
-        told: dict[str, Any] = {}
+        config: dict[str, Any] = {}
         for name in ("config.json", "generation_config.json"):
             if (folder / name).is_file():
-                told |= json.loads((folder / name).read_text(encoding="utf-8"))
-        ends = told.get("eos_token_id")
+                config |= json.loads((folder / name).read_text(encoding="utf-8"))
+        ends = config.get("eos_token_id")
         pair = (folder / ENCODER["fp32"]).is_file()
         paths = [folder / names[precision] for names in ((DECODER, ENCODER) if pair else (DECODER_ONLY,))]
         sessions = [open_session(path, threads) for path in paths]
         return cls(
             decoder=sessions[0],
             encoder=sessions[1] if pair else None,
-            start=told.get("decoder_start_token_id"),
+            start=config.get("decoder_start_token_id"),
             ends=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
-            positions=told.get("n_positions") if not pair else None,
+            positions=config.get("n_positions") if not pair else None,
         )
 
     def generate(self, ids: Ids, *, new: int) -> list[int]:
-        """Generate at most `new` token ids after these, or in answer to them; each the likeliest, the end included.
+        """Generate at most `new` token ids after these, or in answer to them, the end token included: always the most
+        likely one.
 
-        Raises BundleError where there is nothing to go on from, or more than the model can number.
+        Raises BundleError for an empty prompt, and for more tokens than the model has positions.
         """
         if not ids:
-            raise BundleError("nothing to go on from: an empty text has no tokens here; give a word at least")
+            raise BundleError("cannot complete an empty text: it has no tokens; give at least one word")
         if self.positions is not None and len(ids) + new > self.positions:
-            raise BundleError(f"{len(ids)} tokens and {new} new ones; this model numbers {self.positions} at most")
-        past = self.begin(ids)
+            raise BundleError(f"{len(ids)} tokens and {new} new ones; this model has {self.positions} positions")
         if self.encoder is not None and self.start is None:
-            raise BundleError("config.json names no decoder_start_token_id, with which the answer begins")
-        given = list(ids) if self.encoder is None else [self.start or 0]
-        found: list[int] = []
-        while len(found) < new and not (found and found[-1] in self.ends):
-            logits, past = self.step(past, given)
-            given = [int(logits[-1].argmax())]
-            found += given
-        return found
+            raise BundleError("config.json has no decoder_start_token_id, with which the answer begins")
+        past = self.begin(ids)
+        read = list(ids) if self.encoder is None else [self.start or 0]
+        generated: list[int] = []
+        while len(generated) < new and not (generated and generated[-1] in self.ends):
+            logits, past = self.step(past, read)
+            read = [int(logits[-1].argmax())]
+            generated += read
+        return generated
 
     def begin(self, source: Ids) -> dict[str, Any]:
-        """Make the decoder's inputs besides tokens: empty keys and values; the states of `source`."""
-        declared = {node.name: node.shape for node in self.decoder.get_inputs()}
-        names = [name for name in declared if name.startswith("past_key_values.")]
-        empty = {name: np.zeros((1, declared[name][1], 0, declared[name][3]), np.float32) for name in names}
+        """Build the decoder's inputs besides tokens: empty keys and values, and the encoder's states of `source`."""
+        empty = {
+            node.name: np.zeros((1, node.shape[1], 0, node.shape[3]), np.float32)
+            for node in self.decoder.get_inputs()
+            if node.name.startswith("past_key_values.")
+        }
         if self.encoder is None:
             return empty
         feeds = {"input_ids": np.array([source], np.int64), "attention_mask": np.ones((1, len(source)), np.int64)}
@@ -117,16 +125,16 @@ class TextGenerator:
         }
 
     def step(self, past: Mapping[str, Any], ids: Ids) -> tuple[Floats, dict[str, Any]]:
-        """Compute the logits (tokens, vocabulary) of these tokens, and the inputs that go with the next."""
-        held = next(value for name, value in past.items() if name.startswith("past_key_values.")).shape[2]
+        """Compute the logits (tokens, vocabulary) of these tokens, and the other inputs of the next step."""
+        cached = next(value for name, value in past.items() if name.startswith("past_key_values.")).shape[2]
         feeds = {**past, "input_ids": np.array([ids], np.int64)}
         if self.encoder is None:
-            feeds["attention_mask"] = np.ones((1, held + len(ids)), np.int64)
-            feeds["position_ids"] = np.arange(held, held + len(ids))[None]
-        outputs = [node.name for node in self.decoder.get_outputs()]
-        found = dict(zip(outputs, self.decoder.run(outputs, feeds), strict=True))
-        logits: Floats = found.pop("logits")[0]
-        following = {name.replace("present.", "past_key_values."): value for name, value in found.items()}
+            feeds["attention_mask"] = np.ones((1, cached + len(ids)), np.int64)
+            feeds["position_ids"] = np.arange(cached, cached + len(ids))[None]
+        names = [node.name for node in self.decoder.get_outputs()]
+        outputs = dict(zip(names, self.decoder.run(names, feeds), strict=True))
+        logits: Floats = outputs.pop("logits")[0]
+        following = {name.replace("present.", "past_key_values."): value for name, value in outputs.items()}
         branch = {} if self.encoder is None else {"use_cache_branch": np.array([True])}
         return logits, {**past, **following, **branch}
 
@@ -136,20 +144,17 @@ def write(
 ) -> Bundle:
     """Write a decoder or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
 
-    `card`: the fields of `Card`.
-
-    Raises ExportError for another architecture, for one that is over 2 GB, and where the files do not compute what the
-    model does.
+    `card` has the fields of `Card`. Raises ExportError for another architecture, for a model of over 2 GB, and where
+    the files do not compute what the model does.
     """
     from compress.exporters.card import Card, escaped, front_matter, licence
     from compress.exporters.int8 import quantize_dynamic
-    from compress.exporters.onnx import PROTOBUF_LIMIT, as_float32
+    from compress.exporters.onnx import as_float32, check_size
     from compress.models.checkpoints import save_checkpoint
 
     manifest = Manifest.from_model(model, max_length, kind="generative")
     content = Card.parse(card)
-    if (size := 4 * manifest.parameters) >= PROTOBUF_LIMIT:
-        raise ExportError(f"{content.name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
+    check_size(model, content.name)
     plain = as_float32(model)
     plain.set_attn_implementation("eager")
     with writing(path, manifest) as folder:
@@ -175,7 +180,7 @@ def write(
 def _trace(plain: Any, folder: Path, opset: int) -> list[str]:
     from compress.exporters import decoders
 
-    known: dict[str, dict[str, Any]] = {
+    modules: dict[str, dict[str, Any]] = {
         **{family: {"model.onnx": decoders.CausalDecoder} for family in ("gpt2", *GROUPED)},
         "t5": {
             "encoder_model.onnx": decoders.SourceEncoder,
@@ -183,18 +188,19 @@ def _trace(plain: Any, folder: Path, opset: int) -> list[str]:
             "following.onnx": partial(decoders.T5Decoder, first=False),
         },
     }
-    if plain.config.model_type not in known:
+    family = plain.config.model_type
+    if family not in modules:
         raise ExportError(
-            f"{type(plain).__name__}: cannot be exported to write text; expected one of {', '.join(known)}"
+            f"{type(plain).__name__}: cannot be exported as a generative model; expected one of {', '.join(modules)}"
         )
     folder.mkdir()
-    for file, module in known[plain.config.model_type].items():
+    for file, module in modules[family].items():
         decoders.trace(module(plain), folder / file, opset=opset)
-    return list(known[plain.config.model_type])
+    return list(modules[family])
 
 
 def _finish(raw: Path, target: Path, suffix: str) -> None:
-    """Write the graphs as they ship: T5's decoders in one file, matrices that are shared held once."""
+    """Write the graphs as they ship: T5's decoders merged into one file, shared matrices stored once."""
     import onnx
 
     from compress.exporters.decoders import merge_decoders, tie_matrices
@@ -210,11 +216,8 @@ def _finish(raw: Path, target: Path, suffix: str) -> None:
 
 
 def check(model: Any, folder: Path) -> float:
-    """Compute the largest difference between the folder's fp32 logits, token by token, and the model's, all at once;
-    relative to the largest logit (or to 1).
-
-    Raises ExportError when that is more than float32's noise.
-    """
+    """Compute the largest difference between the folder's fp32 logits, computed in several steps, and the model's,
+    computed in one; relative to the largest logit (or to 1). Raises ExportError where it exceeds TOLERANCE."""
     import torch
 
     seeded, generator = torch.Generator().manual_seed(0), TextGenerator.open(folder, "fp32")

@@ -31,6 +31,9 @@ from compress.exporters.session import MICROSOFT, declare_microsoft, inherit_met
 from compress.io import atomic_file, name_disk_errors
 
 PRECISION_KEY = "compress.precision"
+Form = Literal["fused", "qdq"]
+Ranges = Mapping[str, tuple[float, float]]
+"""Tensor -> the lowest and highest value that it takes."""
 
 
 def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, keep: Sequence[str] = ()) -> None:
@@ -39,8 +42,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
     Weights of matrix products become symmetric int8, one scale per output channel (`per_channel`) or per matrix;
     embedding tables uint8 with one scale and zero point each. Products of two activations (queries x keys,
     probabilities x values) stay float32: quantising them too is slower. Activations get one uint8 scale per tensor
-    and run, so a row's logits depend a little on the rows and the padding it shares a batch with, and they differ
-    between processors.
+    and run, so a row's logits depend a little on its batch and padding, and on the processor.
     `keep` names nodes that stay float32. Raises ExportError for a file that cannot be read or has no weights to
     quantise.
     """
@@ -55,7 +57,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
         raw = Path(scratch) / "raw.onnx"
         onnx.save_model(file, raw)
         try:
-            with name_disk_errors(target), _silent_root_logger():
+            with name_disk_errors(target), _silence_root_logger():
                 onnxruntime.quantization.quantize_dynamic(
                     raw,
                     partial,
@@ -76,9 +78,9 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
 
 
 @contextmanager
-def _silent_root_logger() -> Iterator[None]:
-    """Drop what is logged on the root logger itself: there onnxruntime asks for a pre-processing that would fuse the
-    graph, names integer tensors it rightly leaves alone, and installs a handler if there is none."""
+def _silence_root_logger() -> Iterator[None]:
+    """Drop records of the root logger itself: there onnxruntime asks for a pre-processing that would fuse the graph,
+    lists integer tensors that it rightly leaves alone, and installs a handler if there is none."""
     root, handler = logging.getLogger(), logging.NullHandler()
 
     def not_root(record: logging.LogRecord) -> bool:
@@ -91,10 +93,6 @@ def _silent_root_logger() -> Iterator[None]:
     finally:
         root.removeFilter(not_root)
         root.removeHandler(handler)
-
-
-Form = Literal["fused", "qdq"]
-Ranges = Mapping[str, tuple[float, float]]
 
 
 def quantize_static(
@@ -131,9 +129,8 @@ def quantize_static(
         raise ExportError(
             f"{source}: no range for {', '.join(unknown)}; calibrate this very file: compress.quantization.calibration"
         )
-    writer = _Static(graph, ranges, per_channel=per_channel, bits=7 if reduce_range else 8, form=form)
-    writer.rewrite(chosen)
-    if form == "fused":
+    _Static(graph, ranges, per_channel=per_channel, bits=7 if reduce_range else 8, form=form).rewrite(chosen)
+    if form == "fused":  # also where every product is kept
         declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: "int8"})
 
@@ -143,6 +140,12 @@ def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
     low, high = min(low, 0.0), max(high, 0.0)
     scale = np.float32((high - low) / 255 or 1.0)
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
+
+
+def quantise_bias(bias: NDArray[np.float32], unit: NDArray[np.float32]) -> NDArray[np.int32]:
+    """Quantise a bias in units of what the integer product is in: the scale of the activations x the weight's."""
+    limits = np.iinfo(np.int32)
+    return np.clip(np.rint(bias.astype(np.float64) / unit), limits.min, limits.max).astype(np.int32)
 
 
 def quantise_matrix(
@@ -156,119 +159,101 @@ def quantise_matrix(
 
 
 class _Static:
-    """A graph being rewritten."""
+    """Rewrites a graph. `done` names the tensors whose nodes are written already."""
 
     def __init__(self, graph: Graph, ranges: Ranges, *, per_channel: bool, bits: int, form: Form) -> None:
         self.graph, self.ranges, self.per_channel, self.bits, self.form = graph, ranges, per_channel, bits, form
-        self.made: set[str] = set()
+        self.nodes: list[onnx.NodeProto] = []
+        self.done: set[str] = set()
 
     def rewrite(self, chosen: Sequence[Product]) -> None:
-        graph = self.graph
-        ending = {product.ends[-1]: product for product in chosen}
-        gone = {end for product in chosen for end in product.ends}
-        lookups = {node.output[0] for node in graph.lookups()}
-        nodes: list[onnx.NodeProto] = []
-        for node in graph.nodes:
-            made = node.output[0]
-            if made in ending:
-                nodes += self._product(ending[made])
-            elif made in lookups:
-                nodes += self._lookup(node)
-            elif made not in gone:
-                nodes.append(node)
-        graph.nodes = nodes
-        graph.store()
+        last = {product.ends[-1]: product for product in chosen}
+        inner = {end for product in chosen for end in product.ends}
+        lookups = {node.output[0] for node in self.graph.lookups()}
+        for node in self.graph.nodes:
+            output = node.output[0]
+            if output in last:
+                self._product(last[output])
+            elif output in lookups:
+                self._lookup(node)
+            elif output not in inner:
+                self.nodes.append(node)
+        self.graph.nodes = self.nodes
+        self.graph.store()
 
-    def _product(self, product: Product) -> list[onnx.NodeProto]:
-        before, eight = self._activations(product.reads)
-        if self.form == "qdq":
-            return before + self._qdq(product)
-        matrix, scales = self._weight(product)
-        inputs = [eight, matrix, f"{product.reads}_scale", scales, f"{product.reads}_zero"]
-        inputs += [] if product.bias is None else ["", product.bias]
-        whole = helper.make_node("MatMulIntegerToFloat", inputs, [product.output], name=product.name, domain=MICROSOFT)
-        return [*before, whole]
+    def _add(self, operator: str, inputs: Sequence[str], output: str, name: str, **attributes: Any) -> None:
+        self.nodes.append(helper.make_node(operator, inputs, [output], name=name, **attributes))
 
-    def _qdq(self, product: Product) -> list[onnx.NodeProto]:
+    def _product(self, product: Product) -> None:
+        codes, scale, zero = self._activations(product.reads)
         matrix, scales = self._weight(product)
-        read, back, raw = f"{product.reads}_float", f"{product.weight}_float", f"{product.ends[0]}_raw"
-        nodes = self._dequantise(matrix, scales, self._zeros(scales, onnx.TensorProto.INT8), back, axis=1)
+        if self.form == "fused":
+            inputs = [codes, matrix, scale, scales, zero, *([] if product.bias is None else ["", product.bias])]
+            self._add("MatMulIntegerToFloat", inputs, product.output, product.name, domain=MICROSOFT)
+            return
+        inputs = [f"{product.reads}_float", f"{product.weight}_float"]
+        self._dequantise(matrix, scales, inputs[1], axis=1)
         if product.gemm:  # onnxruntime makes QGemm of it, but only if the bias is quantised too
-            inputs = [read, back]
             if product.bias is not None:
                 inputs.append(f"{product.name}_bias_float")
-                nodes += self._bias(product, scales, inputs[-1])
-            return [*nodes, helper.make_node("Gemm", inputs, [product.output], name=product.name)]
-        if product.bias is None:
-            return [*nodes, helper.make_node("MatMul", [read, back], [product.output], name=product.name)]
-        return [
-            *nodes,
-            helper.make_node("MatMul", [read, back], [raw], name=product.name),
-            helper.make_node("Add", [raw, product.bias], [product.output], name=f"{product.name}_bias"),
-        ]
+                unit = scale_and_zero(*self.ranges[product.reads])[0] * self._value(scales)
+                bias, step = f"{product.name}_bias_int32", f"{product.name}_bias_scale"
+                self.graph.put(bias, quantise_bias(self._value(product.bias), unit))
+                self.graph.put(step, np.asarray(unit, np.float32))
+                self._dequantise(bias, step, inputs[2], axis=0)
+            self._add("Gemm", inputs, product.output, product.name)
+        elif product.bias is None:
+            self._add("MatMul", inputs, product.output, product.name)
+        else:
+            self._add("MatMul", inputs, f"{product.ends[0]}_raw", product.name)
+            self._add("Add", [f"{product.ends[0]}_raw", product.bias], product.output, f"{product.name}_bias")
 
-    def _bias(self, product: Product, scales: str, made: str) -> list[onnx.NodeProto]:
-        """Write the bias as int32, in units of what the integer product is in."""
-        assert product.bias is not None
-        unit = scale_and_zero(*self.ranges[product.reads])[0] * numpy_helper.to_array(self.graph.tensors[scales])
-        codes, step = f"{product.name}_bias_int32", f"{product.name}_bias_scale"
-        values = np.rint(numpy_helper.to_array(self.graph.tensors[product.bias]).astype(np.float64) / unit)
-        most = np.iinfo(np.int32)
-        self.graph.put(codes, np.clip(values, most.min, most.max).astype(np.int32))
-        self.graph.put(step, np.asarray(unit, np.float32))
-        return self._dequantise(codes, step, self._zeros(step, onnx.TensorProto.INT32), made, axis=0)
+    def _dequantise(self, codes: str, scales: str, output: str, *, axis: int) -> None:
+        """Write the node once; zero points are 0."""
+        if output in self.done:
+            return
+        self.done.add(output)
+        zeros = np.zeros(self._value(scales).shape, self._value(codes).dtype)
+        self.graph.put(f"{scales}_zero", zeros)
+        attributes = {"axis": axis} if zeros.ndim else {}
+        self._add("DequantizeLinear", [codes, scales, f"{scales}_zero"], output, f"{output}_made", **attributes)
 
-    def _dequantise(self, codes: str, scales: str, zeros: str, made: str, *, axis: int) -> list[onnx.NodeProto]:
-        if made in self.made:
-            return []
-        self.made.add(made)
-        asked: dict[str, Any] = {"axis": axis} if self.graph.tensors[scales].dims else {}
-        return [helper.make_node("DequantizeLinear", [codes, scales, zeros], [made], name=f"{made}_made", **asked)]
-
-    def _activations(self, name: str) -> tuple[list[onnx.NodeProto], str]:
-        """Make the nodes that quantise a tensor, when it is the first time, and name what they make."""
-        eight, scale, zero = (f"{name}_{part}" for part in ("uint8", "scale", "zero"))
-        if eight in self.made:
-            return [], eight
-        self.made.add(eight)
-        for key, value in zip((scale, zero), scale_and_zero(*self.ranges[name]), strict=True):
-            self.graph.put(key, np.asarray(value))
-        nodes = [helper.make_node("QuantizeLinear", [name, scale, zero], [eight], name=f"{name}_quantize")]
-        if self.form == "qdq":
-            nodes.append(
-                helper.make_node("DequantizeLinear", [eight, scale, zero], [f"{name}_float"], name=f"{name}_dequantize")
-            )
-        return nodes, eight
+    def _activations(self, name: str) -> tuple[str, str, str]:
+        """Quantise a tensor, once; return the names of codes, scale and zero point."""
+        codes, scale, zero = (f"{name}_{part}" for part in ("uint8", "scale", "zero"))
+        if codes not in self.done:
+            self.done.add(codes)
+            for key, value in zip((scale, zero), scale_and_zero(*self.ranges[name]), strict=True):
+                self.graph.put(key, np.asarray(value))
+            self._add("QuantizeLinear", [name, scale, zero], codes, f"{name}_quantize")
+            if self.form == "qdq":
+                self._add("DequantizeLinear", [codes, scale, zero], f"{name}_float", f"{name}_dequantize")
+        return codes, scale, zero
 
     def _weight(self, product: Product) -> tuple[str, str]:
-        """Name the int8 matrix and its scales; layers that share a weight share these."""
-        matrix, scales = f"{product.weight}_int8", f"{product.weight}_scale"
-        if matrix not in self.graph.tensors:
+        """Return the names of the int8 matrix and its scales; layers that share a weight share these."""
+        names = f"{product.weight}_int8", f"{product.weight}_scale"
+        if names[0] not in self.graph.tensors:
             values = quantise_matrix(product.matrix(self.graph.tensors), per_channel=self.per_channel, bits=self.bits)
-            self.graph.put(matrix, values[0])
-            self.graph.put(scales, values[1])
-        return matrix, scales
+            self.graph.put(names[0], values[0])
+            self.graph.put(names[1], values[1])
+        return names
 
-    def _zeros(self, scales: str, kind: int) -> str:
-        key = f"{scales}_zero"
-        if key not in self.graph.tensors:
-            shape = tuple(self.graph.tensors[scales].dims)
-            self.graph.put(key, np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind)))
-        return key
-
-    def _lookup(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Look the table's rows up as bytes, and make only those floats."""
-        table, (made, *_) = node.input[0], node.output
-        eight, scale, zero = (f"{table}_{part}" for part in ("uint8", "scale", "zero"))
-        if eight not in self.graph.tensors:
-            values = numpy_helper.to_array(self.graph.tensors[table])
+    def _lookup(self, node: onnx.NodeProto) -> None:
+        """Look the table's rows up as bytes, and turn only those into floats."""
+        table, output = node.input[0], node.output[0]
+        codes, scale, zero = (f"{table}_{part}" for part in ("uint8", "scale", "zero"))
+        if codes not in self.graph.tensors:
+            values = self._value(table)
             step, middle = scale_and_zero(float(values.min()), float(values.max()))
-            codes = np.clip(np.rint(values / step) + middle, 0, 255).astype(np.uint8)
-            for key, value in zip((eight, scale, zero), (codes, step, middle), strict=True):
-                self.graph.put(key, np.asarray(value))
-        found = helper.make_node("Gather", [eight, node.input[1]], [f"{made}_uint8"], name=node.name)
-        back = helper.make_node("DequantizeLinear", [f"{made}_uint8", scale, zero], [made], name=f"{node.name}_float")
-        return [found, back]
+            self.graph.put(codes, np.clip(np.rint(values / step) + middle, 0, 255).astype(np.uint8))
+            self.graph.put(scale, np.asarray(step))
+            self.graph.put(zero, np.asarray(middle))
+        self._add("Gather", [codes, node.input[1]], f"{output}_uint8", node.name)
+        self._add("DequantizeLinear", [f"{output}_uint8", scale, zero], output, f"{node.name}_float")
+
+    def _value(self, name: str) -> NDArray[Any]:
+        return numpy_helper.to_array(self.graph.tensors[name])
 
 
 LEARNED_KEY = "activation_ranges"

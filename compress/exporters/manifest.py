@@ -15,9 +15,9 @@ from compress.provenance import versions
 
 NAME = "manifest.json"
 FORMER = "contents.json"
-"""The name that version 0.1 gave the manifest of bundles without a task."""
+"""The manifest's name in bundles without a task of version 0.1."""
 LONGEST = 2**24
-"""Tokens; tokenizers take no number that does not fit into a machine's word."""
+"""The largest `max_length`, in tokens; tokenizers take no number that does not fit into a machine's word."""
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
 
 BundleKind = Literal["task", "embeddings", "generative"]
@@ -42,13 +42,12 @@ class Manifest:
     """The contents of `manifest.json`.
 
     task        kind, columns, labels in the order of the logits, metric; None where the bundle has no task
-    max_length  tokens a text (or a pair) is cut to, special tokens included
-    model_type, parameters   the architecture by transformers' name, and its size (0: not known)
-    threshold   qa: how much better no answer must score than the best span to be given; none: something is always
-                answered
-    versions    package -> version, of those that made the bundle
-    files       path inside the bundle, with forward slashes -> stamp; all files but the manifest
-    kind        task: a model with a head; embeddings: texts to vectors; generative: a model that writes text
+    max_length  tokens that a text (or a pair) is truncated to, special tokens included
+    model_type, parameters   transformers' name of the architecture, and its size (0: unknown)
+    threshold   qa: the margin over the best span from which "no answer" is returned; None: a span is always returned
+    versions    package -> version, of the packages that made the bundle
+    files       path inside the bundle, with forward slashes -> stamp; all files except the manifest
+    kind        task: a model with a head; embeddings: texts to vectors; generative: a language model
     """
 
     task: Task | None = None
@@ -79,7 +78,7 @@ class Manifest:
     def from_model(
         cls, model: Any, max_length: int, *, kind: BundleKind = "task", task: Task | None = None
     ) -> "Manifest":
-        """Describe a transformers model; without its files."""
+        """Describe a transformers model; `files` is empty."""
         return cls(
             task=task,
             max_length=max_length,
@@ -92,14 +91,14 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read a folder's manifest. Raises BundleError where there is none, or none that can be understood."""
+        """Read a folder's manifest. Raises BundleError where it is missing or invalid."""
         from pydantic import TypeAdapter, ValidationError
 
         path = folder / (NAME if (folder / NAME).is_file() else FORMER)
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
-            raise BundleError(f"{folder}: no {NAME} in it; expected the folder of a bundle") from None
+            raise BundleError(f"{folder}: has no {NAME}; expected the folder of a bundle") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             wrong = first["msg"].removeprefix("Value error, ")
@@ -110,19 +109,19 @@ class Manifest:
             ) from None
         for name in manifest.files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only: copy it again")
+                raise BundleError(f"{path}: lists {name!r}; expected only paths inside the bundle: copy it again")
         return manifest
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's manifest as a whole."""
+        """Write the folder's manifest."""
         content = asdict(self)
-        if self.kind == "task":  # which the bundles of all versions have had without saying so
+        if self.kind == "task":  # the default, which no version has written
             del content["kind"]
         with atomic_file(folder / NAME) as partial:
             partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def check(self, folder: Path) -> None:
-        """Raise BundleError naming every file that is missing or is not the one that was written."""
+        """Raise BundleError with every file that is missing or differs from its stamp."""
         problems = []
         for name, stamp in self.files.items():
             expected = f"expected {stamp.bytes} bytes, sha256 {stamp.sha256}"
@@ -140,7 +139,7 @@ def is_bundle(folder: Path) -> bool:
 
 
 def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
-    """Find the bundle in a bundle's own folder, or in its run's; None where there is none, or none of this kind.
+    """Return the folder itself where it is a bundle, or the bundle of a run; None where there is none of this kind.
 
     Raises BundleError for a bundle without its manifest, which would pass for a checkpoint.
     """
@@ -148,18 +147,18 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
         if is_bundle(place):
             return place if kind is None or Manifest.read(place).kind == kind else None
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
-            raise BundleError(f"{place / NAME}: is missing, so the bundle is not whole; write or copy it again")
+            raise BundleError(f"{place / NAME}: is missing, so the bundle is incomplete; write or copy it again")
     return None
 
 
 def kind_of_bundle(folder: Path) -> Kind | None:
-    """Return the kind of task of a bundle whose rows look like those of other kinds; None of other folders."""
+    """Return "embedding" or "ranking" for a bundle of that task, whose rows look like other kinds'; None otherwise."""
     place = find_bundle(folder, "task")
     task = Manifest.read(place).task if place else None
     return task.kind if task is not None and task.kind in ("embedding", "ranking") else None
 
 
 def stamp_files(folder: Path) -> dict[str, Stamp]:
-    """Compute the stamp of every file below the folder but the manifest, sorted by path."""
+    """Compute the stamps of all files in the folder except the manifest, sorted by path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
     return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in paths}

@@ -1,18 +1,19 @@
-"""Write graphs that neural processors take: one row of a fixed number of tokens, every number in 8 or 16 bits.
+"""Write graphs for neural processors: one row of a fixed number of tokens, every value in 8 or 16 bits.
 
-    prepare   the open fp32 file -> the same in operators that such a processor has (GELU as one)
-    fix       -> one row of so many tokens, int32 ids; nothing of shapes is left to compute
+    prepare   the fp32 file of dynamic shape -> the same in operators of such a processor (GELU as one)
+    fix       -> one row of a fixed number of tokens, int32 ids; shapes are constants
     quantize  -> QuantizeLinear and DequantizeLinear around every operator (QDQ)
 
 Weights are int8, symmetric, a scale per output; embedding tables uint8 with one scale; activations uint16, or uint8 in
-the operators that are `narrow`. Operators that only move numbers keep the scale of what they move. Nothing is computed
-in integers by name (no MatMulInteger, no DynamicQuantizeLinear): what QDQ means is for the provider to find.
+the `narrow` operators. Operators that only move data keep the scale of their input. There are no integer operators (no
+MatMulInteger, no DynamicQuantizeLinear): the execution provider finds them in the QDQ pattern.
 
 A mask of -1e4 would take nearly all of the range of the scores it is added to, float32's lowest number all of it
-(microsoft/winml-cli#179). So it becomes as much as it must be: the widest range of scores and MARGIN, which leaves a
-masked token exp(-MARGIN) of the least of the others; and scores are cut MARGIN below the lowest that was seen.
+(microsoft/winml-cli#179). So it is as small as possible: the widest range of scores and MARGIN, which leaves a masked
+token exp(-MARGIN) of the least of the others; and scores are clipped MARGIN below the calibrated minimum.
 """
 
+import copy
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,18 +22,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.errors import ExportError
-from compress.exporters.int8 import PRECISION_KEY, Ranges, quantise_matrix
+from compress.exporters.int8 import PRECISION_KEY, Ranges, quantise_bias, quantise_matrix
 from compress.exporters.onnx import MASKED
 from compress.exporters.rewrite.graph import Graph, Product, attribute, products
 from compress.exporters.session import (
     MICROSOFT,
     UNOPENED,
-    declare_microsoft,
+    create_session,
     read_model,
     save_changed,
     session_options,
@@ -43,14 +43,14 @@ MOVES = frozenset(
     ("Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
      "Unsqueeze")
 )  # fmt: skip
-"""Operators whose results are numbers that they read."""
+"""Operators that only move data."""
 WHOLE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
-"""Operators whose whole numbers must all be of one type."""
+"""Operators whose integers must all be of one type."""
 LEAST_RANGE = 1e-4
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Write the open fp32 file `source` with GELU as one operator, which has the range of its result alone."""
+    """Write the fp32 file `source` with GELU as one operator, so that only its result needs a range."""
     from onnxruntime.quantization.fusions import FusionGelu
     from onnxruntime.quantization.onnx_model import ONNXModel
 
@@ -58,29 +58,26 @@ def prepare(source: Path, target: Path) -> None:
     model = Graph.copy_of(model).model(model)
     FusionGelu(ONNXModel(model)).apply()
     graph = Graph(model.graph)
-    graph.prune()  # which puts the new nodes in their order
+    graph.prune()  # which also sorts the new nodes in
     graph.store()
     save_changed(model, target)
 
 
 def fix(source: Path, target: Path, tokens: int) -> None:
-    """Write the open fp32 file `source` for one row of `tokens` tokens: its inputs are int32 (1, tokens), and what
-    follows from sizes and constants alone is a constant. Raises ExportError where onnxruntime cannot run it so."""
+    """Write the fp32 file `source` for one row of `tokens` tokens: its inputs are int32 (1, tokens), and everything
+    that depends on sizes alone becomes a constant. Raises ExportError where onnxruntime cannot run it at that
+    length."""
     model = read_model(source)
     for value in (*model.graph.input, *model.graph.output):
         for at, size in enumerate(value.type.tensor_type.shape.dim):
             if size.dim_param:
                 size.dim_value = tokens if at == 1 else 1
     graph = Graph(model.graph)
-    known = set(graph.tensors)
-    for node in graph.nodes:
-        if node.op_type == "Shape" or all(name in known for name in node.input if name):
-            known.update(node.output)
-    constant = [node for node in graph.nodes if set(node.output) <= known]
-    names = [name for node in constant for name in node.output]
+    constant = _find_constant(graph)
+    names = [name for node in graph.nodes if set(node.output) <= constant for name in node.output]
     for name, value in zip(names, _evaluate(model, names, tokens, source), strict=True):
         graph.put(name, value)
-    graph.nodes = [node for node in graph.nodes if not set(node.output) <= known]
+    graph.nodes = [node for node in graph.nodes if not set(node.output) <= constant]
     for value in model.graph.input:
         value.type.tensor_type.elem_type = TensorProto.INT32
     _use_int32(graph)
@@ -93,23 +90,19 @@ def _evaluate(model: onnx.ModelProto, names: list[str], tokens: int, source: Pat
     """Compute tensors that do not depend on the ids."""
     if not names:
         return []
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
-    have = {value.name for value in shown.graph.output}
-    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
+    exposed = copy.deepcopy(model)
+    outputs = {value.name for value in exposed.graph.output}
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     feeds = {each.name: np.ones((1, tokens), np.int64) for each in model.graph.input}
+    session = create_session(exposed.SerializeToString(), session_options(1, {}), source)
     try:
-        session = onnxruntime.InferenceSession(
-            shown.SerializeToString(), session_options(1, {}), providers=["CPUExecutionProvider"]
-        )
-        found: list[NDArray[Any]] = session.run(names, feeds)
+        return list(session.run(names, feeds))
     except UNOPENED as error:
         raise ExportError(f"{source}: cannot be run on {tokens} tokens: {' '.join(str(error).split())}") from None
-    return found
 
 
 def _use_int32(graph: Graph) -> None:
-    """Turn whole numbers that are computed from the ids, which are int64 no more, into int32."""
+    """Turn the integers that are computed with the ids into int32, as the ids are."""
     for node in graph.nodes:
         if node.op_type == "Cast" and attribute(node, "to") == TensorProto.INT64:
             del node.attribute[:]
@@ -122,9 +115,9 @@ def _use_int32(graph: Graph) -> None:
 
 
 def find_mask(model: onnx.ModelProto) -> tuple[str, list[tuple[str, str]]]:
-    """Find the mask's tensor, and each (scores, masked scores) that it is added to.
+    """Find the mask, and the (scores, masked scores) of every attention.
 
-    Raises ExportError for attention that hides tokens in another way, whose range nothing is known of.
+    Raises ExportError for attention that masks in another way, whose range is unknown.
     """
     graph = Graph(model.graph)
     masks = {node.output[0] for node in graph.nodes if _makes_mask(graph, node)}
@@ -142,8 +135,8 @@ def _makes_mask(graph: Graph, node: NodeProto) -> bool:
 
 
 def bound_mask(model: onnx.ModelProto, ranges: Ranges, mask: str, scores: Collection[tuple[str, str]]) -> Ranges:
-    """Give the mask the least number that hides a token, and the masked scores the range that this leaves them; return
-    the ranges with these. `ranges` are of rows without padding."""
+    """Bound the mask, in place, and return the ranges with those of the mask and of the masked scores. `ranges` are of
+    rows without padding."""
     widest = max((high - low for low, high in (ranges[name] for name, _ in scores)), default=0.0)
     least = -math.ceil(widest + MARGIN)
     graph = Graph(model.graph)
@@ -153,12 +146,12 @@ def bound_mask(model: onnx.ModelProto, ranges: Ranges, mask: str, scores: Collec
             node.input[at] = graph.constant(np.array(least, np.float32), "bounded_mask")
     graph.store()
     masked = {made: (ranges[read][0] - MARGIN, ranges[read][1]) for read, made in scores}
-    shares = dict.fromkeys(_before(graph, mask), (0.0, 1.0))
-    return {**ranges, **masked, **shares, mask: (float(least), 0.0)}
+    sources = dict.fromkeys(_find_sources(graph, mask), (0.0, 1.0))
+    return {**ranges, **masked, **sources, mask: (float(least), 0.0)}
 
 
-def _before(graph: Graph, name: str) -> set[str]:
-    """Name all tensors that one is computed from."""
+def _find_sources(graph: Graph, name: str) -> set[str]:
+    """Find all computed tensors that a tensor depends on."""
     writers = graph.writers()
     found, waiting = set[str](), [name]
     while waiting:
@@ -170,32 +163,37 @@ def _before(graph: Graph, name: str) -> set[str]:
 
 
 def activations(source: Path) -> list[str]:
-    """Name the float tensors of an open file that depend on the ids, in the graph's order."""
+    """List the float tensors of a file that depend on the ids, in the graph's order."""
     model = read_model(source)
     graph = Graph(model.graph)
-    known, types = set(graph.tensors), _types(model)
+    constant, types = _find_constant(graph), _infer_types(model)
+    outputs = (name for node in graph.nodes for name in node.output)
+    return [name for name in outputs if name not in constant and types.get(name) == TensorProto.FLOAT]
+
+
+def _find_constant(graph: Graph) -> set[str]:
+    """Find the tensors that depend on constants and sizes alone."""
+    found = set(graph.tensors)
     for node in graph.nodes:
-        if node.op_type == "Shape" or all(name in known for name in node.input if name):
-            known.update(node.output)
-    made = (name for node in graph.nodes for name in node.output)
-    return [name for name in made if name not in known and types.get(name) == TensorProto.FLOAT]
+        if node.op_type == "Shape" or all(name in found for name in node.input if name):
+            found.update(node.output)
+    return found
 
 
-def _types(model: onnx.ModelProto) -> dict[str, int]:
-    """Infer the element type of each tensor. GELU, which ONNX 17 does not know, writes what it reads."""
-    known = onnx.ModelProto()
-    known.CopyFrom(model)
-    for node in known.graph.node:
+def _infer_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Infer the element type of each tensor. GELU, which ONNX 17 does not have, keeps the type of its input."""
+    copied = copy.deepcopy(model)
+    for node in copied.graph.node:
         if node.domain == MICROSOFT:
             node.op_type, node.domain = "Identity", ""
-    found = onnx.shape_inference.infer_shapes(known).graph
-    typed = (*found.value_info, *found.input, *found.output)
-    return {value.name: value.type.tensor_type.elem_type for value in typed}
+    found = onnx.shape_inference.infer_shapes(copied).graph
+    values = (*found.value_info, *found.input, *found.output)
+    return {value.name: value.type.tensor_type.elem_type for value in values}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What the numbers 0 to 2**bits - 1 stand for: (number - zero) x step."""
+    """The values of the codes 0 to 2**bits - 1: (code - zero) x step."""
 
     step: np.float32
     zero: int
@@ -203,13 +201,13 @@ class Scale:
 
     @staticmethod
     def from_range(low: float, high: float, bits: int) -> "Scale":
-        """Choose the scale of low..high, with 0 exactly among its values."""
+        """Choose the scale of low..high, of which 0 is exactly one value."""
         low, high = min(low, 0.0), max(high, 0.0)
         step = np.float32(max(high - low, LEAST_RANGE) / (2**bits - 1))
         return Scale(step, int(np.clip(np.rint(-low / step), 0, 2**bits - 1)), bits)
 
     def to(self, bits: int) -> "Scale":
-        """Choose the scale of the same values in so many bits."""
+        """Choose the scale of the same range in another number of bits."""
         step, most = float(self.step), 2**self.bits - 1 - self.zero
         return self if bits == self.bits else Scale.from_range(-self.zero * step, most * step, bits)
 
@@ -223,34 +221,35 @@ class Scale:
 
 
 SQUASHED: Mapping[str, tuple[int, int]] = {"Sigmoid": (0, 0), "Tanh": (1, 1)}
-"""Operators whose scale the HTP prescribes: a step of 2**(first - bits), and its zero at (second) half of the codes."""
+"""Operators whose scale the HTP prescribes: a step of 2**(first - bits), zero at the middle code where second is 1."""
 
 
 def quantize(source: Path, target: Path, ranges: Ranges, *, precision: str, narrow: Collection[str] = ()) -> None:
-    """Write the fixed fp32 file `source` in QDQ to `target`.
+    """Write the fp32 file `source` of fixed length in QDQ to `target`.
 
-    ranges     of every activation: see `activations`
-    precision  what the file's metadata say
+    ranges     of all activations: see `activations`
+    precision  for the file's metadata
     narrow     names of the operators whose activations are uint8; the others' are uint16
 
     Raises ExportError for an activation without a range.
     """
     model = read_model(source)
     _Writer(model, ranges, narrow).rewrite()
-    declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: precision})
 
 
 class _Writer:
-    """A graph being rewritten. A tensor keeps its name: it is what its codes are dequantised to."""
+    """Rewrites a graph; the dequantised tensors keep the names of the float ones.
+
+    scales  the scales of the float activations so far; `done`: tensors whose nodes are written already
+    """
 
     def __init__(self, model: onnx.ModelProto, ranges: Ranges, narrow: Collection[str]) -> None:
-        self.graph, self.ranges, self.narrow, self.types = Graph(model.graph), ranges, narrow, _types(model)
+        self.graph, self.ranges, self.narrow, self.types = Graph(model.graph), ranges, narrow, _infer_types(model)
         self.products: Mapping[str, Product] = {each.ends[0]: each for each in products(self.graph)}
         self.nodes: list[NodeProto] = []
         self.scales: dict[str, Scale] = {}
-        """The scale of each float activation met so far."""
-        self.made: set[str] = set()
+        self.done: set[str] = set()
 
     def rewrite(self) -> None:
         lookups = {node.output[0] for node in self.graph.lookups()}
@@ -269,7 +268,7 @@ class _Writer:
         return (self.types.get(name) if tensor is None else tensor.data_type) == TensorProto.FLOAT
 
     def _operate(self, node: NodeProto) -> None:
-        """Write an operator between what it reads, dequantised, and what it writes, quantised."""
+        """Write an operator between its dequantised inputs and the quantisation of its outputs."""
         moved = self.scales.get(node.input[0]) if node.op_type in MOVES else None
         bits = moved.bits if moved else 8 if node.name in self.narrow else 16
         product = self.products.get(node.output[0])
@@ -294,27 +293,27 @@ class _Writer:
             power, half = SQUASHED[operator]
             return Scale(np.float32(2.0 ** (power - bits)), half * 2 ** (bits - 1), bits)
         if name not in self.ranges:
-            raise ExportError(f"no range for {name}; calibrate the very file that was fixed")
+            raise ExportError(f"no range for {name}; calibrate the file that was given to `fix`")
         return Scale.from_range(*self.ranges[name], bits)
 
     def _read(self, name: str, bits: int) -> str:
-        """Name a tensor's values in so many bits."""
+        """Return the name of a tensor's values in this number of bits."""
         if name in self.graph.tensors:
             return self._constant(name, bits)
         if name not in self.scales:
-            raise ExportError(f"{name}: is read before it is quantised, as a float input of the file would be")
+            raise ExportError(f"{name}: is a float input of the file; expected integer inputs")
         if self.scales[name].bits == bits:
             return name
         other = f"{name}_{bits}"
-        if other not in self.made:
-            self.made.add(other)
+        if other not in self.done:
+            self.done.add(other)
             self._requantise(name, other, self.scales[name].to(bits))
         return other
 
     def _constant(self, name: str, bits: int) -> str:
         made = f"{name}_{bits}"
-        if made not in self.made:
-            self.made.add(made)
+        if made not in self.done:
+            self.done.add(made)
             values = numpy_helper.to_array(self.graph.tensors[name])
             scale = Scale.from_range(float(values.min()), float(values.max()), bits)
             self.graph.put(f"{made}_codes", scale.codes(values))
@@ -322,10 +321,10 @@ class _Writer:
         return made
 
     def _weight(self, product: Product) -> tuple[str, str]:
-        """Name the weight as int8, dequantised, and its scales; layers that share a weight share these."""
+        """Return the names of the int8 weight, dequantised, and its scales; layers that share a weight share these."""
         made, scales = f"{product.weight}_weight", f"{product.weight}_step"
-        if made not in self.made:
-            self.made.add(made)
+        if made not in self.done:
+            self.done.add(made)
             codes, steps = quantise_matrix(product.matrix(self.graph.tensors), per_channel=True)
             self.graph.put(f"{made}_codes", codes)
             self.graph.put(scales, steps)
@@ -334,14 +333,12 @@ class _Writer:
         return made, scales
 
     def _bias(self, product: Product, scales: str, bits: int) -> str:
-        """Name the bias as int32, in units of what the integer product is in."""
+        """Return the name of the int32 bias, dequantised."""
         assert product.bias is not None
         made = f"{product.name}_bias"
         read = self.scales[product.reads].to(bits)
         steps = np.asarray(read.step * numpy_helper.to_array(self.graph.tensors[scales]), np.float32)
-        values = numpy_helper.to_array(self.graph.tensors[product.bias]).astype(np.float64)
-        most = np.iinfo(np.int32)
-        self.graph.put(f"{made}_codes", np.clip(np.rint(values / steps), most.min, most.max).astype(np.int32))
+        self.graph.put(f"{made}_codes", quantise_bias(numpy_helper.to_array(self.graph.tensors[product.bias]), steps))
         self.graph.put(f"{made}_step", steps)
         self.graph.put(f"{made}_zero", np.zeros_like(steps, np.int32))
         self._dequantise(f"{made}_codes", made, f"{made}_step", f"{made}_zero", axis=0)
@@ -365,16 +362,11 @@ class _Writer:
 
     def _requantise(self, name: str, made: str, scale: Scale) -> None:
         step, zero = self._put(made, scale)
-        self.nodes.append(
-            helper.make_node(
-                "QuantizeLinear", [name, step, zero], [f"{made}_codes"], name=f"{made}_quantize", domain=MICROSOFT
-            )
-        )
+        self._add("QuantizeLinear", [name, step, zero], f"{made}_codes", f"{made}_quantize")
         self._dequantise(f"{made}_codes", made, step, zero)
 
     def _dequantise(self, codes: str, made: str, step: str, zero: str, **axis: Any) -> None:
-        self.nodes.append(
-            helper.make_node(
-                "DequantizeLinear", [codes, step, zero], [made], name=f"{made}_dequantize", domain=MICROSOFT, **axis
-            )
-        )
+        self._add("DequantizeLinear", [codes, step, zero], made, f"{made}_dequantize", **axis)
+
+    def _add(self, operator: str, inputs: list[str], output: str, name: str, **axis: Any) -> None:
+        self.nodes.append(helper.make_node(operator, inputs, [output], name=name, domain=MICROSOFT, **axis))

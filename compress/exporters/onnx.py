@@ -32,24 +32,24 @@ MASKED = -1e4
 """Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike float32's lowest it cannot overflow."""
 
 SQUARES_ITS_MASK = ("deberta", "deberta-v2", "static-embedding", "xlm", "xlnet")
-"""Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one; or that
-take a mean over the tokens and have no attention."""
+"""Model types that need the mask as (batch, tokens): their attention makes a pair mask of it, or they have no attention
+and take a mean over the tokens."""
 
 LOOKS_BACK = ("gpt2", *GROUPED)
-"""Model types in which a token sees none behind it; a prepared mask has to say so."""
+"""Model types with causal attention; a prepared mask has to be causal too."""
 
 SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
 """Model types that read token types without a `type_vocab_size` in their config."""
 
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
-"""The names of outputs that the hub's tools look for in a file."""
+"""The names that the hub's tools expect of a file's outputs."""
 
 TOLERANCE = 1e-3
 """The most that a file's logits may differ from the model's, relative to the largest (or 1): float32 noise is 1e-6."""
 
 TRACED = (2, 5)
 PROBES = ((1, 2), (3, 7))
-"""(rows, tokens) the graph is traced at, and the others that check the file."""
+"""The (rows, tokens) at which the graph is traced, and the others at which the file is checked."""
 
 
 def to_onnx(
@@ -66,12 +66,10 @@ def to_onnx(
     form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as traced
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
-    be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
-    the traced one: a tracer that takes a size for a constant only warns).
+    be exported, is over 2 GB, or when the file's logits are not the model's (checked at other shapes than the traced
+    one: a tracer that takes a size for a constant only warns).
     """
-    size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    if size >= PROTOBUF_LIMIT:
-        raise ExportError(f"{_kind(model)}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
+    check_size(model)
     plain = as_float32(model)
     probes = [probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,24 +78,40 @@ def to_onnx(
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
         file.producer_name, file.producer_version = "compress", versions(["compress"])["compress"]
-        onnx.helper.set_model_props(file, _metadata(plain.config))
+        config = plain.config
+        properties = {
+            "compress.version": file.producer_version,
+            "compress.model_type": config.model_type,
+            "compress.task": config.problem_type or "",
+            "compress.labels": json.dumps([config.id2label[index] for index in range(config.num_labels)]),
+            SESSION_KEY: json.dumps(UNFUSED_SKIP),
+            SESSION_WHY_KEY: UNFUSED_SKIP_WHY,
+        }
+        onnx.helper.set_model_props(file, properties)
         if form is not None:
             file = rewrite_graph(file, form).model
         onnx.save_model(file, partial)
         difference, largest = _compare(model, partial, probes[1:])
         if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
             raise ExportError(
-                f"{_kind(model)}: the ONNX file's logits differ from the model's by {difference:.2g} where the largest "
-                f"is {largest:.2g}; expected at most {TOLERANCE:g} of it. The weights may hold NaN, or this "
+                f"{type(model).__name__}: the ONNX file's logits differ from the model's by {difference:.2g} where the "
+                f"largest is {largest:.2g}; expected at most {TOLERANCE:g} of it. The weights may hold NaN, or this "
                 "architecture cannot be traced: please report it with its config.json."
             )
+
+
+def check_size(model: nn.Module, name: str = "") -> None:
+    """Raise ExportError, naming the model or its class, where its weights do not fit into an ONNX file."""
+    if (size := 4 * sum(parameter.numel() for parameter in model.parameters())) >= PROTOBUF_LIMIT:
+        name = name or type(model).__name__
+        raise ExportError(f"{name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
 
 
 def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> float:
     """Compute the largest |logit difference| between the model, in float32 on the CPU, and the file under onnxruntime.
 
-    A batch holds at least the file's inputs, (rows, tokens); anything else in it is passed over. The model stays as it
-    was. NaN when any logit is; raises ExportError when there is no batch.
+    A batch holds at least the file's inputs, (rows, tokens); other keys are ignored. The model stays as it was.
+    NaN when any logit is; raises ExportError when there is no batch.
     """
     return _compare(model, path, batches)[0]
 
@@ -113,28 +127,28 @@ def as_float32(model: nn.Module) -> Any:
 
 
 class TracedModel(nn.Module):
-    """The module that is traced: ids and a 0/1 mask in, the answers' logits out."""
+    """The module that is traced: reads ids and a 0/1 mask, returns the tensors of `outputs_of`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         # a classifier of ModernBERT that takes a mean over the tokens reads the mask too
-        self.below = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(model, "classifier")
-        if self.below:
-            model.base_model.register_forward_pre_hook(_prepare_below, with_kwargs=True)
+        self.masks_inside = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(model, "classifier")
+        if self.masks_inside:
+            model.base_model.register_forward_pre_hook(_prepare_inside, with_kwargs=True)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
         ends, config = attention_mask, self.model.config
-        as_it_is = self.below or config.model_type in SQUARES_ITS_MASK
-        mask = attention_mask if as_it_is else prepare_mask(attention_mask, config)
-        if config.is_encoder_decoder:  # where T5 classifies: there already, but for ids made up to time it
+        unprepared = self.masks_inside or config.model_type in SQUARES_ITS_MASK
+        mask = attention_mask if unprepared else prepare_mask(attention_mask, config)
+        if config.is_encoder_decoder:  # T5 classifies at the end of a text; ids drawn at random may lack it
             last_B1 = ends.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments)).values())
 
 
-def _prepare_below(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _prepare_inside(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask = kwargs["attention_mask"]
     if isinstance(mask, Tensor) and mask.dim() == 2:
         kwargs = {**kwargs, "attention_mask": prepare_mask(mask, encoder.config)}
@@ -142,7 +156,7 @@ def _prepare_below(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def prepare_mask(mask_BL: Tensor, config: Any) -> Any:
-    """Compute what is added to the scores (batch, 1, 1 or tokens, tokens); by the kind of layer where these differ."""
+    """Compute the mask that is added to the scores (batch, 1, 1 or tokens, tokens): one, or one per kind of layer."""
     seen = mask_BL[:, None, None, :]
     kinds = getattr(config, "layer_types", None)
     if looks_back := config.model_type in LOOKS_BACK:
@@ -158,13 +172,13 @@ def prepare_mask(mask_BL: Tensor, config: Any) -> Any:
 
 
 def outputs_of(out: Any) -> dict[str, Tensor]:
-    """Take the tensors of a model's output that the file has, under the names that the hub's tools look for."""
+    """Select the tensors of a model's output that the file has, by their names in OUTPUTS."""
     return {name: out[name] for name in OUTPUTS if name in out}
 
 
 @contextmanager
 def tracing(kind: str, expected: str) -> Iterator[None]:
-    """Turn whatever torch's exporter fails with into an ExportError that says what was `expected`."""
+    """Re-raise any error of torch's exporter as an ExportError that says what was `expected`."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -182,8 +196,8 @@ def export_graph(
     outputs: Sequence[str],
     axes: Mapping[str, Mapping[int, str]],
 ) -> None:
-    """Trace a module and write its graph; `axes`: the names of the sizes that stay open."""
-    # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
+    """Trace a module and write its graph; `axes`: the names of its dynamic sizes."""
+    # What the tracer and the exporter warn of is checked on the file itself
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
         torch.onnx.export(
             module.eval(),
@@ -199,11 +213,11 @@ def export_graph(
 
 def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
     plain.set_attn_implementation("eager")
-    with tracing(_kind(plain), "an encoder, alone or with a head, as transformers' Auto classes load it"):
+    with tracing(type(plain).__name__, "an encoder, alone or with a head, as transformers' Auto classes load it"):
         with torch.no_grad():
             answers = outputs_of(plain(**batch))
         if not answers:
-            raise LookupError("neither logits nor hidden states among its outputs")
+            raise LookupError("its output has neither logits nor hidden states")
         sizes = {0: "batch_size", 1: "sequence_length"}
         axes = dict.fromkeys(batch, sizes) | dict.fromkeys(answers, sizes)
         once = [name for name in ("logits", "sentence_embedding") if name in answers and answers[name].dim() == 2]
@@ -225,10 +239,10 @@ def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor
             real = inputs["attention_mask"].numpy() == 1
             for one, other in zip(found, expected.values(), strict=True):
                 per_token = other.ndim == 3 or "start_logits" in expected
-                mine, theirs = (one[real], other[real]) if per_token else (one, other)
+                ours, models = (one[real], other[real]) if per_token else (one, other)
                 with np.errstate(invalid="ignore"):  # inf - inf
-                    differences.append(np.abs(mine - theirs).max())
-                sizes.append(np.abs(theirs).max())
+                    differences.append(np.abs(ours - models).max())
+                sizes.append(np.abs(models).max())
     if not differences:
         raise ExportError(f"{path}: parity needs at least one batch")
     return float(np.max(differences)), float(np.max(sizes))
@@ -240,7 +254,7 @@ def makes_segments(tokenizer: Any) -> bool:
 
 
 def probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tensor]:
-    """Draw random ids, the end of the first row masked, in the order of the file's inputs."""
+    """Draw random inputs, in the order of the file's; the end of the first row is masked."""
     ids = torch.randint(config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, tokens // 2 + 1 :] = 0
@@ -254,8 +268,8 @@ def probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tens
 
 
 def _read_shared_weights(graph: onnx.GraphProto) -> None:
-    """Let layers that share a weight read it without the Identity of the exporter's graph, behind which quantisation
-    does not look: let them read the weight itself."""
+    """Remove the Identity through which the exporter lets layers read a weight that they share: quantisation looks for
+    weights that are read directly."""
     weights = {tensor.name for tensor in graph.initializer}
     copies: dict[str, str] = {}
     kept: list[onnx.NodeProto] = []
@@ -267,18 +281,3 @@ def _read_shared_weights(graph: onnx.GraphProto) -> None:
             kept.append(node)
     del graph.node[:]
     graph.node.extend(kept)
-
-
-def _metadata(config: Any) -> dict[str, str]:
-    return {
-        "compress.version": versions(["compress"])["compress"],
-        "compress.model_type": config.model_type,
-        "compress.task": config.problem_type or "",
-        "compress.labels": json.dumps([config.id2label[index] for index in range(config.num_labels)]),
-        SESSION_KEY: json.dumps(UNFUSED_SKIP),
-        SESSION_WHY_KEY: UNFUSED_SKIP_WHY,
-    }
-
-
-def _kind(model: nn.Module) -> str:
-    return type(model).__name__

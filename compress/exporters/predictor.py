@@ -25,10 +25,10 @@ from compress.progress import show_progress
 
 Text = str | tuple[str, str]
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
-"""The outputs of a file that are its answer, where it has others too."""
+"""The outputs of a file that hold the answer, where it has others too."""
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
-"""The pattern of a word: an address, a name with its @ or #, letters and digits held together by single marks; any
-other mark alone. Data of tagged words are cut about so."""
+"""The pattern of a word: a URL, a name with its @ or #, letters and digits joined by single marks; any other mark
+alone. Data sets of tagged words are split about like this."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Prediction:
     multilabel      label: all labels with probability >= 0.5, joined by ", " ('' for none); score: the highest
                     probability; scores: every label's own probability
     regression      label: ''; score: the number; scores: empty
-    ranking         the same: the higher the score, the better the passage answers the query
+    ranking         as for regression: the higher the score, the better the passage answers the query
     """
 
     label: str
@@ -52,7 +52,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a question: `text`, the characters `start` to `end` of the context; '' where that holds no answer.
+    """The answer to a question: `text`, the characters `start` to `end` of the context; '' for no answer.
 
     score   the probability of its first times that of its last token, over all tokens of the context and "no answer"
     """
@@ -68,7 +68,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Mark:
-    """An entity: `text`, the characters `start` to `end`; score: the mean probability of its words' tags."""
+    """An entity: `text`, the characters `start` to `end`; `score`, the mean probability of its words' tags."""
 
     text: str
     label: str
@@ -79,7 +79,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Marked:
-    """The entities of a text, in its order."""
+    """The entities of a text, in order."""
 
     marks: tuple[Mark, ...]
 
@@ -99,7 +99,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The texts nearest to one, the nearest first, each with its cosine."""
+    """The texts nearest to a text, the nearest first, each with its cosine."""
 
     texts: tuple[tuple[str, float], ...]
 
@@ -108,11 +108,10 @@ class Nearest:
 
 
 Outcome = Prediction | Answer | Marked | Vector | Nearest
-"""What a bundle says of a text."""
 
 
 class Answering(Protocol):
-    """Answer texts, as a `Predictor` does, or one that looks for the nearest others."""
+    """Predict for texts: a `Predictor`, or `NearestTexts`."""
 
     @property
     def task(self) -> Task: ...
@@ -122,12 +121,12 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Predictor:
-    """An opened bundle: keep it to answer many calls, each from any thread.
+    """An opened bundle: keep it for many calls, from any thread.
 
-    Every row is run by itself, without padding: an int8 graph scales activations by the whole batch, so in company a
-    row's logits would depend on the others; alone they are what a device computes. (Batches of 16 were 15 % faster
-    in int8, 6 layers x 384, 27 tokens.) Rows are shared out over `threads` threads, each running one row at a time.
-    `threshold`: qa, how much better no answer must score than the best span to be given.
+    Rows are run one at a time, without padding: an int8 graph scales activations by the whole batch, so a row's logits
+    would depend on the others; alone they are what a device computes. (Batches of 16 were 15 % faster in int8, 6 layers
+    x 384, 27 tokens.) `threads` rows run in parallel. `threshold`: qa, the margin over the best span from which "no
+    answer" is returned.
     """
 
     task: Task
@@ -138,21 +137,21 @@ class Predictor:
     threshold: float = math.inf
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
-        """Predict each text, or pair of texts, in their order: Answer for (question, context) pairs, Marked for texts
-        whose words are tagged, Vector for texts whose vectors the model gives, Prediction otherwise."""
-        given = [_check(text, self.task) for text in texts]
+        """Predict for each text, or pair of texts, in order: an Answer for (question, context) pairs, Marked for
+        tagging, a Vector for embedding, a Prediction otherwise."""
+        checked = [_check(text, self.task) for text in texts]
         if self.task.kind == "qa":
-            return self._answer([(text[0], text[1]) for text in given])
+            return self._answer([(text[0], text[1]) for text in checked])
         if self.task.kind == "tagging":
-            return self._mark([text for text in given if isinstance(text, str)])
-        rows = encode(self.tokenizer, given)
+            return self._mark([text for text in checked if isinstance(text, str)])
+        rows = encode(self.tokenizer, checked)
         if self.task.kind == "embedding":
-            return [Vector(tuple(each)) for each in _finite(self.logits(rows)).tolist()]
-        return [_prediction(self.task, *answer) for answer in zip(texts, self.logits(rows), strict=True)]
+            return [Vector(tuple(each)) for each in _check_finite(self.logits(rows)).tolist()]
+        return [_predict(self.task, *row) for row in zip(texts, self.logits(rows), strict=True)]
 
     def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
-        """Compute the logits (rows, outputs) of encoded rows, in their order; columns the file does not read are passed
-        over. Of a task that is tokenwise (tokens, outputs): those of all rows, one row after another.
+        """Compute the logits (rows, outputs) of encoded rows, in order; columns that the file does not read are
+        ignored. For tokenwise tasks (tokens, outputs): those of all rows, one row after another.
 
         Raises BundleError for a row that lacks an input of the file.
         """
@@ -160,7 +159,7 @@ class Predictor:
         return join_answers(self.task, found)
 
     def _answer(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
-        """Answer each (question, context)."""
+        """Answer (question, context) pairs."""
         if not pairs:
             return []
         questions, contexts = zip(*pairs, strict=True)
@@ -175,13 +174,13 @@ class Predictor:
             np.array([window.null for window in rows]),
             question_R,
         )
-        values_T2 = _finite(self.logits(map(_feed, (window.row for window in rows))))
+        values_T2 = _check_finite(self.logits(map(_feed, (window.row for window in rows))))
         spans = best_spans(values_T2, where)
         nulls_T = np.concatenate([[0], np.cumsum(lengths_R)[:-1]]) + where.nulls_R
         possible_T = where.starts_T >= 0
         possible_T[nulls_T] = True
-        cuts = np.flatnonzero(np.diff(np.repeat(question_R, lengths_R), prepend=-1))
-        log_p_T2 = _log_shares(np.where(possible_T[:, None], values_T2, -np.inf), cuts)
+        starts = np.flatnonzero(np.diff(np.repeat(question_R, lengths_R), prepend=-1))
+        log_p_T2 = _log_softmax(np.where(possible_T[:, None], values_T2, -np.inf), starts)
         texts = spans.texts([context for _, context in pairs], self.threshold)
         answers = []
         for n, text in enumerate(texts):
@@ -196,11 +195,11 @@ class Predictor:
         return answers
 
     def _mark(self, texts: Sequence[str]) -> list[Marked]:
-        """Find the entities of each text, whose words are those of WORDS."""
+        """Find the entities of each text, split into words by WORDS."""
         words = [[match.span() for match in WORDS.finditer(text)] for text in texts]
-        cut = [[text[start:end] for start, end in spans] for text, spans in zip(texts, words, strict=True)]
-        read = list(windows.read_words(self.tokenizer, cut, self.max_length))
-        values_TV = _finite(self.logits(_feed(window.row) for each in read for window in each))
+        split = [[text[start:end] for start, end in spans] for text, spans in zip(texts, words, strict=True)]
+        read = list(windows.read_words(self.tokenizer, split, self.max_length))
+        values_TV = _check_finite(self.logits(_feed(window.row) for each in read for window in each))
         at, answers = 0, []
         for text, spans, each in zip(texts, words, read, strict=True):
             tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
@@ -215,7 +214,7 @@ class Predictor:
 
 
 def mark(text: str, words: Sequence[tuple[int, int]], tags: Sequence[str], shares: NDArray[np.floating]) -> Marked:
-    """Mark the entities of a text whose words (first character, end) have these tags and probabilities."""
+    """Find the entities of a text whose words (first character, end) have these tags and probabilities."""
     marks = []
     for label, first, last in entities(tags):
         start, end = words[first][0], words[last - 1][1]
@@ -224,8 +223,8 @@ def mark(text: str, words: Sequence[tuple[int, int]], tags: Sequence[str], share
 
 
 def join_answers(task: Task, found: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
-    """Join the outputs of each row to the logits of all: see `Predictor.logits`."""
-    answers = [outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1) for outputs in found]  # ends of spans
+    """Join the outputs of all rows to logits: see `Predictor.logits`."""
+    answers = [outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1) for outputs in found]  # two for qa
     if not answers:
         return np.empty((0, task.outputs), np.float32)
     return np.concatenate(answers) if task.tokenwise else np.stack(answers)
@@ -238,11 +237,11 @@ def run_rows(
     threads: int,
     outputs: Sequence[str] | None = None,
 ) -> list[list[NDArray[np.float32]]]:
-    """Run each row by itself, on `threads` threads: for each row these outputs of the file (None: all), without the
-    axis of the batch. Columns that the file does not read are passed over. For a file of a fixed length rows are padded
-    with attention_mask 0, and what it says of the padding is cut off.
+    """Run rows one at a time, on `threads` threads; return for each row these outputs of the file (None: all), without
+    the batch axis. Columns that the file does not read are ignored. For a file of a fixed length rows are padded with
+    attention_mask 0, and the padding's part of the outputs is removed.
 
-    Raises BundleError for a row that lacks an input of the file, or that it cannot be run on.
+    Raises BundleError for a row that lacks an input of the file, or that the file cannot be run on.
     """
     names = [node.name for node in session.get_inputs()]
     fixed = fixed_length(session)
@@ -261,8 +260,8 @@ def run_rows(
             found = session.run(outputs, feeds)
             return [output[0, :tokens] if cut else output[0] for output, cut in zip(found, per_token, strict=True)]
         except UNOPENED as error:
-            told = " ".join(str(error).split())
-            raise BundleError(f"the model cannot be run on {tokens} tokens: {told}") from None
+            message = " ".join(str(error).split())
+            raise BundleError(f"the model cannot be run on {tokens} tokens: {message}") from None
 
     if threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
         return list(show_progress(map(run, rows), "scoring", count, "rows"))
@@ -271,7 +270,7 @@ def run_rows(
 
 
 def fixed_length(session: onnxruntime.InferenceSession) -> int | None:
-    """Return how many tokens each row has in the file; None where that is open."""
+    """Return the number of tokens of a file of fixed length; None for any other."""
     size = session.get_inputs()[0].shape[-1]
     return size if isinstance(size, int) else None
 
@@ -282,16 +281,16 @@ def pad(ids_1L: NDArray[np.integer], length: int) -> NDArray[np.int32]:
 
 
 def answers_tokens(output: onnxruntime.NodeArg) -> bool:
-    """Check that an output has a value, or several, for every token."""
+    """Check whether an output has values for every token."""
     return len(output.shape) == 3 or output.name.endswith("_logits")
 
 
 def open_predictor(
     folder: Path, onnx_file: Path, *, task: Task, max_length: int, threads: int, threshold: float = math.inf
 ) -> Predictor:
-    """Open the ONNX file with the tokenizer of the folder, which gives the tokens that transformers gives."""
-    cut = None if task.tokenwise else max_length  # tokenwise tasks read what is too long in several rows
-    tokenizer = open_tokenizer(folder, cut)
+    """Open the ONNX file with the tokenizer of the folder."""
+    limit = None if task.tokenwise else max_length  # tokenwise tasks split long texts into several rows
+    tokenizer = open_tokenizer(folder, limit)
     return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
 
 
@@ -304,19 +303,19 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[EncodedRow]:
 
 
 def open_tokenizer(folder: Path, max_length: int | None = None) -> Tokenizer:
-    """Open the folder's tokenizer.json; it cuts texts to `max_length` tokens, and pads none.
+    """Open the folder's tokenizer.json, without padding, truncating to `max_length` tokens.
 
-    Raises BundleError where there is none, or none that can be read.
+    Raises BundleError where it is missing or cannot be read.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise BundleError(f"{path}: no such file; expected the tokenizer that belongs to the model")
+        raise BundleError(f"{path}: no such file; expected the tokenizer of the model")
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself for a file that it cannot read, and no other class
+    except Exception as error:  # the library raises plain Exception for a file that it cannot read
         if type(error) is not Exception:
             raise
-        raise BundleError(f"{path}: no tokenizer that can be read ({error}); copy the model again") from None
+        raise BundleError(f"{path}: cannot be read as a tokenizer ({error}); copy the model again") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if max_length is not None:
@@ -336,9 +335,9 @@ def _check(text: Text, task: Task) -> Text:
     return text if isinstance(text, str) else (text[0], text[1])
 
 
-def _prediction(task: Task, text: Text, logits: NDArray[np.float32]) -> Prediction:
+def _predict(task: Task, text: Text, logits: NDArray[np.float32]) -> Prediction:
     if not np.isfinite(logits).all():
-        raise BundleError(f"predict: the model's answer to {text!r} is not finite; its weights are broken")
+        raise BundleError(f"predict: the model's output for {text!r} is not finite; its weights are broken")
     if task.numeric:
         return Prediction("", float(logits[0]), {})
     wide = logits.astype(np.float64)
@@ -358,24 +357,74 @@ def _feed(row: windows.Window) -> dict[str, list[int]]:
     return {"input_ids": row.ids, "attention_mask": [1] * len(row.ids), "token_type_ids": row.types}
 
 
-def _finite(values: NDArray[np.float32]) -> NDArray[np.float64]:
+def _check_finite(values: NDArray[np.float32]) -> NDArray[np.float64]:
     if not np.isfinite(values).all():
-        raise BundleError("predict: the model's answer is not finite; its weights are broken")
+        raise BundleError("predict: the model's output is not finite; its weights are broken")
     return values.astype(np.float64)
 
 
-def _log_shares(values_T2: NDArray[np.float64], cuts: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Compute log softmax of each column, over every stretch of tokens that begins at one of `cuts`."""
-    sizes = np.diff(cuts, append=len(values_T2))
-    shifted = values_T2 - np.repeat(np.maximum.reduceat(values_T2, cuts), sizes, axis=0)
-    sums = np.log(np.add.reduceat(np.exp(shifted), cuts))
-    shares: NDArray[np.float64] = shifted - np.repeat(sums, sizes, axis=0)
-    return shares
+def _log_softmax(values_T2: NDArray[np.float64], starts: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Compute log softmax of each column, over the segments of tokens that begin at `starts`."""
+    sizes = np.diff(starts, append=len(values_T2))
+    shifted = values_T2 - np.repeat(np.maximum.reduceat(values_T2, starts), sizes, axis=0)
+    sums = np.log(np.add.reduceat(np.exp(shifted), starts))
+    return np.asarray(shifted - np.repeat(sums, sizes, axis=0))
+
+
+SEARCHED = 256
+"""Texts whose cosines with all others are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class NearestTexts:
+    """Find the nearest of `texts` by an exact search over all of them.
+
+    vectors_NE  the vectors of `texts`, of length 1; they may be those of another model of the same space
+    """
+
+    predictor: Predictor
+    texts: Sequence[str]
+    vectors_NE: NDArray[np.float32]
+    count: int
+
+    @property
+    def task(self) -> Task:
+        return self.predictor.task
+
+    @staticmethod
+    def from_texts(predictor: Predictor, texts: Sequence[str], count: int = 5) -> "NearestTexts":
+        """Compute the vectors of `texts`. Raises BundleError for a bundle of another task, and for no texts."""
+        if predictor.task.kind != "embedding":
+            raise BundleError(
+                f"this bundle is for {predictor.task.kind}; expected one for embedding, to compare texts by vectors"
+            )
+        if not texts:
+            raise BundleError("there are no texts to search; expected one per line")
+        prompted = [predictor.task.prompts[1] + text for text in texts]
+        return NearestTexts(predictor, texts, _unit_vectors(predictor, prompted), min(count, len(texts)))
+
+    def predict(self, texts: Sequence[Text]) -> list[Nearest]:
+        """Find the texts nearest to each text."""
+        found = list[Nearest]()
+        for start in range(0, len(texts), SEARCHED):
+            queries = [f"{self.task.prompts[0]}{text}" for text in texts[start : start + SEARCHED]]
+            cosines = _unit_vectors(self.predictor, queries) @ self.vectors_NE.T
+            best = np.argsort(-cosines, axis=1, kind="stable")[:, : self.count]
+            found += [
+                Nearest(tuple((self.texts[n], float(row[n])) for n in numbers))
+                for row, numbers in zip(cosines, best, strict=True)
+            ]
+        return found
+
+
+def _unit_vectors(predictor: Predictor, texts: Sequence[Text]) -> NDArray[np.float32]:
+    vectors = predictor.logits(encode(predictor.tokenizer, texts))
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 @dataclass(frozen=True)
 class AnsweredLine:
-    """One text of a stream, and what the model says of it; or, in `error`, why it was not asked."""
+    """One text of a stream with the model's answer, or with the error for which it was skipped."""
 
     text: str
     answer: Outcome | None
@@ -383,7 +432,7 @@ class AnsweredLine:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Read lines without their ends; of one that is longer than LONGEST, its beginning."""
+    """Read lines without their ends; of a line longer than LONGEST only the beginning."""
     while line := stream.readline(LONGEST + 2):
         rest = line
         while len(rest) > LONGEST and not rest.endswith(b"\n"):
@@ -394,9 +443,9 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 def answer_lines(
     predictor: Answering, texts: Iterable[bytes], *, second: str | None = None, unit: str = "line"
 ) -> Iterator[AnsweredLine]:
-    """Answer each text, or its pair with `second`; `unit` and its number name one that is no text.
+    """Predict for each text, or its pair with `second`; errors name the text by `unit` and its number.
 
-    Raises BundleError, naming it too, where the model itself fails.
+    Raises BundleError where the model itself fails.
     """
     for number, raw in enumerate(texts, start=1):
         where = f"{unit} {number:,}"
@@ -413,19 +462,19 @@ def answer_lines(
 
 
 BATCH = 256
-"""Rows of a stream that are answered together."""
+"""Rows of a stream that are read at a time."""
 T = TypeVar("T")
 
 
-def iterate_batches(given: Iterable[T], count: int = BATCH) -> Iterator[list[T]]:
-    """Yield lists of at most `count`, read when they are asked for."""
-    rest = iter(given)
+def iterate_batches(values: Iterable[T], count: int = BATCH) -> Iterator[list[T]]:
+    """Yield lists of at most `count`, read lazily."""
+    rest = iter(values)
     while batch := list(islice(rest, count)):
         yield batch
 
 
 def decode(raw: bytes, where: str) -> str:
-    """Decode UTF-8. Raises DataError, naming `where` and the byte, for what is none, or is too long."""
+    """Decode UTF-8. Raises DataError, naming `where` and the byte, for invalid or too long text."""
     if len(raw) > LONGEST:
         raise DataError(f"{where}: is longer than {LONGEST:,} bytes; expected one text a line")
     try:

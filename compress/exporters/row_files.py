@@ -1,13 +1,13 @@
-"""Answer the rows of a file: read, answered and written a batch at a time, so that memory does not grow with the file.
+"""Predict for the rows of a file, a batch at a time, so that memory does not grow with the file.
 
-    .csv .tsv   with a header line; the delimiter of a .csv is the one of , ; | and tab that its header has most of
-    .jsonl      an object on each line
-    .txt        a text on each line; to read alone
-    .npy        the vector of each text, a row of float32 each; to write alone
+    .csv .tsv   with a header line; the delimiter of a .csv is the most frequent of , ; | and tab in its header
+    .jsonl      an object per line
+    .txt        a text per line; input only
+    .npy        the vector of each text as a float32 row; output only
 
 All columns are kept, and these are added: prediction (a label; labels joined by ", "; a number; the answer to a
-question; the entities), prediction_score (not of numbers and entities), of answers prediction_start and prediction_end,
-in .jsonl prediction_scores of every label; and prediction_error where rows are skipped.
+question; the entities), prediction_score (not for numbers and entities), for answers prediction_start and
+prediction_end, in .jsonl prediction_scores of all labels; and prediction_error where rows are skipped.
 """
 
 import csv
@@ -42,14 +42,15 @@ def predict_file(
     on_error: Literal["stop", "skip"] = "stop",
     say: Callable[[int, float], None] = lambda rows, share: None,
 ) -> tuple[int, int]:
-    """Answer every row of `source` into `target`, which is whole or not there; return how many, and how many skipped.
+    """Predict for every row of `source` and write `target`; return the numbers of rows, and of those skipped.
 
-    columns   of the one or two texts; None: those of the bundle's own names, or the only one there is
-    second    the second text of every pair, where the rows have the first alone
-    on_error  stop, or skip, at a row that is no UTF-8, no object, or has no text; the error is then in its place
-    say       is told the rows that are done, and their share of the file
+    columns   of the one or two texts; None: those named like the bundle's, or the only one
+    second    the second text of every pair, where the rows have only the first
+    on_error  stop, or skip, at a row that is not UTF-8, not an object, or has no text; skip writes the error instead
+    say       is called with the number of rows done, and their share of the file
 
-    Raises DataError, naming the line, for what cannot be read, and for columns that are not there or there already.
+    Raises DataError, naming the line, for rows that cannot be read, missing columns, and columns that would be
+    overwritten.
     """
     check_files(source, target)
     suffix = target.suffix.lower()
@@ -57,7 +58,7 @@ def predict_file(
         _check_vectors(predictor, target, on_error)
     task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
     done = skipped = 0
-    with source.open("rb") as raw, atomic_file(target) as partial, _opened(partial, suffix) as writer:
+    with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix) as writer:
         size, write, chosen = max(1, source.stat().st_size), None, None  # type: int, Any, Any
         for batch in iterate_batches(_read(raw, source, on_error)):
             if chosen is None:
@@ -69,37 +70,37 @@ def predict_file(
             for (number, row, _), (answer, error) in zip(batch, answers, strict=True):
                 if taken := [name for name in added if name in row]:
                     raise DataError(
-                        f"{source}: line {number:,}: has {taken[0]!r}, which is to be added; rename it there"
+                        f"{source}: line {number:,}: has {taken[0]!r}, which the output adds; rename that column"
                     )
                 skipped += bool(error)
-                write({**row, **({"prediction_error": error} if error else _plain(answer, added))})
+                write({**row, **({"prediction_error": error} if error else _to_columns(answer, added))})
             done += len(batch)
             say(done, raw.tell() / size)
     return done, skipped
 
 
 def check_files(source: Path, target: Path) -> None:
-    """Raise DataError where one of the files cannot be what it is given for, before a model is opened."""
-    for path, able, option in ((source, READ, "input"), (target, WRITTEN, "output")):
-        if path.suffix.lower() not in able:
-            raise DataError(f"--{option} {path}: expected a file that ends in {', '.join(able)}")
+    """Raise DataError, before a model is opened, for files that cannot be read or written."""
+    for path, suffixes, option in ((source, READ, "input"), (target, WRITTEN, "output")):
+        if path.suffix.lower() not in suffixes:
+            raise DataError(f"--{option} {path}: expected a file that ends in {', '.join(suffixes)}")
     if not source.is_file():
-        raise DataError(f"--input {source}: there is no such file")
+        raise DataError(f"--input {source}: no such file")
     if not target.parent.is_dir() or target.is_dir() or (target.exists() and target.samefile(source)):
-        raise DataError(f"--output {target}: expected a new file, in a folder that is there")
+        raise DataError(f"--output {target}: expected a new file in an existing folder")
 
 
 def _check_vectors(predictor: Answering, target: Path, on_error: str) -> None:
     if predictor.task.kind != "embedding" or not hasattr(predictor, "logits"):
-        raise DataError(f"--output {target}: is of vectors, which are not what is answered here; expected .jsonl")
+        raise DataError(f"--output {target}: holds vectors, which this model does not predict; expected .jsonl")
     if on_error == "skip":
-        raise DataError(f"--output {target}: a row that is skipped has no vector to stand in its place: mend the rows")
+        raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
 
 
 def choose_columns(
     task: Task, names: Sequence[str], source: Path, columns: Sequence[str] | None, *, pair: bool
 ) -> list[str]:
-    """Choose the columns of the one or two texts. Raises DataError, with those there are, where that is no choice."""
+    """Choose the columns of the one or two texts. Raises DataError, with the existing columns, where that fails."""
     wanted = list(columns or (task.text[:1] if pair else task.text))
     count = len(task.text) - pair
     if not columns and len(names) == count:
@@ -117,7 +118,7 @@ def choose_columns(
 
 
 def _read(raw: IO[bytes], source: Path, on_error: str) -> Iterator[tuple[int, Row, str]]:
-    """Yield the line, the columns, and why there are none."""
+    """Yield the line's number, its columns, and the error where it cannot be read."""
     kind = source.suffix.lower()
     if kind in (".csv", ".tsv"):
         yield from _read_delimited(raw, source, "\t" if kind == ".tsv" else "")
@@ -131,13 +132,13 @@ def _read(raw: IO[bytes], source: Path, on_error: str) -> Iterator[tuple[int, Ro
             row = {"text": text} if kind == ".txt" else json.loads(text or "{}")
             if not isinstance(row, dict):
                 error, row = f"holds a {type(row).__name__}; expected an object", {}
-        except UnicodeDecodeError as wrong:
-            error = f"byte {wrong.start + 1} (0x{line[wrong.start]:02x}) is not UTF-8"
-        except (ValueError, RecursionError) as wrong:
-            error = f"is no JSON ({wrong})"
+        except UnicodeDecodeError as problem:
+            error = f"byte {problem.start + 1} (0x{line[problem.start]:02x}) is not UTF-8"
+        except (ValueError, RecursionError) as problem:
+            error = f"is not JSON ({problem})"
         if error and on_error == "stop":
             raise DataError(f"{source}: line {number:,}: {error}")
-        if row or error or kind == ".txt":  # an empty line of .jsonl is none
+        if row or error or kind == ".txt":  # skips empty lines of .jsonl
             yield number, row, error
 
 
@@ -145,8 +146,8 @@ def _read_delimited(raw: IO[bytes], source: Path, delimiter: str) -> Iterator[tu
     header = raw.readline(LONGEST)
     try:
         first = header.decode("utf-8-sig")
-    except UnicodeDecodeError as wrong:
-        raise DataError(f"{source}: line 1: byte {wrong.start + 1} is not UTF-8; convert the file") from None
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{source}: line 1: byte {problem.start + 1} is not UTF-8; convert the file") from None
     csv.field_size_limit(LONGEST)
     lines = (line.decode("utf-8", "surrogateescape") for line in iter(lambda: raw.readline(LONGEST), b""))
     delimiter = delimiter or max(DELIMITERS, key=first.count)
@@ -166,8 +167,8 @@ def _read_delimited(raw: IO[bytes], source: Path, delimiter: str) -> Iterator[tu
             elif any("\udc80" <= c <= "\udcff" for cell in cells for c in cell):
                 error, row = "is not UTF-8", {}
             yield number, row, error
-    except csv.Error as wrong:
-        raise DataError(f"{source}: line {reader.line_num + 1:,}: {wrong}") from None
+    except csv.Error as problem:
+        raise DataError(f"{source}: line {reader.line_num + 1:,}: {problem}") from None
 
 
 def _answer(
@@ -179,21 +180,19 @@ def _answer(
     source: Path,
     on_error: str,
 ) -> list[tuple[Outcome | None, str]]:
-    """Return the answer to each row, or why there is none."""
+    """Return the answer to each row, or the error."""
     texts, errors = list[Text](), list[str]()
-    for number, row, wrong in batch:
+    for number, row, problem in batch:
         values = [row.get(name) for name in chosen] + ([] if second is None else [second])
-        lacking = [name for name in chosen if not isinstance(row.get(name), str)]
-        error = wrong or (f"has no text in {lacking[0]!r}" if lacking else "")
+        missing = [name for name in chosen if not isinstance(row.get(name), str)]
+        error = problem or (f"has no text in {missing[0]!r}" if missing else "")
         if error and on_error == "stop":
-            raise DataError(
-                f"{source}: line {number:,}: {error}. Nothing was written; --on-error skip goes on after it"
-            )
+            raise DataError(f"{source}: line {number:,}: {error}. Nothing was written; --on-error skip skips such rows")
         errors.append(error)
         if not error:
             texts.append(values[0] if len(values) == 1 else (values[0], values[1]))  # type: ignore[arg-type]
-    found: Iterator[Any] = iter(predictor.predict(texts))
-    return [(None if error else next(found), error) for error in errors]
+    answers: Iterator[Any] = iter(predictor.predict(texts))
+    return [(None if error else next(answers), error) for error in errors]
 
 
 def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
@@ -207,26 +206,26 @@ def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
     return [*names, *(["prediction_error"] if errors else [])]
 
 
-def _plain(answer: Outcome | None, added: Sequence[str]) -> Row:
+def _to_columns(answer: Outcome | None, added: Sequence[str]) -> Row:
     if isinstance(answer, Marked):
         return {"prediction": [asdict(mark) for mark in answer.marks]}
     if isinstance(answer, Answer):
         values: Row = {"prediction": answer.text, "prediction_start": answer.start, "prediction_end": answer.end}
         return {**values, "prediction_score": answer.score}
-    assert answer is not None, "only asked of rows without an error"
+    assert answer is not None, "rows with an error have no answer"
     if isinstance(answer, Vector):
         return {"prediction": list(answer.numbers)}
     if isinstance(answer, Nearest):
         return {"prediction": [{"text": text, "score": cosine} for text, cosine in answer.texts]}
     if not answer.scores:
         return {"prediction": answer.score}
-    known = {"prediction": answer.label, "prediction_score": answer.score, "prediction_scores": answer.scores}
-    return {name: value for name, value in known.items() if name in added}
+    columns = {"prediction": answer.label, "prediction_score": answer.score, "prediction_scores": answer.scores}
+    return {name: value for name, value in columns.items() if name in added}
 
 
 @contextmanager
-def _opened(path: Path, suffix: str) -> Iterator[Callable[[Sequence[str]], Callable[[Row], object]]]:
-    """Yield what makes a writer of rows, given their columns."""
+def _open_writer(path: Path, suffix: str) -> Iterator[Callable[[Sequence[str]], Callable[[Row], object]]]:
+    """Yield a function from the names of columns to a function that writes a row."""
     if suffix != ".npy":
         with path.open("w", encoding="utf-8", newline="") as out:
             yield lambda names: _writer(out, suffix, names)
@@ -234,19 +233,19 @@ def _opened(path: Path, suffix: str) -> Iterator[Callable[[Sequence[str]], Calla
     with path.open("wb") as file:
         shape = (0, 0)
 
-        def head() -> None:  # of one length, however many rows there are
+        def write_header() -> None:  # its length does not depend on the number of rows
             write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
         def write(row: Row) -> None:
             nonlocal shape
             if not shape[0]:
-                head()
+                write_header()
             file.write(np.asarray(row["prediction"], dtype="<f4").tobytes())
             shape = (shape[0] + 1, len(row["prediction"]))
 
         yield lambda names: write
         file.seek(0)
-        head()
+        write_header()
 
 
 def _writer(out: IO[str], suffix: str, names: Sequence[str]) -> Callable[[Row], object]:

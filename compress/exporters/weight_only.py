@@ -26,7 +26,7 @@ from onnx import helper, numpy_helper
 from compress.errors import ExportError
 from compress.exporters.int8 import PRECISION_KEY
 from compress.exporters.rewrite.graph import Graph, attribute, is_plain_gemm
-from compress.exporters.session import MICROSOFT, declare_microsoft, read_model, save_changed
+from compress.exporters.session import MICROSOFT, read_model, save_changed
 
 SMALL = 2**12
 """Weights with fewer numbers stay float32: token types, the outputs of a classifier decide much and weigh nothing."""
@@ -95,22 +95,22 @@ def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
             f"{source}: no constant matrix of {SMALL} numbers or more was found to quantise; expected the fp32 file "
             "that to_onnx writes"
         )
-    declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: "w8" if bits == 8 else "q4"})
 
 
 class _WeightOnly:
-    """A graph while its weights are exchanged.
+    """Rewrites a graph.
 
-    packed  the weights that were, by the names of theirs
-    turned  transposes of constants: what comes out -> what went in
+    packed      name of a weight -> the weight, quantised
+    transposed  output of a Transpose of a constant -> the constant
+    lookups     output of a lookup -> the table
     """
 
     def __init__(self, graph: Graph, bits: Bits) -> None:
         self.graph, self.bits = graph, bits
         self.packed: dict[str, Packed] = {}
         transposes = [node for node in graph.nodes if node.op_type == "Transpose" and node.input[0] in graph.tensors]
-        self.turned = {node.output[0]: node.input[0] for node in transposes}
+        self.transposed = {node.output[0]: node.input[0] for node in transposes}
         self.lookups = {node.output[0]: node.input[0] for node in graph.lookups() if self._large(node.input[0])}
 
     def rewrite(self) -> None:
@@ -123,20 +123,19 @@ class _WeightOnly:
             else:
                 nodes.append(node)
         read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
-        self.graph.nodes = [node for node in nodes if read & set(node.output)]  # no transposes that nobody reads now
+        self.graph.nodes = [node for node in nodes if read & set(node.output)]  # no Transpose that is unused now
         self.graph.store()
 
     def _large(self, name: str) -> bool:
         return self.graph.is_matrix(name) and math.prod(self.graph.tensors[name].dims) >= SMALL
 
     def _weight(self, node: onnx.NodeProto) -> tuple[str, bool] | None:
-        """Find the constant a product multiplies by, and whether its rows are the outputs; None where it stays as it
-        is."""
+        """Find the constant a product multiplies by, and whether its rows are the outputs; None for other products."""
         if node.op_type == "Gemm" and not is_plain_gemm(node):
             return None
         name, rows_are_outputs = node.input[1], bool(attribute(node, "transB", 0))
-        if name in self.turned:
-            name, rows_are_outputs = self.turned[name], not rows_are_outputs
+        if name in self.transposed:
+            name, rows_are_outputs = self.transposed[name], not rows_are_outputs
         return (name, rows_are_outputs) if self._large(name) else None
 
     def _lookup(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:

@@ -16,7 +16,7 @@ from compress.benchmark.devices import Device
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.predictor import open_predictor
-from compress.exporters.session import certified, read_model
+from compress.exporters.session import read_model, save_certified
 from compress.io import sha256
 from compress.records.certificate import Certificate, Sensitivity
 from compress.records.class_scores import ClassChange, compare_classes, describe_changes, select_fallen
@@ -244,7 +244,7 @@ def sign_file(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple
     """Write the certificate into the file's own metadata; return it with the digest that the file has from then on."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "certified.onnx"
-        certified(bundle.path / FILES[precision], file, proof)
+        save_certified(bundle.path / FILES[precision], file, proof)
         bundle = bundle.put(precision, file)
     return bundle, replace(proof, sha256=bundle.manifest.files[FILES[precision]].sha256)
 

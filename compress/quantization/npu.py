@@ -35,7 +35,7 @@ from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import VECTORS, join_answers, open_predictor, run_rows
 from compress.exporters.rewrite import Form
 from compress.exporters.rewrite.graph import layer
-from compress.exporters.session import Feeds, Run, certified, open_session, read_model
+from compress.exporters.session import Feeds, Run, open_session, read_model, save_certified
 from compress.provenance import versions
 from compress.quantization.calibration import Histogram, Method, watch
 from compress.quantization.certify import Logits, QuantizationEvaluator, ScoreDrop, compare_logits, record_outcome
@@ -253,7 +253,7 @@ def write_npu(
             planner.write(way, target, precision, keep=kept, length=length)
             say(f"{target.name}: certifying")
             proofs = certify_file(at_length(bundle, length), exact, target, data, **told)
-            certified(target, target, proofs[-1])  # that of the CPU, where every row was answered
+            save_certified(target, target, proofs[-1])  # that of the CPU, where every row was answered
             if emulator:
                 try:
                     proofs.append(certify_emulated(at_length(bundle, length), target, data, emulator, **told))

@@ -122,7 +122,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(text: str, copied: Path) -> N
 
 
 def test_a_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"no manifest\.json in it; expected the folder of a bundle"):
+    with pytest.raises(BundleError, match=r"has no manifest\.json; expected the folder of a bundle"):
         Bundle.load(tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_a_bundle_is_replaced_and_anything_else_is_not(copied: Path, tmp_path: P
 
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("keep")
-    with pytest.raises(BundleError, match="exists and is no bundle"):
+    with pytest.raises(BundleError, match="exists and is not a bundle"):
         write(tmp_path / "notes")
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
 

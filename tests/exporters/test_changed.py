@@ -9,7 +9,7 @@ import pytest
 
 from compress.exporters.fp16 import to_float16
 from compress.exporters.int8 import quantize_dynamic, quantize_static
-from compress.exporters.session import CERTIFICATE_KEY, certificate, certified, metadata, read_model
+from compress.exporters.session import CERTIFICATE_KEY, metadata, read_certificate, read_model, save_certified
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization import calibration
 from compress.records.certificate import Certificate
@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
     onnx.helper.set_model_props(model, {"compress.model_type": "tiny"})
     path = tmp_path / "model.onnx"
     onnx.save_model(model, path)
-    certified(path, path, PROOF)
+    save_certified(path, path, PROOF)
     return path
 
 
@@ -69,5 +69,5 @@ def test_a_file_made_of_a_certified_one_is_not_certified(way: str, file: Path, t
 
 
 def test_a_certificate_is_in_the_file_beside_what_was_there(file: Path) -> None:
-    assert Certificate.from_json(certificate(file)) == PROOF
+    assert Certificate.from_json(read_certificate(file)) == PROOF
     assert metadata(read_model(file))["compress.model_type"] == "tiny"

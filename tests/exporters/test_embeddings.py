@@ -16,7 +16,7 @@ from compress.errors import BundleError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.embeddings import similarity, write
-from compress.exporters.session import certificate, metadata, read_model
+from compress.exporters.session import metadata, read_certificate, read_model
 from compress.models.embedding import pool_tokens
 from compress.models.pooling import Pool, Pooling
 from compress.records.certificate import Certificate
@@ -79,12 +79,12 @@ def test_pooling_reads_no_masked_token() -> None:
 
 def test_int8_is_certified_on_the_texts(tmp_path: Path) -> None:
     found = written(tmp_path / "made", Pooling("mean", True), data="eight lines")
-    proof = Certificate.from_json(certificate(found.files()["int8"]))
+    proof = Certificate.from_json(read_certificate(found.files()["int8"]))
     cosine, spearman = similarity(found.embed(TEXTS, precision="fp32"), found.embed(TEXTS))
     assert (proof.after, proof.agreement, proof.rows, proof.data) == (spearman, cosine, 8, "eight lines")
     assert proof.certified is (proof.drop <= proof.max_drop)
     assert "compress.session" in metadata(read_model(found.path / "onnx/model_quantized.onnx"))
-    assert certificate(written(tmp_path / "silent", Pooling("mean"), texts=()).files()["int8"]) == ""
+    assert read_certificate(written(tmp_path / "silent", Pooling("mean"), texts=()).files()["int8"]) == ""
 
 
 def test_likeness_is_cosine_and_rank_correlation() -> None:
@@ -101,7 +101,7 @@ def test_without_a_pooling_there_are_tokens_only(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(found.path / "onnx/model.onnx")
     assert [node.name for node in session.get_outputs()] == ["last_hidden_state"]
     assert not (found.path / "modules.json").exists()
-    with pytest.raises(BundleError, match="token states only; to get a vector per text, export it again"):
+    with pytest.raises(BundleError, match="token states only; for a vector per text, export it again"):
         found.embed(["good"])
 
 

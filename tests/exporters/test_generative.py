@@ -219,13 +219,13 @@ def test_a_folder_comes_from_a_name_and_loads_again(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
     generator = TextGenerator.open(written(gpt2(), tmp_path / "gpt2").path, "fp32")
-    with pytest.raises(BundleError, match="60 tokens and 5 new ones; this model numbers 64 at most"):
+    with pytest.raises(BundleError, match="60 tokens and 5 new ones; this model has 64 positions"):
         generator.generate([7] * 60, new=5)
-    with pytest.raises(BundleError, match="an empty text has no tokens"):
+    with pytest.raises(BundleError, match="cannot complete an empty text"):
         generator.generate([], new=5)
     other = BertLMHeadModel(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_attention_heads=2, is_decoder=True))
     with pytest.raises(
-        ExportError, match="BertLMHeadModel: cannot be exported to write text; expected one of gpt2, llama"
+        ExportError, match="BertLMHeadModel: cannot be exported as a generative model; expected one of gpt2, llama"
     ):
         written(other, tmp_path / "other")
     broken = gpt2()
@@ -239,5 +239,5 @@ def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         told = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({key: told[key] for key in told if key != "decoder_start_token_id"}))
-    with pytest.raises(BundleError, match="names no decoder_start_token_id"):
+    with pytest.raises(BundleError, match="has no decoder_start_token_id"):
         TextGenerator.open(folder, "fp32").generate([7], new=3)

@@ -166,8 +166,8 @@ def test_operators_that_nobody_knows_are_named(changes: dict[str, int], message:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('{"session.model_external_initializers_file_folder_path": "/etc"}', "none that a file may choose"),
-        ('{"ep.context_file_path": "x"}', "none that a file may choose"),
+        ('{"session.model_external_initializers_file_folder_path": "/etc"}', "no file may choose"),
+        ('{"ep.context_file_path": "x"}', "no file may choose"),
         ('{"optimization.disable_specified_optimizers": 3}', "damaged, or not ours"),
         ("[1]", "damaged, or not ours"),
         ("{", "damaged, or not ours"),

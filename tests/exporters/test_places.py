@@ -23,14 +23,14 @@ def made(tmp_path: Path) -> Bundle:
 def test_a_bundle_is_not_replaced_by_its_own_export(made: Bundle, tmp_path: Path, out: str) -> None:
     (tmp_path / "run" / "export.json").write_text("{}")
     for to in ("onnx", "web"):
-        with pytest.raises(ExportError, match="holds the model itself"):
+        with pytest.raises(ExportError, match="contains the model itself"):
             export(made, tmp_path / out, to=to)
     assert Bundle.load(made.path) == made
 
 
 def test_another_bundle_is_replaced_by_a_bundle_only(made: Bundle, tmp_path: Path) -> None:
     other = made.copy_to(tmp_path / "other")
-    with pytest.raises(ExportError, match="is a bundle, and --for web writes none"):
+    with pytest.raises(ExportError, match="is a bundle, which --for web does not write"):
         export(made, other.path, to="web")
     assert Bundle.load(other.path) == other
     export(made, other.path)
@@ -40,7 +40,7 @@ def test_another_bundle_is_replaced_by_a_bundle_only(made: Bundle, tmp_path: Pat
 def test_quantize_refuses_an_occupied_folder_before_it_reads_data(made: Bundle, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(BundleError, match="exists and is no bundle"):
+    with pytest.raises(BundleError, match="exists and is not a bundle"):
         quantize(made, str(tmp_path / "no-data"), out=tmp_path / "mine")
 
 

@@ -106,7 +106,7 @@ BROKEN = [
     (".csv", b"sentence,stars\na film,5\nfun\nfun,4\n", "line 3: has 1 columns, the header 2"),
     (".jsonl", b'{"sentence": "a film"}\n[1]\n{"sentence": "fun"}\n', "line 2: holds a list"),
     (".jsonl", b'{"sentence": "a film"}\n{"sentence": 5}\n{"sentence": "fun"}\n', "line 2: has no text in 'sentence'"),
-    (".jsonl", b'{"sentence": "a film"}\n{"sent\n{"sentence": "fun"}\n', "line 2: is no JSON"),
+    (".jsonl", b'{"sentence": "a film"}\n{"sent\n{"sentence": "fun"}\n', "line 2: is not JSON"),
     (".txt", b"a film\n\xff\nfun\n", "line 2: byte 1 (0xff)"),
 ]
 
@@ -149,7 +149,7 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
         ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl"),
         ("none.csv", "a.csv", "no such file"),
         ("rows.csv", "rows.csv", "expected a new file"),
-        ("rows.csv", "nowhere/a.csv", "a folder that is there"),
+        ("rows.csv", "nowhere/a.csv", "an existing folder"),
     ],
 )
 def test_files_that_cannot_be_are_refused(tmp_path: Path, source: str, target: str, said: str) -> None:

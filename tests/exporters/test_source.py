@@ -104,7 +104,7 @@ def test_a_bundle_and_a_run_are_their_bundle(tmp_path: Path) -> None:
     for name in (str(written.path), str(tmp_path / "run")):
         found = load_source(name)
         assert found == written
-    with pytest.raises(ExportError, match="pair, max_length: does not apply: a bundle has that written in it"):
+    with pytest.raises(ExportError, match="pair, max_length: does not apply: a bundle defines it"):
         load_source(name, pair=True, max_length=8)
     (written.path / "config.json").write_text("{}")
     with pytest.raises(BundleError, match=r"config\.json"):
@@ -137,7 +137,7 @@ def test_writers_are_known(tmp_path: Path) -> None:
     found = load_source(tiny.checkpoint(tmp_path / "model", model))
     assert isinstance(found, Checkpoint)
     assert (found.kind, found.max_length) == ("generative", 24)
-    with pytest.raises(ExportError, match="pool: does not apply: it writes text"):
+    with pytest.raises(ExportError, match="pool: does not apply: it is a generative model"):
         load_source(str(tmp_path / "model"), pool="mean")
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     t5 = T5EncoderModel(T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
     refusals: list[tuple[str, dict[str, Any], str]] = [
         (choice, {}, "BertForMultipleChoice: cannot be exported; expected an encoder"),
-        (tiny.checkpoint(tmp_path / "t5", t5), {}, "T5EncoderModel: is no encoder alone"),
+        (tiny.checkpoint(tmp_path / "t5", t5), {}, "T5EncoderModel: is not a plain encoder"),
         (str(folder), {"pool": "mean"}, "pool: does not apply: its head is ForSequenceClassification"),
         (str(tmp_path / "absent"), {}, "no such folder"),
         ("no-such-model", {}, "no teacher 'no-such-model'"),

@@ -2,12 +2,13 @@
 
     write_openvino(context, folder, precisions) -> ExportResult
 
-`export` gives all of them the same frame: the folder is whole or not there, has the tokenizer, and an `export.json`
-that says what each file is, how far its answers are from fp32's, and what made it.
+`export` does the rest for all of them: it writes the folder as a whole, with the tokenizer and an `export.json` that
+says what each file is, how much its answers differ from fp32's, and what made it.
 """
 
 import importlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -26,8 +27,19 @@ from compress.exporters.artifact import FILES, Bundle, Precision, check_writable
 from compress.exporters.card import export_card
 from compress.exporters.checkpoint import Checkpoint, Source
 from compress.exporters.manifest import Stamp
+from compress.exporters.predictor import pad
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
-from compress.exporters.session import Difference, Feeds, Run, difference, metadata, onnx_run, read_model, rows_for
+from compress.exporters.session import (
+    Difference,
+    Feeds,
+    Run,
+    difference,
+    metadata,
+    onnx_run,
+    quiet_logging,
+    read_model,
+    rows_for,
+)
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin
 from compress.provenance import install_command, versions
@@ -50,31 +62,31 @@ WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "npu": ("", ("w8a16", "w8a8"), ("w8a16",)),
     "coreml": ("apple", ("fp32", "fp16", "w8"), ("fp16", "w8")),
 }
-"""The module that has `write_<format>` ('': whoever exports gives that function, which needs more than exporters have),
-the precisions that it can write, and those that it writes unless asked."""
+"""The module of `write_<format>` ('': the caller of `export` passes that function, which needs higher packages), the
+precisions that it can write, and those that it writes by default."""
 NAME = "export.json"
 BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model")
 OPSETS = range(12, 24)
-"""The opsets that torch's TorchScript exporter, onnxruntime and its quantiser all do, for every family (torch 2.13,
+"""The opsets that torch's TorchScript exporter, onnxruntime and its quantiser support for every family (torch 2.13,
 onnxruntime 1.31): DeBERTa's graph is invalid below, the exporter ends above."""
 
 OPSET = WITH_NORM = 17
-"""The first opset with LayerNormalization as one operator is the one we write."""
+"""The first opset with LayerNormalization as one operator, which is the one we write."""
 FAR = 0.1
-"""A largest difference beyond this share of the largest logit is warned of."""
+"""The share of the largest logit beyond which a difference is warned of."""
 
 
 @dataclass(frozen=True)
 class ExportedFile:
     """One file of an export.
 
-    file         path inside the folder, with forward slashes; a model in two files is named by the first, the other
-                 is in `with_files`
-    precision    of the weights; `note`: what it is, where that does not say it all
-    difference   from the fp32 ONNX file's logits on made-up rows; none of a file that is no model
-    certificate  of the ONNX file it was made of, as JSON, where that carries one
-    proofs       certificates of this file itself, of each place where it was run
+    file         path inside the folder, with forward slashes; of a model in several files the first, the others are
+                 in `with_files`
+    precision    of the weights; `note`: what else there is to say of it
+    difference   from the fp32 ONNX file's logits on made-up rows; None for a file that is not a model
+    certificate  of the ONNX file it was made of, as JSON; '' where that has none
+    proofs       certificates of this file itself, one for each place where it was run
     """
 
     file: str
@@ -91,12 +103,12 @@ Writer = Callable[["ExportContext", Path, Sequence[str]], "ExportResult"]
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files that a format wrote; verdicts are sentences on where and how to run it, packages those whose versions
-    matter.
+    """The files that a format wrote.
 
-    code              opens a file in its runtime, where a line that is the same for all does not
+    verdicts          sentences on where and how to run it; packages: those whose versions are recorded
+    code              opens a file in its runtime, where the line of `card.RUNTIMES` does not
     path, to, sizes   the folder, the format, and the bytes of each file: filled in by `export`
-    tried             what was raced before
+    tried             the variants that were raced before
     """
 
     files: tuple[ExportedFile, ...]
@@ -125,16 +137,16 @@ def export(
 ) -> ExportResult:
     """Write `source` for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
-    precisions   what the weights are held in; the format's own choice where none is given
-    opset        ONNX anew from the weights, at this opset; none: the bundle's own files
-    name         what the user called the source; '': by its folder
-    load_data    loads examples of a bundle's task, whose texts a text file is checked on
-    calibrate    finds the ranges of a bundle's fp32 file, for static int8
-    command      what is written down as the command that did it
+    precisions   of the weights; by default those of the format
+    opset        export ONNX from the weights, at this opset; None: use the bundle's own files
+    name         the user's name of the source; '': its folder
+    load_data    loads examples of a bundle's task, on whose texts a text file is checked
+    calibrate    computes the ranges of a bundle's fp32 file, for static int8
+    command      the command that is recorded
     writer       the function that writes the format, where WRITERS has none
 
-    Raises ExportError for a precision or opset that cannot be, a missing extra, a model that this format cannot hold,
-    or a file whose answers are not the model's; nothing is left then.
+    Raises ExportError for an unsupported precision or opset, a missing extra, a model that this format cannot hold, or
+    a file whose answers are not the model's; nothing is left then.
     """
     write, chosen = check(source, out, to=to, precisions=precisions, opset=opset)
     with ExitStack() as stack:
@@ -142,14 +154,14 @@ def export(
         context = ExportContext.open(source, scratch, name=name, opset=opset, load_data=load_data, calibrate=calibrate)
         folder = context.bundle.path if out is None else stack.enter_context(atomic_folder(out))
         result: ExportResult = (writer or write)(context, folder, chosen)
-        if to not in ("onnx", "text"):  # which copies all there is, and has it inside
+        if to not in ("onnx", "text"):  # the first copies all files, the second has the tokenizer in its graph
             copy_tokenizer(context.bundle.path, folder)
         names = [name for each in result.files for name in (each.file, *each.with_files)]
         far = [
-            f"{each.file}: logits differ from fp32's by up to {apart.largest:.2g} where the largest is "
-            f"{apart.logit:.2g}, on {apart.rows} rows of random tokens; score it on real data before it ships"
+            f"{each.file}: logits differ from fp32's by up to {found.largest:.2g} where the largest is "
+            f"{found.logit:.2g}, on {found.rows} rows of random tokens; score it on real data before it ships"
             for each in result.files
-            if (apart := each.difference) is not None and not apart.relative <= FAR
+            if (found := each.difference) is not None and not found.relative <= FAR
         ]
         result = replace(
             result,
@@ -173,59 +185,59 @@ def export(
 def check(
     source: Source, out: Path | None, *, to: Format, precisions: Sequence[str], opset: int | None
 ) -> tuple[Any, list[Precision]]:
-    """Raise ExportError for a format, precision, opset or folder that cannot be; return the function that writes the
-    format, and the precisions that it is to write."""
+    """Raise ExportError for an unsupported format, precision or opset, or an unusable folder; return the function that
+    writes the format, and the precisions to write."""
     if to not in FORMATS:
         raise ExportError(f"--for {to}: no such format.{did_you_mean(to, FORMATS)}")
-    module, able, usual = WRITERS[to]
-    chosen: list[Any] = list(dict.fromkeys(precisions or usual))
+    module, supported, defaults = WRITERS[to]
+    chosen: list[Any] = list(dict.fromkeys(precisions or defaults))
     for precision in chosen:
-        if precision not in able:
-            raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(able)}")
+        if precision not in supported:
+            raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(supported)}")
     if opset is not None and opset not in OPSETS:
         raise ExportError(
-            f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's exporter and onnxruntime can both do"
+            f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's exporter and onnxruntime support"
         )
     if isinstance(source, Checkpoint) and source.kind == "generative" and (to != "onnx" or precisions or out is None):
         raise ExportError(
-            f"{source.name}: writes text, and is exported as ONNX in fp32 and int8 only; expected --for onnx, --out "
-            "and no --precision"
+            f"{source.name}: is a generative model, which is exported as ONNX in fp32 and int8 only; expected --for "
+            "onnx, --out and no --precision"
         )
     if out is not None:
         _check_free(out, to, source)
     elif to == "onnx" and opset is None and isinstance(source, Bundle):
         check_writable(source.path)
     else:
-        raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
+        raise ExportError("expected --out with the folder to write: only new precisions go into the bundle itself")
     write = getattr(importlib.import_module(f"{__name__}.{module}"), f"write_{to}") if module else None
     return write, chosen
 
 
 def _check_free(out: Path, to: Format, source: Source) -> None:
-    """Raise ExportError where something is that is no export, and that the export would take the place of."""
+    """Raise ExportError where the export would replace the model itself, or anything that is not an export."""
     origin = source.path if isinstance(source, Bundle) else Path(source.name)
     if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
         raise ExportError(
-            f"--out {out}: holds the model itself, which the export would replace; expected another folder"
+            f"--out {out}: contains the model itself, which the export would replace; expected another folder"
         )
     if to != "onnx" and manifest.is_bundle(out):
-        raise ExportError(f"--out {out}: is a bundle, and --for {to} writes none; expected a new folder")
+        raise ExportError(f"--out {out}: is a bundle, which --for {to} does not write; expected a new folder")
     ours = manifest.is_bundle(out) or (out / NAME).is_file()
     if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
-        raise ExportError(f"{out}: exists and is no export; expected a new folder, or an export to replace")
+        raise ExportError(f"{out}: exists and is not an export; expected a new folder, or an export to replace")
 
 
 def _as_record(result: ExportResult, folder: Path, context: "ExportContext", command: str) -> dict[str, Any]:
     files = []
-    for made in result.files:
-        for name in (made.file, *made.with_files):
-            of_model = asdict(made) if name == made.file else {"precision": made.precision}
-            known = {key: value for key, value in of_model.items() if key not in ("file", "with_files") and value}
-            if "certificate" in known:
-                known["certificate"] = json.loads(known["certificate"])
-            if "proofs" in known:
-                known["certificates"] = known.pop("proofs")
-            files.append({"file": name, **asdict(Stamp.of(folder / name)), **known})
+    for each in result.files:
+        for name in (each.file, *each.with_files):
+            fields = asdict(each) if name == each.file else {"precision": each.precision}
+            fields = {key: value for key, value in fields.items() if key not in ("file", "with_files") and value}
+            if "certificate" in fields:
+                fields["certificate"] = json.loads(fields["certificate"])
+            if "proofs" in fields:
+                fields["certificates"] = fields.pop("proofs")
+            files.append({"file": name, **asdict(Stamp.of(folder / name)), **fields})
     return {
         "format": 1,
         "for": result.to,
@@ -243,14 +255,15 @@ def _as_record(result: ExportResult, folder: Path, context: "ExportContext", com
 
 @dataclass(frozen=True)
 class ExportContext:
-    """A bundle while it is exported; a checkpoint has become one.
+    """What the writers of all formats share.
 
-    name       what the user called it
-    source     what was given: the bundle itself, or the checkpoint
-    scratch    a folder for files on the way, gone afterwards
-    load_data  loads examples of the task; calibrate: finds the ranges of an fp32 file; none where there are no data
-    remade     ONNX files that take the place of all of the bundle's: another opset
-    warnings   what there is to say of it already
+    name       the user's name of the source
+    bundle     the bundle to export; a checkpoint was written as one
+    source     the bundle itself, or the checkpoint
+    scratch    a temporary folder
+    load_data  loads examples of the task; calibrate: computes the ranges of an fp32 file; None where there are no data
+    remade     ONNX files of another opset, in place of all of the bundle's
+    warnings   warnings of the export so far
     """
 
     name: str
@@ -273,36 +286,33 @@ class ExportContext:
         load_data: "Callable[[Bundle], TaskData] | None" = None,
         calibrate: "Callable[[Bundle, Path], Ranges] | None" = None,
     ) -> "ExportContext":
-        """Write a checkpoint as the bundle that it becomes, and a bundle's files anew where an opset is asked for."""
+        """Write a checkpoint as a bundle, and export the files again where an opset is given."""
         if isinstance(source, Bundle):
-            bundle, called = source, name or source.path.name
+            bundle, name = source, name or source.path.name
         else:
-            bundle, called = source.write(scratch / "bundle", opset=OPSET if opset is None else opset), source.name
-
-        context = cls(called, bundle, source, scratch, load_data, calibrate)
-        return context if opset is None or bundle.manifest.kind != "task" else context._at(opset)
+            bundle, name = source.write(scratch / "bundle", opset=OPSET if opset is None else opset), source.name
+        context = cls(name, bundle, source, scratch, load_data, calibrate)
+        return context if opset is None or bundle.manifest.kind != "task" else context._export_at(opset)
 
     def onnx(self, precision: Precision) -> Path:
-        """Return the ONNX file of this precision, made of the fp32 one where the bundle has none."""
+        """Return the ONNX file of this precision; make it from the fp32 file where the bundle has none."""
         from compress.exporters.fp16 import to_float16
         from compress.exporters.weight_only import quantize_weights
 
-        known = self.remade or self.bundle.files()
-        if precision in known:
-            return known[precision]
-        made = self.scratch / FILES[precision]
-        if made.is_file():
-            return made
+        files = self.remade or self.bundle.files()
+        target = files.get(precision, self.scratch / FILES[precision])
+        if precision in files or target.is_file():
+            return target
         if precision == "fp16":
-            to_float16(known["fp32"], made, self.trial_rows())
+            to_float16(files["fp32"], target, self.trial_rows())
         elif precision in ("w8", "q4"):
-            quantize_weights(known["fp32"], made, bits=8 if precision == "w8" else 4)
+            quantize_weights(files["fp32"], target, bits=8 if precision == "w8" else 4)
         else:
             raise ExportError(f"{self.bundle.path}: has no {precision} file; write it again")
-        return made
+        return target
 
     def trial_rows(self) -> list[Feeds]:
-        """Make up rows that the fp32 file can read."""
+        """Draw random rows for the fp32 file."""
         return rows_for(self.onnx("fp32"), self.bundle.manifest.max_length)
 
     def differs(self, other: Run, *, rows: Sequence[Feeds] | None = None) -> Difference:
@@ -310,7 +320,7 @@ class ExportContext:
         return difference(onnx_run(self.onnx("fp32")), other, self.trial_rows() if rows is None else rows)
 
     def model(self) -> Any:
-        """Load the torch model: float32, eval mode, attention written out as every exporter reads it."""
+        """Load the torch model: float32, eval mode, eager attention, which every exporter can read."""
         from compress.exporters.onnx import as_float32
         from compress.models.heads import task_class
 
@@ -322,16 +332,31 @@ class ExportContext:
         model.set_attn_implementation("eager")
         return model
 
+    def pad_rows(self, run: Callable[[Mapping[str, Any]], Sequence[Any]], lengths: Sequence[int]) -> Run:
+        """Pad each row to the shortest of these lengths, in ascending order, before `run`; remove the padding's part of
+        outputs that have a value for each token."""
+        per_token = [
+            "sequence_length" in [size.dim_param for size in each.type.tensor_type.shape.dim]
+            for each in read_model(self.onnx("fp32")).graph.output
+        ]
+
+        def padded(row: Feeds) -> list[Any]:
+            tokens = row["input_ids"].shape[1]
+            length = next(length for length in lengths if length >= tokens)
+            outputs = run({name: pad(array, length) for name, array in row.items()})
+            return [each[:, :tokens] if cut else each for each, cut in zip(outputs, per_token, strict=True)]
+
+        return padded
+
     def as_written(self) -> Path:
-        """Return the fp32 ONNX file in the form that `to_onnx` writes: exported from the weights anew where tuning, or
-        an earlier version, left the bundle's own in another one."""
-        own = self.onnx("fp32")
+        """Return the fp32 ONNX file in the form that `to_onnx` writes: exported again from the weights where tuning, or
+        an earlier version, left the bundle's own file in another form."""
+        own, target = self.onnx("fp32"), self.scratch / "as_written.onnx"
         if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED):
             return own
-        made = self.scratch / "as_written.onnx"
-        if not made.is_file():
-            self._export(made, OPSET)
-        return made
+        if not target.is_file():
+            self._export(target, OPSET)
+        return target
 
     def _export(self, target: Path, opset: int) -> None:
         from compress.exporters.onnx import to_onnx
@@ -339,15 +364,15 @@ class ExportContext:
         inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
         to_onnx(self.model(), target, opset=opset, segments="token_type_ids" in inputs)
 
-    def _at(self, opset: int) -> "ExportContext":
-        """Export fp32 and int8 from the weights anew; what the int8 file left in float32 stays so."""
+    def _export_at(self, opset: int) -> "ExportContext":
+        """Export fp32 and int8 again from the weights; what the int8 file left in float32 stays so."""
         from compress.exporters.int8 import quantize_dynamic
         from compress.exporters.rewrite.graph import list_floats
 
         fp32, int8 = (self.scratch / f"opset{opset}" / name for name in ("model.onnx", "model_quantized.onnx"))
         self._export(fp32, opset)
         quantize_dynamic(fp32, int8, keep=list_floats(self.onnx("fp32"), self.onnx("int8")))
-        warned = []
+        warned = list[str]()
         if not any(node.op_type == "DynamicQuantizeLinear" for node in read_model(self.onnx("int8")).graph.node):
             warned.append(
                 "the bundle's int8 file is static; at another opset it is dynamic int8, which the bundle was not "
@@ -362,11 +387,11 @@ class ExportContext:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the tokenizer's files and the config beside the model. Raises ExportError where there is no tokenizer."""
+    """Copy the tokenizer's files and the config to the exported model. Raises ExportError for a missing tokenizer."""
     if not (source / "tokenizer.json").is_file():
         raise ExportError(
-            f"{source}: has no tokenizer.json, without which nobody can feed the exported model; write the bundle "
-            "again, or save the tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            f"{source}: has no tokenizer.json, which the exported model needs; write the bundle again, or save the "
+            "tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     for pattern in (*BESIDE, *TOKENIZER):
         for path in source.glob(pattern):
@@ -374,7 +399,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def required(module: str, extra: str) -> Any:
-    """Import a module that an extra brings. Raises ExportError where it is not installed."""
+    """Import a module of an extra. Raises ExportError where it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -388,7 +413,7 @@ def required(module: str, extra: str) -> Any:
 
 @contextmanager
 def converting(context: ExportContext, runtime: str) -> Iterator[None]:
-    """Turn whatever a runtime's converter fails with into an ExportError that says what takes every family."""
+    """Re-raise any error of a runtime's converter as an ExportError that names the formats that take every family."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
@@ -401,13 +426,17 @@ def converting(context: ExportContext, runtime: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop warnings, and what is written to the file descriptors of standard output and error meanwhile. Errors are
-    raised as ever: they do not come this way."""
+    """Drop warnings, log records up to warnings, and what is written to the file descriptors of standard output and
+    error. Exceptions are not affected."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     kept = [os.dup(number) for number in (1, 2)]
     try:
-        with tempfile.TemporaryFile() as dropped, warnings.catch_warnings(action="ignore"):
+        with (
+            tempfile.TemporaryFile() as dropped,
+            warnings.catch_warnings(action="ignore"),
+            quiet_logging(logging.WARNING),
+        ):
             for number in (1, 2):
                 os.dup2(dropped.fileno(), number)
             yield

@@ -1,20 +1,18 @@
 """Export files for iPhones, iPads and Macs: Core ML packages (.mlpackage), which Core ML gives to CPU, GPU and Neural
-Engine as it sees fit.
+Engine as it chooses.
 
 The program is an "ML program", made by torch.export. It reads one row of a fixed number of tokens, int32, padded with
-attention_mask 0: the bundle's max_length, or the one length that is asked for (iOS 17, macOS 14); or any of several
-lengths, which Core ML calls enumerated shapes (iOS 18, macOS 15). Fixed shapes are what the Neural Engine takes.
+attention_mask 0: the bundle's max_length, or a given length (iOS 17, macOS 14); or any of several lengths, which
+Core ML calls enumerated shapes (iOS 18, macOS 15). The Neural Engine needs fixed shapes.
 
-    fp32   as it is; the Neural Engine, which computes in float16, leaves it to the others
-    fp16   weights and numbers on the way float16; the mask is bounded, float32's lowest number would be minus infinity
+    fp32   as it is; not for the Neural Engine, which computes in float16
+    fp16   weights and activations float16; the mask is bounded: float32's lowest number would be minus infinity
     w8     weights int8, a scale per output, embedding tables too; computed in float16
 """
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,15 @@ import torch
 from compress.errors import ExportError
 from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, quiet, required
 from compress.exporters.formats.mil import Program
-from compress.exporters.formats.mobile import SHORTEST_TEXT, list_tokenwise
+from compress.exporters.formats.mobile import SHORTEST_TEXT
 from compress.exporters.onnx import LOOKS_BACK, TracedModel
-from compress.exporters.session import Feeds, Run, read_model
+from compress.exporters.session import read_model
 from compress.slicing.shape import positions
 
 PACKAGES = {"fp32": "model.mlpackage", "fp16": "model_fp16.mlpackage", "w8": "model_w8.mlpackage"}
 INSIDE = ("Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin", "Manifest.json")
 SYSTEMS = {1: ("iOS17", "iOS 17 or macOS 14"), 2: ("iOS18", "iOS 18 or macOS 15")}
-"""The first systems that take one length, and several."""
+"""The first systems that support one length, and several."""
 SWIFT = """let url = Bundle.main.url(forResource: "{stem}", withExtension: "mlmodelc")!  // Xcode compiles the package
 let model = try MLModel(contentsOf: url)
 func row(_ numbers: [Int32]) -> MLMultiArray {{
@@ -55,10 +53,9 @@ UNRUN = (
 def write_coreml(
     context: ExportContext, folder: Path, precisions: Sequence[str], *, lengths: Sequence[int] = ()
 ) -> ExportResult:
-    """Write each precision as .mlpackage; read it back, compare what it says of itself with what was asked for, and
-    its answers with the fp32 file's.
+    """Write each precision as .mlpackage; read it back, and check its interface, and its answers against the fp32 file.
 
-    lengths   in tokens, that the packages take; none: the bundle's max_length
+    lengths   of the rows that the packages read, in tokens; empty: the bundle's max_length
     """
     if (family := context.bundle.manifest.model_type) in READ_LAST:
         raise ExportError(
@@ -66,13 +63,13 @@ def write_coreml(
             "--for onnx and --for ort take every family"
         )
     taken = _check_lengths(context, sorted(set(lengths)) or [context.bundle.manifest.max_length])
-    with _silent():
+    with quiet():  # without coremltools' progress bars, and its warnings of untested versions
         required("coremltools", "coreml")
     rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] <= taken[-1]]
     names, outputs = list(rows[0]), [each.name for each in read_model(context.onnx("fp32")).graph.output]
     system, since = SYSTEMS[min(len(taken), 2)]
     made, computed = [], list[str]()
-    with _silent():
+    with quiet():
         program = _export(context, names, taken)
         for precision in precisions:
             package = folder / PACKAGES[precision]
@@ -80,7 +77,7 @@ def write_coreml(
                 _convert(context, program, package, names, outputs, lengths=taken, precision=precision, system=system)
             found = Program(package)
             _check(found, names, outputs, taken)
-            apart = context.differs(_run(found, list_tokenwise(context), taken), rows=rows)
+            apart = context.differs(context.pad_rows(found, taken), rows=rows)
             counted = sorted(Counter(found.operators).items())
             computed.append(f"{precision}: operators: {', '.join(f'{count} {name}' for name, count in counted)}")
             main, *others = (f"{package.name}/{inside}" for inside in INSIDE)
@@ -155,42 +152,19 @@ def _convert(
 
 
 def _check(found: Program, names: Sequence[str], outputs: Sequence[str], lengths: Sequence[int]) -> None:
-    """Raise ExportError where a package that was read back is not the one that was asked for."""
+    """Raise ExportError where the interface of a package that was read back is not the requested one."""
     described = found.spec.description
     arrays = {each.name: each.type.multiArrayType for each in described.input}
     shapes = {
-        name: [kind.ArrayDataType.Name(kind.dataType), *sorted(tuple(one.shape) for one in _list_shapes(kind))]
+        name: [
+            kind.ArrayDataType.Name(kind.dataType),
+            *sorted(tuple(each.shape) for each in kind.enumeratedShapes.shapes or [kind]),
+        ]
         for name, kind in arrays.items()
     }
     wanted = {name: ["INT32", *((1, length) for length in lengths)] for name in names}
     if shapes != wanted or [each.name for each in described.output] != list(outputs):
         raise ExportError(
             f"coremltools wrote a package that reads {shapes} and gives {[each.name for each in described.output]}; "
-            f"expected {wanted} and {list(outputs)}: it is of a version that this was not written for"
+            f"expected {wanted} and {list(outputs)}: this version of it is not supported"
         )
-
-
-def _list_shapes(kind: Any) -> Any:
-    return kind.enumeratedShapes.shapes or [kind]
-
-
-def _run(found: Program, tokenwise: Sequence[bool], lengths: Sequence[int]) -> Run:
-    def run(row: Feeds) -> list[Any]:
-        tokens = row["input_ids"].shape[1]
-        length = next(each for each in lengths if each >= tokens)
-        padded = {name: np.pad(array, ((0, 0), (0, length - tokens))).astype(np.int32) for name, array in row.items()}
-        return [each[:, :tokens] if cut else each for each, cut in zip(found(padded), tokenwise, strict=True)]
-
-    return run
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Leave out coremltools' progress bars, and its warnings of versions that it was not tested with."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with quiet():
-            yield
-    finally:
-        logging.disable(before)

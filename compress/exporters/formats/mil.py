@@ -1,8 +1,8 @@
-"""Compute a Core ML program in NumPy, as it is read back from its package.
+"""Run a Core ML program in NumPy, as it is read back from its package.
 
-Core ML runs on Apple's systems alone; so that what a package holds can be checked elsewhere, every operator does here
-what Core ML's specification says of it. What the program keeps in float16 is rounded to float16 after each operator,
-while a product is added up in float32. That is neither Core ML's order of additions nor its speed.
+Core ML runs only on Apple's systems; to check a package elsewhere, every operator is computed as Core ML's
+specification defines it. Float16 values of the program are rounded to float16 after each operator, while products are
+summed in float32. Neither the order of additions nor the speed is Core ML's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erf, expit
+from scipy.special import erf, expit, softmax
 
 from compress.errors import ExportError
 from compress.exporters.formats import required
@@ -42,7 +42,7 @@ class Program:
         if unknown := sorted(set(self.operators) - set(OPERATORS)):
             raise ExportError(
                 f"{package.name}: its operators {', '.join(unknown)} cannot be computed outside of Core ML by this "
-                "version, so nothing would be known of its answers; --for onnx and --for ort take every family"
+                "version, so its answers cannot be checked; --for onnx and --for ort take every family"
             )
 
     def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
@@ -50,16 +50,16 @@ class Program:
         for name, variable in self._function.inputs.items():
             known[variable] = inputs[name]
 
-        def value(given: Any) -> Any:
-            if isinstance(given, (list, tuple)):
-                return [value(each) for each in given]
-            found = known.get(given, given.val)
+        def value(variable: Any) -> Any:
+            if isinstance(variable, (list, tuple)):
+                return [value(each) for each in variable]
+            found = known.get(variable, variable.val)
             return found.astype(np.float32) if getattr(found, "dtype", None) == np.float16 else found
 
         for step in self._steps:
-            given = {name: value(each) for name, each in step.inputs.items()}
-            made = _as_tuple(OPERATORS[step.op_type](**given))
-            for variable, array in zip(step.outputs, made, strict=True):
+            inputs = {name: value(each) for name, each in step.inputs.items()}
+            outputs = _as_tuple(OPERATORS[step.op_type](**inputs))
+            for variable, array in zip(step.outputs, outputs, strict=True):
                 known[variable] = array.astype(np.float16) if variable.is_tensor_or_scalar_of("fp16") else array
         return [np.asarray(value(each)) for each in self._function.outputs]
 
@@ -68,32 +68,15 @@ def _as_tuple(made: Any) -> tuple[Any, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 
-def _linear(x: Array, weight: Array, bias: Array) -> Array:
-    made: Array = x @ weight.T + bias
-    return made
+def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Any:
+    return (x.swapaxes(-1, -2) if transpose_x else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
 
 
-def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
-    made: Array = (x.swapaxes(-1, -2) if transpose_x else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
-    return made
-
-
-def _reshape(x: Array, shape: Sequence[int]) -> Array:
-    return x.reshape([x.shape[at] if size == 0 else int(size) for at, size in enumerate(shape)])
-
-
-def _layer_norm(x: Array, axes: Sequence[int], epsilon: float, **affine: Array) -> Array:
+def _layer_norm(x: Array, axes: Sequence[int], epsilon: float, **affine: Array) -> Any:
     over = tuple(int(axis) for axis in axes)
     centred = x - x.mean(over, keepdims=True)
     normal = centred / np.sqrt(np.square(centred).mean(over, keepdims=True) + epsilon)
-    made: Array = normal * affine.get("gamma", 1) + affine.get("beta", 0)
-    return made
-
-
-def _softmax(x: Array, axis: int) -> Array:
-    powers = np.exp(x - x.max(int(axis), keepdims=True))
-    made: Array = powers / powers.sum(int(axis), keepdims=True)
-    return made
+    return normal * affine.get("gamma", 1) + affine.get("beta", 0)
 
 
 def _gelu(x: Array, mode: str) -> Array:
@@ -104,8 +87,8 @@ def _gelu(x: Array, mode: str) -> Array:
     return x * expit(1.702 * x)
 
 
-def _slice(x: Array, begin: Sequence[int], end: Sequence[int], **more: Any) -> Array:
-    """`more` has stride and begin_mask, end_mask and squeeze_mask, where they are not 1 and False throughout."""
+def _slice(x: Array, begin: Sequence[int], end: Sequence[int], **more: Any) -> Any:
+    """Slice; `more` has stride and begin_mask, end_mask and squeeze_mask, where they are not 1 and False throughout."""
     cuts = list[slice | int]()
     for axis, (first, last) in enumerate(zip(begin, end, strict=True)):
         open_first, open_last, squeezed = (
@@ -114,16 +97,7 @@ def _slice(x: Array, begin: Sequence[int], end: Sequence[int], **more: Any) -> A
         step = int(more["stride"][axis]) if "stride" in more else 1
         ends = (None if open_first else int(first), None if open_last else int(last))
         cuts.append(int(first) if squeezed else slice(*ends, step))
-    made: Array = x[tuple(cuts)]
-    return made
-
-
-def _gather_along(x: Array, indices: Array, axis: int, **_: Any) -> Array:
-    return np.take_along_axis(x, indices, int(axis))
-
-
-def _cast(x: Array, dtype: str) -> Array:
-    return np.asarray(x).astype(dtype.replace("fp", "float"))
+    return x[tuple(cuts)]
 
 
 def _cumsum(x: Array, axis: int, exclusive: bool, reverse: bool) -> Array:
@@ -151,7 +125,7 @@ def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "abs": _elementwise(np.abs),
     "add": _elementwise(np.add),
-    "cast": _cast,
+    "cast": lambda x, dtype: np.asarray(x).astype(dtype.replace("fp", "float")),
     "clip": lambda x, **limits: np.clip(x, limits["alpha"], limits["beta"]),
     "concat": lambda values, axis, interleave: np.concatenate([np.atleast_1d(one) for one in values], int(axis)),
     "cos": _elementwise(np.cos),
@@ -160,14 +134,14 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "expand_dims": lambda x, axes: np.expand_dims(x, tuple(int(axis) for axis in axes)),
     "fill": lambda shape, value: np.full([int(size) for size in shape], value),
     "gather": lambda x, indices, axis, **_: np.take(x, indices, int(axis)),
-    "gather_along_axis": _gather_along,
+    "gather_along_axis": lambda x, indices, axis, **_: np.take_along_axis(x, indices, int(axis)),
     "gelu": _gelu,
     "greater": _elementwise(np.greater),
     "greater_equal": _elementwise(np.greater_equal),
     "layer_norm": _layer_norm,
     "less": _elementwise(np.less),
     "less_equal": _elementwise(np.less_equal),
-    "linear": _linear,
+    "linear": lambda x, weight, bias: x @ weight.T + bias,
     "logical_and": _elementwise(np.logical_and),
     "matmul": _matmul,
     "mul": _elementwise(np.multiply),
@@ -177,13 +151,13 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "range_1d": lambda start, **more: np.arange(start, more["end"], more["step"]),
     "real_div": _elementwise(np.divide),
     "relu": lambda x: np.maximum(x, 0),
-    "reshape": _reshape,
+    "reshape": lambda x, shape: x.reshape([x.shape[at] if size == 0 else int(size) for at, size in enumerate(shape)]),
     "select": lambda cond, **kept: np.where(cond, kept["a"], kept["b"]),
     "shape": lambda x: np.asarray(x.shape, np.int32),
     "sigmoid": _elementwise(expit),
     "sin": _elementwise(np.sin),
     "slice_by_index": _slice,
-    "softmax": _softmax,
+    "softmax": lambda x, axis: softmax(x, int(axis)),
     "split": lambda x, axis, num_splits=None, split_sizes=None: tuple(
         np.split(x, int(num_splits) if split_sizes is None else np.cumsum(split_sizes)[:-1].tolist(), int(axis))
     ),
@@ -193,4 +167,4 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "tile": lambda x, reps: np.tile(x, [int(count) for count in reps]),
     "transpose": lambda x, perm: np.transpose(x, [int(axis) for axis in perm]),
 }
-"""What each operator does with its inputs, by their names in the specification."""
+"""The operators, whose parameters have the names of the specification."""

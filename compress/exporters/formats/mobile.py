@@ -1,19 +1,18 @@
 """Export files for phones and boards, from torch: ExecuTorch (.pte) and LiteRT, formerly TensorFlow Lite (.tflite).
 
-ExecuTorch gives its products to XNNPACK. Texts of any length up to the bundle's run without padding; the batch is one
-row. What XNNPACK does not take runs on kernels that can be many times slower, so the share it takes is part of the
-verdict.
+ExecuTorch delegates matrix products to XNNPACK. Texts of any length up to the bundle's run without padding; the batch
+is one row. What XNNPACK does not take runs on kernels that can be many times slower, so the verdict names its share.
 
     fp32   as it is
-    int8   products dynamic int8, one scale per output; embedding tables int8 rows with a scale each, in plain torch
-           operators: XNNPACK takes no tables, and as float32 they would be most of a small encoder's file
+    int8   products dynamic int8, one scale per output; embedding tables int8, one scale per row, in plain torch
+           operators: XNNPACK takes no tables, and in float32 they would be most of a small encoder's file
 
-LiteRT has fixed shapes, as its XNNPACK delegate wants them: the file has a signature per length (`tokens_32`,
-`tokens_128`, ... up to the bundle's max_length), all on the same weights. Take the shortest that holds the text, and
+LiteRT has fixed shapes, as its XNNPACK delegate needs them: the file has a signature per length (`tokens_32`,
+`tokens_128`, ... up to the bundle's max_length), all on the same weights. Use the shortest that the text fits into, and
 pad it with attention_mask 0. Inputs are int32, one row.
 
     fp32   as it is
-    int8   weights int8, one scale per output, embedding tables too; activations quantised as they come
+    int8   weights int8, one scale per output, embedding tables too; activations quantised at run time
     w8     weights int8, computed in float32
 """
 
@@ -24,33 +23,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, quiet, required
 from compress.exporters.onnx import TracedModel
-from compress.exporters.session import Run, read_model
+from compress.exporters.session import Run
 from compress.exporters.weight_only import SMALL
 
 EXECUTORCH_FILES = {"fp32": "model.pte", "int8": "model_quantized.pte"}
 FREE = (
-    "getitem",
-    "view",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "select",
-    "slice",
-    "sym_size",
-    "permute",
-    "alias",
-    "to_copy",
+    *("getitem", "view", "expand", "unsqueeze", "squeeze", "select"),
+    *("slice", "sym_size", "permute", "alias", "to_copy"),
 )
-"""Parts of names of operators that move no numbers, or few: left out of the count of work."""
+"""Parts of the names of operators that only move data: they are not counted as work."""
 
 SHORTEST_TEXT = {"mobilebert": 3}
-"""Tokens that a text must have, where it is not 2: MobileBERT's trigrams are put together otherwise for two."""
+"""The fewest tokens of a text, where that is not 2: of two tokens torch traces MobileBERT's trigrams differently."""
 
 
 class Int8Rows(nn.Module):
@@ -72,7 +61,7 @@ class Int8Rows(nn.Module):
 
 
 def write_executorch(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
-    """Write each precision as .pte, and run it in ExecuTorch's own runtime."""
+    """Write each precision as .pte, and run it in ExecuTorch's runtime."""
     with quiet():
         required("executorch.exir", "executorch")
     shortest = SHORTEST_TEXT.get(context.bundle.manifest.model_type, 2)
@@ -126,25 +115,24 @@ def _dynamic_int8(program: Any, sample: tuple[Tensor, ...], shapes: Any) -> Any:
 
 
 def with_int8_rows(model: nn.Module) -> nn.Module:
-    """Copy the model with its input table, and its positions where they are a table, as `Int8Rows`."""
-    changed = copy.deepcopy(model)
-    words = changed.get_input_embeddings()  # type: ignore[operator]  # nn.Module types what it lacks as Tensor
-    for name, module in list(changed.named_modules()):
+    """Copy the model with its token table, and its positions where they are a table, as `Int8Rows`."""
+    copied = copy.deepcopy(model)
+    tokens = copied.get_input_embeddings()  # type: ignore[operator]  # nn.Module types what it lacks as Tensor
+    for name, module in list(copied.named_modules()):
         table = type(module) is nn.Embedding and module.weight.numel() >= SMALL
-        if table and (module is words or name.endswith("position_embeddings")):
-            owner, _, attribute = name.rpartition(".")
-            setattr(changed.get_submodule(owner), attribute, Int8Rows(module))
-    return changed
+        if table and (module is tokens or name.endswith("position_embeddings")):
+            copied.set_submodule(name, Int8Rows(module))
+    return copied
 
 
 def delegation(graph: Any) -> tuple["Counter[str]", int]:
-    """Count the operators that compute: those left out, by name, and how many a delegate has."""
+    """Count the operators that compute: those that are not delegated, by name, and the number of those that are."""
     debug = required("executorch.devtools.backend_debug", "executorch")
     operators: Mapping[str, Any] = debug.get_delegation_info(graph).delegation_by_operator
-    work = {name: seen for name, seen in operators.items() if not any(free in name for free in FREE)}
+    work = {name: counts for name, counts in operators.items() if not any(free in name for free in FREE)}
     short = {name: name.removeprefix("aten_").removesuffix("_default").removesuffix("_tensor") for name in work}
-    left = Counter({short[name]: seen.non_delegated for name, seen in work.items() if seen.non_delegated})
-    return left, sum(seen.delegated for seen in work.values())
+    left = Counter({short[name]: counts.non_delegated for name, counts in work.items() if counts.non_delegated})
+    return left, sum(counts.delegated for counts in work.values())
 
 
 def _run_executorch(path: Path, names: Sequence[str]) -> Run:
@@ -161,7 +149,7 @@ def _run_executorch(path: Path, names: Sequence[str]) -> Run:
 LITERT_FILES = {"fp32": "model.tflite", "int8": "model_quantized.tflite", "w8": "model_w8.tflite"}
 LITERT_RECIPES = {"int8": "dynamic_wi8_afp32", "w8": "weight_only_wi8_afp32"}
 SHORTEST, STEP = 32, 4
-"""Lengths of the signatures: each costs a copy of the graph, and of the weights where the delegate lays them out."""
+"""Lengths of the signatures: each costs a copy of the graph, and of the weights where the delegate packs them."""
 
 
 def lengths(longest: int) -> list[int]:
@@ -174,26 +162,28 @@ def lengths(longest: int) -> list[int]:
 
 
 def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
-    """Write each precision as .tflite, and run it in LiteRT's own interpreter."""
+    """Write each precision as .tflite, and run it in LiteRT's interpreter."""
     with quiet():
         required("litert_torch", "litert")
         exact = _convert(context)
-        made = []
+        files = []
         for precision in precisions:
             target = folder / LITERT_FILES[precision]
-            if precision == "fp32":
-                target.write_bytes(exact.read_bytes())
-            else:
-                _quantize(exact, target, precision)
-            apart = context.differs(_run_litert(target, list_tokenwise(context)))
-            made.append(ExportedFile(target.name, precision, apart))
+            source = exact
+            if precision != "fp32":
+                recipe = getattr(required("ai_edge_quantizer.recipe", "litert"), LITERT_RECIPES[precision])
+                quantizer = required("ai_edge_quantizer.quantizer", "litert").Quantizer(str(exact), recipe())
+                source = exact.with_name(target.name)
+                quantizer.quantize().export_model(str(source))
+            shutil.copyfile(source, target)  # not moved: what the quantiser writes is executable
+            files.append(ExportedFile(target.name, precision, context.differs(_run_litert(context, target))))
     named = ", ".join(f"tokens_{length}" for length in lengths(context.bundle.manifest.max_length))
     verdict = (
         f"shapes are fixed: signatures {named}, one row each, on the same weights; pad to the shortest that holds the "
         "text, attention_mask 0. Inputs are int32"
     )
     packages = ("litert-torch", "ai-edge-quantizer", "ai-edge-litert", "onnxruntime")
-    return ExportResult(tuple(made), (verdict,), packages=packages)
+    return ExportResult(tuple(files), (verdict,), packages=packages)
 
 
 def _convert(context: ExportContext) -> Path:
@@ -210,35 +200,15 @@ def _convert(context: ExportContext) -> Path:
     return target
 
 
-def _quantize(exact: Path, target: Path, precision: str) -> None:
-    recipe = getattr(required("ai_edge_quantizer.recipe", "litert"), LITERT_RECIPES[precision])
-    quantizer = required("ai_edge_quantizer.quantizer", "litert")
-    made = exact.with_name(target.name)
-    quantizer.Quantizer(str(exact), recipe()).quantize().export_model(str(made))
-    shutil.copyfile(made, target)  # what it writes is executable
-
-
-def list_tokenwise(context: ExportContext) -> list[bool]:
-    """Tell of each output of the fp32 file whether it has a number for each token."""
-    return [
-        "sequence_length" in [size.dim_param for size in each.type.tensor_type.shape.dim]
-        for each in read_model(context.onnx("fp32")).graph.output
-    ]
-
-
-def _run_litert(path: Path, tokenwise: Sequence[bool]) -> Run:
+def _run_litert(context: ExportContext, path: Path) -> Run:
     interpreter = required("ai_edge_litert.interpreter", "litert").Interpreter(str(path), num_threads=1)
     runners = {
         int(name.removeprefix("tokens_")): interpreter.get_signature_runner(name)
         for name in interpreter.get_signature_list()
     }
 
-    def run(row: Any) -> list[Any]:
-        tokens = row["input_ids"].shape[1]
-        length = min(each for each in runners if each >= tokens)
-        padded = {name: np.pad(array, ((0, 0), (0, length - tokens))).astype(np.int32) for name, array in row.items()}
-        found = runners[length](**padded)
-        arrays = [found[name] for name in sorted(found)]
-        return [each[:, :tokens] if cut else each for each, cut in zip(arrays, tokenwise, strict=True)]
+    def run(row: Mapping[str, Any]) -> list[Any]:
+        found = runners[row["input_ids"].shape[1]](**row)
+        return [found[name] for name in sorted(found)]
 
-    return run
+    return context.pad_rows(run, sorted(runners))

@@ -1,13 +1,13 @@
-"""Export OpenVINO's own files (.xml and .bin), for Intel processors above all; shapes stay open, it plans for each it
-meets.
+"""Export OpenVINO's own files (.xml and .bin), above all for Intel processors; shapes stay dynamic.
 
     fp32   as it is
-    fp16   weights stored in float16, computed in what the processor does best
-    w8     weights int8, a scale per row; OpenVINO quantises activations itself, as they come, where that is faster
+    fp16   weights stored in float16, computed in the processor's fastest precision
+    w8     weights int8, a scale per row; OpenVINO quantises activations at run time where that is faster
     int8   static: activations in ranges calibrated on data, the fastest; needs `--data`
 
-The dynamic int8 ONNX file of a bundle is of no use here: OpenVINO unfolds its weights to float and gets slower. So does
-a form of the graph that `tune` chose for onnxruntime: the files start from rows first (docs/export-speed.md).
+The dynamic int8 ONNX file of a bundle is not used: OpenVINO expands its weights to float and is slower. It is slower,
+too, with a form of the graph that `tune` chose for onnxruntime: the files are made of the rows-first form
+(docs/export-speed.md).
 """
 
 import shutil
@@ -29,7 +29,7 @@ STEMS = {
     "w8": "openvino_model_w8",
     "int8": "openvino_model_int8",
 }
-"""optimum-intel looks for the first."""
+"""The first is the name that optimum-intel expects."""
 
 EXTRA = "openvino"
 NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
@@ -50,7 +50,7 @@ def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[st
             _compress(model)
         try:
             openvino.save_model(model, target, compress_to_fp16=precision == "fp16")
-        except RuntimeError as error:  # of C++ streams, which do not tell why
+        except RuntimeError as error:  # an error of C++ streams, which give no reason
             free = shutil.disk_usage(folder).free / 1e6
             raise ExportError(
                 f"{target.name}: OpenVINO cannot write it ({error}); {free:.0f} MB are free in {folder.parent}. "
@@ -66,8 +66,8 @@ def _source(context: ExportContext, precision: str) -> Path:
         return context.as_written()
     if context.bundle.manifest.kind != "task" or context.calibrate is None:
         raise ExportError(
-            "--for openvino --precision int8: is calibrated on real rows of a bundle's task; expected --data with "
-            "them. w8 needs none"
+            "--for openvino --precision int8: is calibrated on real rows of the task; expected --data with them. w8 "
+            "needs none"
         )
     target = context.scratch / "qdq.onnx"
     source = context.as_written()
@@ -76,8 +76,8 @@ def _source(context: ExportContext, precision: str) -> Path:
 
 
 def _compress(model: Any) -> None:
-    """Store large matrices as int8 and one scale per output (of a table: per row), multiplied where it is read: the
-    form that OpenVINO keeps small in memory and knows a faster product for."""
+    """Store large matrices as int8 and one scale per output (of a table: per row), multiplied where they are read: the
+    form that OpenVINO keeps small in memory and has a faster product for."""
     openvino, opset13 = required("openvino", EXTRA), required("openvino.opset13", EXTRA)
     for node in model.get_ordered_ops():
         large = node.get_type_name() == "Constant" and len(node.shape) == 2 and node.output(0).element_type.is_real()
@@ -97,7 +97,7 @@ def _compress(model: Any) -> None:
 
 
 def _inner_axis(reader: Any) -> int | None:
-    """Find the axis of its weight that a node sums over, or reads whole; None for a node that does neither."""
+    """Return the axis of its weight that a node sums over, or looks up whole; None for any other node."""
     if reader.get_type_name() == "MatMul":
         return 1 if reader.get_attributes()["transpose_b"] else 0
     return 1 if reader.get_type_name() == "Gather" else None
