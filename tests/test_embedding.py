@@ -253,7 +253,7 @@ def test_the_nearest_of_a_files_lines_are_found(bundle: Bundle, tmp_path: Path) 
     told = command.run("predict", str(bundle.path), "so sad", "--top", "2")
     assert (told.code, "give the file to search with --against" in told.err) == (2, True)
     other = tiny.bundle(tmp_path / "labels")
-    with pytest.raises(BundleError, match="expected one that gives vectors"):
+    with pytest.raises(BundleError, match="expected one for embedding"):
         NearestTexts.from_texts(other.open(), ["a"])
 
 

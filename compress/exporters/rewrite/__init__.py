@@ -1,12 +1,11 @@
 """Rewrite the graph of an encoder so that it runs faster and computes the same: `rewrite_graph(model, Form())`.
 
-    graph       the index of a graph, for all that reads or changes one
-    products    matrix products with constant weights
-    attention   attention, found by its structure; one node meanwhile
-    rotary      the same where queries and keys turn by the tokens' places; gated feed-forwards
-    layout      tokens on the first axis; only what the answer reads; scale and mask in the weights; merged products
+    graph       the index of a graph, and its matrix products with constant weights
+    attention   attention, found by its structure, as one node during the rewriting
+    rotary      the same with rotary positions; gated feed-forwards
+    layout      tokens on the first axis; only the tokens that are used; scale and mask in the weights; merged products
 
-All of it is plain ONNX, so every quantiser and runtime reads it; measured in docs/export-speed.md.
+The result is plain ONNX, so every quantiser and runtime reads it; measured in docs/export-speed.md.
 """
 
 from dataclasses import dataclass
@@ -21,18 +20,18 @@ from compress.exporters.rewrite.layout import fold_scales, mask_keys, mask_score
 from compress.exporters.session import metadata, opset_of
 
 FORM_KEY = "compress.graph"
-"""The metadata property of a rewritten file: how it is written."""
+"""The metadata property of a rewritten file that holds its form."""
 
 
 @dataclass(frozen=True)
 class Form:
     """One way of writing the same graph.
 
-    one_token     what is read of one token is computed for that one alone
-    tokens_first  tokens on the first axis, rows on the second: fewer copies in onnxruntime; OpenVINO is slower with it
+    one_token     only the first token is computed where only that is used
+    tokens_first  tokens on the first axis, rows on the second: fewer copies in onnxruntime, slower in OpenVINO
     merged        queries, keys and values by one product where they read the same tensor
-    masked_keys   the mask is added to the keys, not to the scores, where it is of the keys: less to add, and a range of
-                  the keys that no fixed scale can hold
+    masked_keys   the mask of the keys is added to the keys, not to the scores: fewer additions, but a range of the keys
+                  that no fixed scale can represent
     """
 
     one_token: bool = True
@@ -53,8 +52,8 @@ class Form:
 PLAIN = Form()
 
 SHIPPED = Form(tokens_first=False)
-"""The form that `to_onnx` writes: less work for any runtime. Tokens first is faster in onnxruntime on x86, slower in
-OpenVINO: that is for `tune` to find out."""
+"""The form that `to_onnx` writes: less work for any runtime. Tokens first, faster in onnxruntime on x86 and slower in
+OpenVINO, is for `tune` to try."""
 
 OLDEST = 13
 """The first opset in which Squeeze and Unsqueeze read their axes as a tensor."""
@@ -62,13 +61,13 @@ OLDEST = 13
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten model, and what was found to rewrite.
+    """A rewritten model, and the number of
 
-    attentions  how many of the graph's softmaxes were attention of the known form; the rest stay as they were
-    softmaxes   how many there are
+    attentions  of a known form, among all softmaxes
+    softmaxes   in the graph
     rows        nodes that compute one token instead of all
-    turned      attentions that have tokens first
-    merged      products that became one with others
+    turned      attentions with tokens first
+    merged      products that were merged
     """
 
     model: ModelProto
@@ -80,13 +79,12 @@ class Rewritten:
 
 
 def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
-    """Rewrite a float32 model as it is traced (`to_onnx(form=None)`) in another form; `model` stays as it was.
+    """Rewrite a float32 model as it was traced (`to_onnx(form=None)`) in another form; `model` is not changed.
 
-    Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and, unless
-    the form says otherwise, the mask into the keys, but where queries and keys turn by the tokens' places (ModernBERT):
-    there it stays on the scores.
-    What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model computes, up
-    to float32 rounding. A model of an opset below OLDEST stays whole as it is, without a FORM_KEY.
+    Where attention is recognised, by its structure, the scale is multiplied into the weights of the queries and, unless
+    the form or rotary positions (ModernBERT) prevent it, the mask is added to the keys. Other attention is not changed.
+    Weights that layers share stay shared. The results are the model's, up to float32 rounding. A model of an opset
+    below OLDEST is returned as it is, without a FORM_KEY.
     """
     graph = Graph.copy_of(model)
     softmaxes = sum(node.op_type == "Softmax" for node in graph.nodes)

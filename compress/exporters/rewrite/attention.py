@@ -1,15 +1,25 @@
-"""Find attention in a graph by its structure, hold it as one node during the rewriting, and write it out again.
+"""Find attention in a graph by its structure, represent it as one node during the rewriting, and expand that again.
 
-The node reads queries, keys, values, each (rows, tokens, heads x size), and where there is a mask what is added to the
-keys for it, or with `mask_on_scores` to the scores. It writes (rows, tokens, heads x value_size). With `tokens_first`
-the first two axes of all of these are the other way round.
+The node reads queries, keys, values, each (rows, tokens, heads x size), and where there is a mask the tensor that is
+added to the keys, or with `mask_on_scores` to the scores. It writes (rows, tokens, heads x value_size). With
+`tokens_first` the first two axes of all of these are swapped.
 """
 
 from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from compress.exporters.rewrite.graph import ATTENTION, OURS, Array, Graph, Readers, Writers, attribute, find_writer
+from compress.exporters.rewrite.graph import (
+    ATTENTION,
+    OURS,
+    Array,
+    Graph,
+    Readers,
+    Writers,
+    attribute,
+    find_writer,
+    trace_back,
+)
 
 BY_HEAD = [0, 2, 1, 3]
 KEYS_BY_HEAD = [0, 2, 3, 1]
@@ -19,8 +29,7 @@ KEYS_TURNED = [1, 2, 0]
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a constant weight and its constant bias, that nothing else reads; without one `sum` is the product
-    itself."""
+    """A product with a constant weight and its constant bias; without a bias `sum` is the product itself."""
 
     product: NodeProto
     sum: NodeProto
@@ -34,9 +43,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """One attention of the form `to_onnx` exports: softmax(queries @ keys x scale + mask of the keys) @ values.
+    """An attention of the form that `to_onnx` exports: softmax(queries @ keys x scale + mask of the keys) @ values.
 
-    `joined` is the node that puts the heads side by side again, `name` where in the model it is.
+    `joined` is the node that concatenates the heads, `name` the path in the model.
     """
 
     name: str
@@ -52,10 +61,8 @@ class AttentionCore:
 
     @staticmethod
     def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "AttentionCore | None":
-        """Find the attention this softmax belongs to; None for one of another form."""
-        context = only_reader(readers, softmax.output[0], "MatMul")
-        turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
-        joined = turned and only_reader(readers, turned.output[0], "Reshape")
+        """Find the attention of this softmax; None for one of another form."""
+        context, joined = find_context(readers, softmax.output[0])
         scores, mask = _before_mask(graph, softmax.input[0], writers)
         scores, scale = _before_scale(graph, scores, writers)
         multiplied = find_writer(writers, scores, "MatMul")
@@ -77,7 +84,7 @@ class AttentionCore:
 
 @dataclass(frozen=True)
 class _ByHead:
-    """A tensor (rows, tokens, heads x size), shown head by head."""
+    """A tensor (rows, tokens, heads x size) that is split by head."""
 
     source: str
     heads: int
@@ -85,7 +92,7 @@ class _ByHead:
 
 
 def collapse(graph: Graph) -> list[AttentionCore]:
-    """Make one node of every attention that is of the known form; the others stay as they are."""
+    """Replace every attention of the known form by one node."""
     writers, readers = graph.writers(), graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
     cores = [core for node in softmaxes if (core := AttentionCore.around(graph, node, writers, readers)) is not None]
@@ -107,7 +114,7 @@ def collapse(graph: Graph) -> list[AttentionCore]:
 
 
 def linear(graph: Graph, name: str, writers: Writers, readers: Readers, *, bare: bool = False) -> Linear | None:
-    """Find the product whose sum with a bias is `name`; where `bare` is allowed, also one without a bias."""
+    """Find the product whose sum with a bias is `name`; with `bare` also one without a bias."""
     total = find_writer(writers, name, "Add")
     alone = find_writer(writers, name, "MatMul") if bare else None
     if alone is not None and len(readers[name]) == 1 and graph.tokenwise(alone):
@@ -122,34 +129,31 @@ def linear(graph: Graph, name: str, writers: Writers, readers: Readers, *, bare:
 
 
 def write_out(graph: Graph) -> None:
-    """Write every attention node in ONNX's own operators."""
+    """Expand every attention node into ONNX's own operators."""
     for node in graph.attentions():
-        at = node.name
-        queries, keys, values, *added = node.input
+        path = node.name
+        queries, keys, values, *mask = node.input
         on_scores = bool(attribute(node, "mask_on_scores", 0))
-        if added and not on_scores:
-            keys = graph.add("Add", [keys, added[0]], f"{at}/masked_keys")
-        scores = graph.add(
-            "MatMul",
-            [_split_heads(graph, node, queries, "queries"), _split_heads(graph, node, keys, "keys")],
-            f"{at}/scores",
-        )
-        if added and on_scores:
-            scores = graph.add("Add", [scores, added[0]], f"{at}/masked_scores")
-        chances = graph.add("Softmax", [scores], f"{at}/Softmax", axis=-1)
-        context = graph.add("MatMul", [chances, _split_heads(graph, node, values, "values")], f"{at}/context")
+        if mask and not on_scores:
+            keys = graph.add("Add", [keys, mask[0]], f"{path}/masked_keys")
+        by_head = [_split_heads(graph, node, queries, "queries"), _split_heads(graph, node, keys, "keys")]
+        scores = graph.add("MatMul", by_head, f"{path}/scores")
+        if mask and on_scores:
+            scores = graph.add("Add", [scores, mask[0]], f"{path}/masked_scores")
+        probabilities = graph.add("Softmax", [scores], f"{path}/Softmax", axis=-1)
+        by_head = [probabilities, _split_heads(graph, node, values, "values")]
+        context = graph.add("MatMul", by_head, f"{path}/context")
         first = attribute(node, "tokens_first")
-        turned = graph.add("Transpose", [context], f"{at}/turned", perm=TURNED if first else BY_HEAD)
+        turned = graph.add("Transpose", [context], f"{path}/turned", perm=TURNED if first else BY_HEAD)
         width = attribute(node, "heads") * attribute(node, "value_size")
         shape = graph.integers(0, -1, width) if first else graph.integers(0, 0, width)
-        graph.replace(node, "Reshape", [turned, shape], f"{at}/joined")
+        graph.replace(node, "Reshape", [turned, shape], f"{path}/joined")
 
 
 def _split_heads(graph: Graph, node: NodeProto, name: str, part: str) -> str:
     """Split queries, keys or values by head: (rows, heads, tokens, size), keys (rows, heads, size, tokens).
 
-    With tokens first rows and heads are one axis: onnxruntime's product then reads the turned tensor where it is, and
-    nothing is copied.
+    With tokens first rows and heads are one axis: onnxruntime's product then reads the transposed tensor in place.
     """
     heads, size = attribute(node, "heads"), attribute(node, "value_size" if part == "values" else "size")
     first = attribute(node, "tokens_first")
@@ -160,15 +164,22 @@ def _split_heads(graph: Graph, node: NodeProto, name: str, part: str) -> str:
 
 
 def only_reader(readers: Readers, name: str, operator: str, perm: list[int] | None = None) -> NodeProto | None:
-    """Return the one node that reads `name`, if it is of this kind."""
+    """Return the only node that reads `name`, if it is of this operator."""
     found = readers.get(name, [])
     if len(found) != 1 or found[0].op_type != operator:
         return None
     return found[0] if perm is None or attribute(found[0], "perm") == perm else None
 
 
+def find_context(readers: Readers, probabilities: str) -> tuple[NodeProto | None, NodeProto | None]:
+    """Find the product of probabilities and values, and the node that concatenates its heads."""
+    context = only_reader(readers, probabilities, "MatMul")
+    turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
+    return context, turned and only_reader(readers, turned.output[0], "Reshape")
+
+
 def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
-    """Check that a tensor is made of `attention_mask` (rows, tokens) alone, and is of (rows, 1, 1, tokens)."""
+    """Check whether a tensor (rows, 1, 1, tokens) is computed from `attention_mask` (rows, tokens) alone."""
     axes: list[int] = []
     while name in writers:
         node = writers[name]
@@ -207,17 +218,16 @@ def _before_scale(graph: Graph, name: str, writers: Writers) -> tuple[str, float
 
 
 def _by_head(graph: Graph, name: str, perm: list[int], writers: Writers, readers: Readers) -> _ByHead | None:
-    turned = find_writer(writers, name, "Transpose")
-    split = turned and find_writer(writers, turned.input[0], "Reshape")
-    made = split and linear(graph, split.input[0], writers, readers)
-    if turned is None or split is None or made is None or attribute(turned, "perm") != perm:
+    nodes = trace_back(writers, name, "Transpose", "Reshape")
+    product = linear(graph, nodes[1].input[0], writers, readers) if nodes else None
+    if product is None or attribute(nodes[0], "perm") != perm:
         return None
-    sizes = find_writer(writers, split.input[1], "Concat")  # rows, tokens, heads, size, the first two computed
+    sizes = find_writer(writers, nodes[1].input[1], "Concat")  # rows, tokens, heads, size, the first two computed
     last = None if sizes is None or len(sizes.input) != 4 else graph.scalar(sizes.input[3])
-    bias = graph.value(made.bias)
+    bias = graph.value(product.bias)
     if not last or bias is None or last < 1 or bias.size % last:
         return None
-    return _ByHead(split.input[0], int(bias.size // last), int(last))
+    return _ByHead(nodes[1].input[0], int(bias.size // last), int(last))
 
 
 def _rank(value: Array | None) -> int:

@@ -1,10 +1,11 @@
-"""Index a graph: nodes found by what they write and by what they read, constants by value; and the matrix
-products with constant weights in it, which quantisation quantises.
+"""Index a graph by what its nodes write and read, and its constants by name; find the matrix products with constant
+weights, which quantisation quantises.
 
-A product is known by the name of its node, which in our exports carries the module's path; it is a MatMul with a
-constant matrix on its right, or a Gemm that is one with a bias. Products of two activations are none.
+A product is identified by the name of its node, which in our exports is the module's path; it is a MatMul with a
+constant matrix on its right, or a Gemm, which has a bias too. Products of two activations do not count.
 """
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ Readers = Mapping[str, list[NodeProto]]
 
 ATTENTION, ROTARY = "Attention", "Rotary"
 OURS = "compress.rewriting"
-"""The domain of operators that a graph has only while it is rewritten: attention as a whole, and what turns queries and
-keys by the tokens' places; `attention.py` and `rotary.py` say what they read."""
+"""The domain of operators that a graph has only while it is rewritten: attention as a whole (`attention.py`), and
+rotary positions of queries and keys (`rotary.py`)."""
 
 _ARITHMETIC = ("Abs", "Add", "Cast", "Clip", "Div", "Exp", "Identity", "Mul", "Neg", "Pow", "Sqrt", "Sub")
 _ACTIVATIONS = ("Elu", "Erf", "Gelu", "HardSigmoid", "Relu", "Selu", "Sigmoid", "Softplus", "Tanh")
@@ -33,10 +34,10 @@ ELEMENTWISE = frozenset((*_ARITHMETIC, *_ACTIVATIONS))
 
 
 class Graph:
-    """The nodes and constants (initializers) of a graph, to be looked at and changed.
+    """The nodes and constants (initializers) of a graph, to be read and changed.
 
-    Graph(model.graph)     the graph itself: `store` puts the changed nodes and constants back into it
-    Graph.copy_of(model)   a copy of its nodes, in which constants are no nodes: `model` makes a model of it
+    Graph(model.graph)     the graph itself: `store` writes the changed nodes and constants back to it
+    Graph.copy_of(model)   a copy, in which Constant nodes are initializers: `model` makes a model of it
     """
 
     def __init__(self, source: GraphProto) -> None:
@@ -54,9 +55,7 @@ class Graph:
         """Copy the nodes of a model; those of constants become tensors."""
         graph = cls(model.graph)
         graph.nodes = []
-        for original in model.graph.node:
-            node = NodeProto()
-            node.CopyFrom(original)
+        for node in copy.deepcopy(list(model.graph.node)):
             value = next((each.t for each in node.attribute if each.name == "value"), None)
             if node.op_type == "Constant" and value is not None:
                 value.name = node.output[0]
@@ -67,7 +66,7 @@ class Graph:
         return graph
 
     def store(self) -> None:
-        """Put nodes and constants back into the graph they came from, without constants that nothing reads."""
+        """Write nodes and constants back to the graph they came from, without unused constants."""
         used = {name for node in self.nodes for name in node.input} | set(self.outputs)
         tensors = [tensor for name, tensor in self.tensors.items() if name in used]
         del self._source.node[:], self._source.initializer[:], self._source.value_info[:]
@@ -75,7 +74,7 @@ class Graph:
         self._source.initializer.extend(tensors)
 
     def model(self, source: ModelProto) -> ModelProto:
-        """Make a model like `source` of this graph, without what nothing reads, in an order that runs."""
+        """Make a model like `source` of this graph, without unused parts, in topological order."""
         nodes = self._living(self.outputs)
         used = {name for node in nodes for name in node.input} | set(self.outputs)
         kept = [tensor for name, tensor in self.tensors.items() if name in used]
@@ -91,7 +90,7 @@ class Graph:
         return made
 
     def prune(self) -> None:
-        """Forget nodes whose results nobody reads, but for those in `kept`; puts the rest in an order that runs."""
+        """Remove nodes whose results are unused and not in `kept`; sort the others topologically."""
         self.nodes = self._living([*sorted(self.kept), *self.outputs])
 
     def writers(self) -> dict[str, NodeProto]:
@@ -99,8 +98,8 @@ class Graph:
         return {name: node for node in self.nodes for name in node.output}
 
     def readers(self) -> dict[str, list[NodeProto]]:
-        """Map each tensor to the nodes that read it, once for each time they do; an output of the graph has one
-        more, which is empty."""
+        """Map each tensor to its readers, a node that reads it twice being listed twice; an output of the graph has an
+        empty node as one more reader."""
         found: dict[str, list[NodeProto]] = {name: [NodeProto()] for name in self.outputs}
         for node in self.nodes:
             for name in node.input:
@@ -108,7 +107,7 @@ class Graph:
         return found
 
     def value(self, name: str) -> Array | None:
-        """Return the value of a constant; None for what is computed."""
+        """Return the value of a constant; None for a computed tensor."""
         return numpy_helper.to_array(self.tensors[name]) if name in self.tensors else None
 
     def scalar(self, name: str) -> float | None:
@@ -116,7 +115,7 @@ class Graph:
         return float(value.item()) if value is not None and value.size == 1 else None
 
     def is_matrix(self, name: str) -> bool:
-        """Check for a constant float32 matrix."""
+        """Check whether a tensor is a constant float32 matrix."""
         found = self.tensors.get(name)
         return found is not None and len(found.dims) == 2 and found.data_type == TensorProto.FLOAT
 
@@ -126,56 +125,55 @@ class Graph:
         return [node for node in gathers if attribute(node, "axis", 0) == 0]
 
     def put(self, name: str, value: Array) -> None:
-        """Add a constant, or replace the one of this name in its place."""
+        """Add a constant, or replace the value of the one of this name."""
         self.tensors[name] = numpy_helper.from_array(value, name)
 
     def constant(self, value: Array, name: str) -> str:
-        """Name a constant of this value: `name`, or another if that is taken by another value."""
+        """Add a constant, unless it exists, and return its name: `name`, or another if that has another value."""
         known = self.value(name)
         if known is not None and known.dtype == value.dtype and np.array_equal(known, value):
             return name
-        chosen = self._free(name)
+        chosen = _make_unique(name, self._taken)
         self.tensors[chosen] = numpy_helper.from_array(np.asarray(value, order="C"), chosen)
         return chosen
 
     def integers(self, *values: int) -> str:
-        """Name a constant of int64: these on one axis."""
+        """Add a constant int64 vector, unless it exists, and return its name."""
         return self.constant(np.array(values, np.int64), f"compress.integers.{'_'.join(map(str, values))}")
 
     def add(self, operator: str, inputs: Sequence[str], name: str, *, output: str = "", **attributes: Any) -> str:
-        """Add a node and return what it writes: `output`, or a name of its own."""
-        called = _unlike(name, self._named)
-        written = output or self._free(f"{called}_output_0")
-        self.nodes.append(onnx.helper.make_node(operator, inputs, [written], name=called, **attributes))
-        return written
+        """Add a node and return the name of its output: `output`, or a new one."""
+        name = _make_unique(name, self._named)
+        output = output or _make_unique(f"{name}_output_0", self._taken)
+        self.nodes.append(onnx.helper.make_node(operator, inputs, [output], name=name, **attributes))
+        return output
 
     def replace(self, node: NodeProto, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> None:
-        """Put another node in the place of this one, that writes what it wrote."""
+        """Replace a node by another with the same outputs."""
         place = next(place for place, each in enumerate(self.nodes) if each is node)
         self.nodes[place] = onnx.helper.make_node(operator, inputs, list(node.output), name=name, **attributes)
 
-    def split(self, name: str, sizes: Sequence[int], called: str) -> list[str]:
+    def split(self, tensor: str, sizes: Sequence[int], name: str) -> list[str]:
         """Split the last axis of a tensor into parts of these sizes, and return their names."""
-        parts = [self._free(f"{called}_output_{n}") for n in range(len(sizes))]
-        node = onnx.helper.make_node("Split", [name, self.integers(*sizes)], parts, name=called, axis=-1)
-        self._named.add(called)
-        self.nodes.append(node)
+        parts = [_make_unique(f"{name}_output_{n}", self._taken) for n in range(len(sizes))]
+        self._named.add(name)
+        self.nodes.append(onnx.helper.make_node("Split", [tensor, self.integers(*sizes)], parts, name=name, axis=-1))
         return parts
 
     def remove(self, node: NodeProto) -> None:
         self.nodes = [each for each in self.nodes if each is not node]
 
-    def renamed(self, node: NodeProto, name: str) -> str:
-        """Let a node write under a name like this one, and return it."""
-        node.output[0] = self._free(name)
+    def rename_output(self, node: NodeProto, name: str) -> str:
+        """Rename the output of a node to `name`, or a name like it, and return that."""
+        node.output[0] = _make_unique(name, self._taken)
         return node.output[0]
 
     def attentions(self) -> list[NodeProto]:
         return [node for node in self.nodes if (node.domain, node.op_type) == (OURS, ATTENTION)]
 
     def tokenwise(self, node: NodeProto) -> bool:
-        """Check that the node treats every token by itself, whatever the order of the axes before the last one: what it
-        reads is of (rows, tokens, features), or a constant along the features."""
+        """Check whether a node computes each token by itself, whatever the order of the axes before the last one: its
+        inputs are (rows, tokens, features), or constants along the features."""
         constants = [self.value(name) for name in node.input]
         if node.op_type == "MatMul":
             return constants[0] is None and constants[1] is not None and constants[1].ndim == 2
@@ -185,31 +183,28 @@ class Graph:
         return node.op_type in ELEMENTWISE and flat and any(value is None for value in constants)
 
     def varying(self, node: NodeProto) -> list[str]:
-        """List what a node reads that is no constant."""
+        """List the inputs of a node that are not constants."""
         return [name for name in node.input if name and name not in self.tensors]
 
     def _living(self, needed: Sequence[str]) -> list[NodeProto]:
-        """List the nodes that these tensors need, each after what it reads."""
+        """List the nodes that these tensors depend on, in topological order."""
         writers = self.writers()
         ordered: list[NodeProto] = []
-        begun: set[int] = set()
+        visited: set[int] = set()
         stack = [(writers[name], False) for name in reversed(needed) if name in writers]
         while stack:
-            node, ready = stack.pop()
-            if ready:
+            node, inputs_done = stack.pop()
+            if inputs_done:
                 ordered.append(node)
-            elif id(node) not in begun:
-                begun.add(id(node))
+            elif id(node) not in visited:
+                visited.add(id(node))
                 stack.append((node, True))
                 stack.extend((writers[name], False) for name in reversed(node.input) if name in writers)
         return ordered
 
-    def _free(self, name: str) -> str:
-        return _unlike(name, self._taken)
 
-
-def _unlike(name: str, taken: set[str]) -> str:
-    """Take `name`, or one like it that is not taken yet."""
+def _make_unique(name: str, taken: set[str]) -> str:
+    """Return `name`, or a name like it that is not in `taken`, and add it there."""
     chosen, count = name, 1
     while chosen in taken:
         count += 1
@@ -219,19 +214,31 @@ def _unlike(name: str, taken: set[str]) -> str:
 
 
 def find_writer(writers: Writers, name: str, operator: str) -> NodeProto | None:
-    """Return the node that writes a tensor, if it is of this kind."""
+    """Return the node that writes a tensor, if it is of this operator."""
     node = writers.get(name)
     return node if node is not None and node.op_type == operator else None
 
 
+def trace_back(writers: Writers, name: str, *operators: str) -> list[NodeProto]:
+    """Follow the first inputs back from a tensor: return the nodes of these operators; none if any is of another."""
+    nodes = list[NodeProto]()
+    for operator in operators:
+        node = find_writer(writers, name, operator)
+        if node is None:
+            return []
+        nodes.append(node)
+        name = node.input[0]
+    return nodes
+
+
 def is_plain_gemm(node: NodeProto) -> bool:
-    """Check that a Gemm does no more than x @ W (+ b), or x @ W.T (+ b)."""
+    """Check whether a Gemm is just x @ W (+ b), or x @ W.T (+ b)."""
     scaled = attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0
     return not scaled and not attribute(node, "transA", 0)
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
-    """Read a node's attribute as Python has it."""
+    """Return the value of a node's attribute."""
     return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
 
 
@@ -243,11 +250,9 @@ def set_attribute(node: NodeProto, name: str, value: Any) -> None:
 
 LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
 REPEATED = re.compile(r"(.+?)_(\d+)")
-"""A module's name where the exporter meets the module again."""
-
-
+"""A module's name where the module is called again."""
 OF_GEMM = "_MatMul"
-"""The suffix that onnxruntime's dynamic quantiser adds to a Gemm's name; it takes each apart, quantised or not."""
+"""The suffix that onnxruntime's dynamic quantiser adds to a Gemm's name when it splits it, quantised or not."""
 
 
 @dataclass(frozen=True)
@@ -257,10 +262,10 @@ class Product:
     name     of the node (its output's name where the node has none)
     reads    the tensor of activations
     weight   the initializer: (in, out), or (out, in) where `transposed`
-    bias     the initializer added to the product, as the node's own input or by an Add behind it; None: there is none
-    output   the tensor that holds the result, bias included
-    ends     the first outputs of the nodes that compute it: the product's and, where that adds the bias, the Add's
-    gemm     whether the node is a Gemm, which reads rows of a matrix, and no MatMul
+    bias     the initializer that is added, as an input of the node or by the Add after it; None: there is none
+    output   the tensor of the result, bias included
+    ends     the outputs of the nodes that compute it: of the product and, where there is one, of the Add
+    gemm     the node is a Gemm, which reads a matrix, not a MatMul
     """
 
     name: str
@@ -282,27 +287,21 @@ def products(source: GraphProto | Graph) -> list[Product]:
     """Find the graph's products, in its order."""
     graph = source if isinstance(source, Graph) else Graph(source)
     readers = graph.readers()
-    found = []
-    for node in graph.nodes:
-        if node.op_type == "MatMul" and graph.is_matrix(node.input[1]):
-            found.append(_with_bias(graph, node, readers))
-        elif node.op_type == "Gemm" and graph.is_matrix(node.input[1]) and (product := _gemm(graph, node)):
-            found.append(product)
-    return found
+    nodes = [node for node in graph.nodes if node.op_type in ("Gemm", "MatMul") and graph.is_matrix(node.input[1])]
+    return [product for node in nodes if (product := _read_product(graph, node, readers)) is not None]
 
 
 def list_floats(fp32: Path, int8: Path) -> tuple[str, ...]:
-    """Name the products of the fp32 file that the int8 file made of it computes in float32."""
+    """List the products of the fp32 file that stay float32 in the int8 file made of it."""
     exact = {each.name for each in products(read_model(int8).graph)}
     names = [each.name for each in products(read_model(fp32).graph)]
     return tuple(name for name in names if name in exact or f"{name}{OF_GEMM}" in exact)
 
 
 def layer(name: str) -> str:
-    """Say a product's name as a reader does: `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`,
-    and ALBERT's `.../albert_layers.0/attention/query_2/MatMul`, the third use of a shared layer, is
-    `layer 0, attention query, use 3`.
-    """
+    """Shorten a product's name for people: `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`, and
+    ALBERT's `.../albert_layers.0/attention/query_2/MatMul`, the third use of a shared layer, is `layer 0, attention
+    query, use 3`."""
     *parts, last = name.strip("/").split("/")[:-1] or [name]
     again = REPEATED.fullmatch(last)
     use = f", use {int(again[2]) + 1}" if again else ""
@@ -313,24 +312,21 @@ def layer(name: str) -> str:
     return (" ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name) + use
 
 
-def _with_bias(graph: Graph, node: NodeProto, readers: Readers) -> Product:
-    made, weight = node.output[0], node.input[1]
-    width = graph.tensors[weight].dims[1]
-    bias, output = None, made
-    after = readers.get(made, [])
-    if len(after) == 1 and after[0].op_type == "Add":
-        other = next((name for name in after[0].input if name != made), made)
-        if other in graph.tensors and list(graph.tensors[other].dims) == [width]:
-            bias, output = other, after[0].output[0]
-    return Product(node.name or made, node.input[0], weight, False, bias, output, tuple(dict.fromkeys((made, output))))
-
-
-def _gemm(graph: Graph, node: NodeProto) -> Product | None:
-    """Read a Gemm; None where it does more than x @ W (+ b)."""
-    bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
-    constant = bias is None or (bias in graph.tensors and len(graph.tensors[bias].dims) == 1)
-    if not constant or not is_plain_gemm(node):
-        return None
-    made = node.output[0]
-    across = bool(attribute(node, "transB", 0))
-    return Product(node.name or made, node.input[0], node.input[1], across, bias, made, (made,), gemm=True)
+def _read_product(graph: Graph, node: NodeProto, readers: Readers) -> Product | None:
+    """Read a MatMul with its bias, or a Gemm; None for a Gemm that is more than x @ W (+ b)."""
+    output, weight = node.output[0], node.input[1]
+    name, bias, gemm = node.name or output, None, node.op_type == "Gemm"
+    ends: tuple[str, ...] = (output,)
+    if gemm:
+        bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+        constant = bias is None or (bias in graph.tensors and len(graph.tensors[bias].dims) == 1)
+        if not constant or not is_plain_gemm(node):
+            return None
+    else:
+        after = readers.get(output, [])
+        if len(after) == 1 and after[0].op_type == "Add":
+            other = next((each for each in after[0].input if each != output), output)
+            if other in graph.tensors and list(graph.tensors[other].dims) == [graph.tensors[weight].dims[1]]:
+                bias, ends = other, (output, after[0].output[0])
+    transposed = gemm and bool(attribute(node, "transB", 0))
+    return Product(name, node.input[0], weight, transposed, bias, ends[-1], ends, gemm)

@@ -1,5 +1,5 @@
-"""Put tokens on the first axis, rows on the second: then a head's queries, keys and values are where a product can read
-them, and three of the four copies that attention costs are not made."""
+"""Put tokens on the first axis, rows on the second: then a product can read a head's queries, keys and values in place,
+and three of the four copies of an attention are saved."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,9 +22,10 @@ from compress.exporters.rewrite.graph import (
 
 
 def tokens_first(graph: Graph) -> int:
-    """Turn everything from the last tensor that all of the first attention comes from; return how many attentions.
+    """Transpose everything after the last tensor on which all of the first attention depends; return the number of
+    attentions.
 
-    Nothing is turned where a mask is added to scores: with rows and heads on one axis each head would need its own.
+    Nothing changes where a mask is added to scores: with rows and heads on one axis each head would need its own.
     """
     graph.prune()
     attentions = graph.attentions()
@@ -32,7 +33,7 @@ def tokens_first(graph: Graph) -> int:
     start = None if on_scores or not attentions else _start(graph, attentions[0])
     if start is None:
         return 0
-    nodes, before = list(graph.nodes), _before(graph, start)
+    nodes, before = list(graph.nodes), _find_sources(graph, start)
     turned: dict[str, str] = {}
     back: dict[str, str] = {}
     _turn_tensor(graph, start, turned)
@@ -51,7 +52,7 @@ def tokens_first(graph: Graph) -> int:
                 continue
         elif _takes_tokens(graph, node, turned):
             continue
-        for name in read:  # what knows no other order gets the old one
+        for name in read:  # all other nodes get the old order
             if name in turned and name not in back and name not in before:
                 back[name] = graph.add("Transpose", [turned[name]], f"{node.name}/rows_first", perm=TURNED)
         node.input[:] = [back.get(name, name) for name in node.input]
@@ -66,8 +67,8 @@ def _turn_tensor(graph: Graph, name: str, turned: dict[str, str]) -> None:
         turned[name] = graph.add("Transpose", [name], f"{name}/tokens_first", perm=TURNED)
 
 
-def _before(graph: Graph, start: str) -> set[str]:
-    """Find `start` and the tensors that it comes from token by token: residuals begin there."""
+def _find_sources(graph: Graph, start: str) -> set[str]:
+    """Find `start` and the tensors that it is computed from token by token: residuals begin there."""
     writers, found, open_ = graph.writers(), set[str](), [start]
     while open_:
         name = open_.pop()
@@ -80,11 +81,11 @@ def _before(graph: Graph, start: str) -> set[str]:
 
 def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
     before = node.output[0]
-    turned[before] = graph.renamed(node, f"{before}.tokens_first")
+    turned[before] = graph.rename_output(node, f"{before}.tokens_first")
 
 
 def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
-    """Return True for a node that takes some tokens, or drops the axis of the only one: on the other axis."""
+    """Change a node that gathers tokens, or drops their axis, to the first axis; False for any other node."""
     if node.op_type == "Gather" and attribute(node, "axis", 0) == 1 and graph.value(node.input[1]) is not None:
         node.input[0] = turned[node.input[0]]
         set_attribute(node, "axis", 0)
@@ -101,7 +102,7 @@ def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool
 
 
 def _start(graph: Graph, attention: NodeProto) -> str | None:
-    """Find the last tensor that queries, keys and values all come from, token by token."""
+    """Find the last tensor from which queries, keys and values are all computed token by token."""
     writers = graph.writers()
     order = {name: place for place, node in enumerate(graph.nodes) for name in node.output}
     frontier = set(attention.input[:3])
@@ -119,7 +120,7 @@ def _start(graph: Graph, attention: NodeProto) -> str | None:
 
 
 def one_token(graph: Graph) -> int:
-    """Compute what is taken of one token for that one alone; return the number of nodes that became a row each.
+    """Compute only one token where only one is used; return the number of nodes that changed.
 
     Expects tokens on axis 1, and attention as one node.
     """
@@ -132,7 +133,7 @@ def _push_back(graph: Graph, last: NodeProto) -> int:
     if index is None or index.ndim != 0:
         return 0
     narrow = _narrow(graph, last)
-    if not any(last.input[0] in node.output for node in narrow):  # others read it whole
+    if not any(last.input[0] in node.output for node in narrow):  # its other readers need all tokens
         return 0
     chosen = graph.integers(int(index))
     inside = {name for node in narrow for name in node.output}
@@ -151,13 +152,13 @@ def _push_back(graph: Graph, last: NodeProto) -> int:
 
 
 def _narrow(graph: Graph, last: NodeProto) -> list[NodeProto]:
-    """List the nodes all of whose results end, token by token, in `last`."""
+    """List the nodes whose results are used, token by token, by `last` alone."""
     graph.prune()
     readers = graph.readers()
     narrow: dict[str, NodeProto] = {}
 
     def reads_by_row(reader: NodeProto, name: str) -> bool:
-        if not reader.output or reader.output[0] == last.output[0]:  # the graph's own output; the one that takes a row
+        if not reader.output or reader.output[0] == last.output[0]:  # the graph's own output; the gathering node
             return bool(reader.output)
         only_as_queries = reader.domain != OURS or (list(reader.input).count(name) == 1 and reader.input[0] == name)
         return reader.output[0] in narrow and only_as_queries
@@ -206,7 +207,8 @@ def mask_scores(graph: Graph, cores: list[AttentionCore]) -> None:
 
 
 def merge(graph: Graph) -> int:
-    """Make one product of the queries', keys' and values' products that read the same tensor; return how many were."""
+    """Merge the products of queries, keys and values that read the same tensor; return the number of merged
+    products."""
     merged = 0
     for node in graph.attentions():
         made = [_product(graph, name) for name in node.input[:3]]
@@ -228,7 +230,7 @@ def _product(graph: Graph, name: str) -> Linear:
 
 
 def _reweigh(graph: Graph, made: Linear, suffix: str, change: Callable[[Array], Array]) -> None:
-    """Change weight and bias; a weight that several layers share is changed once for all of them."""
+    """Change weight and bias; a weight that layers share is changed once for all of them."""
     for node, name in ((made.product, made.weight), (made.sum, made.bias)):
         if not name:
             continue
@@ -243,14 +245,14 @@ def _scale(value: Array, factor: float) -> Array:
 
 
 def _widen(value: Array, heads: int, bias: float) -> Array:
-    """(..., heads x size) -> (..., heads x (size + 1)): of a weight 0, of a bias `bias` in the new places."""
+    """Extend (..., heads x size) to (..., heads x (size + 1)): by 0 in a weight, by `bias` in a bias."""
     by_head = value.reshape(*value.shape[:-1], heads, -1)
     new = np.full((*by_head.shape[:-1], 1), bias if value.ndim == 1 else 0.0, value.dtype)
     return np.concatenate([by_head, new], axis=-1).reshape(*value.shape[:-1], -1)
 
 
 def _spread(graph: Graph, mask: str, heads: int, size: int, first: int) -> str:
-    """Spread the mask (rows, 1, 1, tokens) to (rows, tokens, heads x (size + 1)), 0 but in the last place of every
+    """Expand the mask (rows, 1, 1, tokens) to (rows, tokens, heads x (size + 1)), 0 except in the last place of every
     head."""
     column = graph.add("Reshape", [mask, graph.integers(0, -1, 1)], f"{mask}/column")
     if first:

@@ -1,8 +1,8 @@
-"""Find attention whose queries and keys turn by the tokens' places, and gated feed-forwards, as ModernBERT has them.
+"""Find attention with rotary positions, and gated feed-forwards, as ModernBERT has them.
 
-One product there computes queries, keys and values, and one both halves of a feed-forward. Each is taken apart into
-products of their own, so that no token is computed that nothing reads, and nothing is copied to be split. What turns
-queries, or keys, is one node during the rewriting: it reads a tensor (rows, tokens, heads x size) and two tables
+ModernBERT computes queries, keys and values by one product, and both halves of a feed-forward by one. These are divided
+into separate products, so that unused tokens are not computed, and nothing is copied to be split. The rotation of
+queries or keys is one node during the rewriting: it reads a tensor (rows, tokens, heads x size) and two tables
 (1, tokens, size) of cosines and sines, and writes x cos + (second half of each head, first half) (-sin, sin).
 """
 
@@ -12,8 +12,18 @@ from typing import NamedTuple
 import numpy as np
 from onnx import NodeProto
 
-from compress.exporters.rewrite.attention import BY_HEAD, AttentionCore, masks_keys, only_reader
-from compress.exporters.rewrite.graph import ATTENTION, OURS, ROTARY, Graph, Readers, Writers, attribute, find_writer
+from compress.exporters.rewrite.attention import BY_HEAD, AttentionCore, find_context, masks_keys, only_reader
+from compress.exporters.rewrite.graph import (
+    ATTENTION,
+    OURS,
+    ROTARY,
+    Graph,
+    Readers,
+    Writers,
+    attribute,
+    find_writer,
+    trace_back,
+)
 
 KEYS_LAST = [0, 1, 3, 2]
 PARTS = ("queries", "keys", "values")
@@ -28,7 +38,7 @@ class _Axis(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The n-th of three parts of a product and its bias (or ""), shown head by head: (rows, heads, tokens, size)."""
+    """The n-th of three parts of a product and its bias (or ""), split by head: (rows, heads, tokens, size)."""
 
     product: NodeProto
     bias: str
@@ -36,8 +46,8 @@ class _Part(NamedTuple):
     size: int
 
 
-class _Turn(NamedTuple):
-    """Queries or keys before they turn, and the tables that they turn by."""
+class _Rotation(NamedTuple):
+    """Queries or keys before their rotation, and the tables of the rotation."""
 
     source: str
     cosines: str
@@ -45,35 +55,31 @@ class _Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Found:
-    """One attention: what computes queries, keys and values, and what is done with them."""
+class _RotaryAttention:
+    """One attention: the product of queries, keys and values, and its other parts."""
 
     part: _Part
-    turn: _Turn
+    rotation: _Rotation
     mask: str
     scale: float
     softmax: NodeProto
     joined: NodeProto
 
     @staticmethod
-    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "_Found | None":
-        """Find the attention this softmax belongs to; None for one of another form."""
-        chances = softmax.output[0]
-        while (cast := only_reader(readers, chances, "Cast")) is not None:
-            chances = cast.output[0]
-        context = only_reader(readers, chances, "MatMul")
-        turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
-        joined = turned and only_reader(readers, turned.output[0], "Reshape")
-        added = find_writer(writers, softmax.input[0], "Add")
-        scaled = added and find_writer(writers, added.input[0], "Mul")
-        scale = scaled and graph.scalar(scaled.input[1])
-        scores = scaled and find_writer(writers, scaled.input[0], "MatMul")
-        keys_last = scores and find_writer(writers, scores.input[1], "Transpose")
-        if not (context and joined and added and scores and keys_last and scale):
+    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "_RotaryAttention | None":
+        """Find the attention of this softmax; None for one of another form."""
+        probabilities = softmax.output[0]
+        while (cast := only_reader(readers, probabilities, "Cast")) is not None:
+            probabilities = cast.output[0]
+        context, joined = find_context(readers, probabilities)
+        nodes = trace_back(writers, softmax.input[0], "Add", "Mul", "MatMul")
+        if context is None or joined is None or not nodes or attribute(softmax, "axis", -1) not in (-1, 3):
             return None
-        if attribute(keys_last, "perm") != KEYS_LAST or attribute(softmax, "axis", -1) not in (-1, 3):
+        added, scaled, scores = nodes
+        scale, keys_last = graph.scalar(scaled.input[1]), find_writer(writers, scores.input[1], "Transpose")
+        if not scale or keys_last is None or attribute(keys_last, "perm") != KEYS_LAST:
             return None
-        queries, keys = (_turn(graph, name, writers) for name in (scores.input[0], keys_last.input[0]))
+        queries, keys = (_read_rotation(graph, name, writers) for name in (scores.input[0], keys_last.input[0]))
         if queries is None or keys is None or queries[1:] != keys[1:]:
             return None
         parts = [_part(graph, name, writers) for name in (queries.source, keys.source, context.input[1])]
@@ -81,12 +87,12 @@ class _Found:
         if [part.place for part in found] != [0, 1, 2] or len({part.product.output[0] for part in found}) > 1:
             return None
         mask = added.input[1]
-        if not (masks_keys(graph, mask, writers) or _leaves_far_ones_out(graph, mask, writers)):
+        if not (masks_keys(graph, mask, writers) or _masks_distance(graph, mask, writers)):
             return None
-        return _Found(found[0], queries, mask, scale, softmax, joined)
+        return _RotaryAttention(found[0], queries, mask, scale, softmax, joined)
 
     def replace(self, graph: Graph) -> AttentionCore:
-        """Put one node in the place of this attention, which reads products of its own."""
+        """Replace this attention by one node that reads separate products."""
         name, size = self.softmax.name.removesuffix("/Softmax"), self.part.size
         width = _columns(graph, self.part.product) // 3
         heads = width // size
@@ -95,8 +101,8 @@ class _Found:
             for n, part in enumerate(PARTS)
         ]
         for n in range(2):
-            turn = [inputs[n], self.turn.cosines, self.turn.sines]
-            inputs[n] = graph.add(ROTARY, turn, f"{name}/{PARTS[n]}/turned", domain=OURS, heads=heads, size=size)
+            rotated = [inputs[n], self.rotation.cosines, self.rotation.sines]
+            inputs[n] = graph.add(ROTARY, rotated, f"{name}/{PARTS[n]}/turned", domain=OURS, heads=heads, size=size)
         graph.replace(
             self.joined, ATTENTION, [*inputs, self.mask], name, domain=OURS, heads=heads, size=size, value_size=size,
             tokens_first=0, mask_on_scores=1, local=int(not masks_keys(graph, self.mask, graph.writers())),
@@ -106,10 +112,10 @@ class _Found:
 
 
 def collapse(graph: Graph) -> list[AttentionCore]:
-    """Make one node of every attention of this form, and a product of its own of each part of a wider one."""
+    """Replace every attention of this form by one node, and divide the joint products."""
     writers, readers = graph.writers(), graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
-    found = [_Found.around(graph, node, writers, readers) for node in softmaxes]
+    found = [_RotaryAttention.around(graph, node, writers, readers) for node in softmaxes]
     cores = [each.replace(graph) for each in found if each is not None]
     if cores:
         _split_halves(graph)
@@ -117,8 +123,8 @@ def collapse(graph: Graph) -> list[AttentionCore]:
     return cores
 
 
-def _turn(graph: Graph, name: str, writers: Writers) -> _Turn | None:
-    """Read what x cos + (-second half, first half) sin is made of; None for anything else."""
+def _read_rotation(graph: Graph, name: str, writers: Writers) -> _Rotation | None:
+    """Read the parts of x cos + (-second half, first half) sin; None for anything else."""
     total = find_writer(writers, _uncast(name, writers), "Add")
     kept, swapped = (total and find_writer(writers, each, "Mul") for each in (total.input if total else ("", "")))
     halves = swapped and find_writer(writers, swapped.input[0], "Concat")
@@ -137,28 +143,33 @@ def _turn(graph: Graph, name: str, writers: Writers) -> _Turn | None:
     spans = [_span(graph, each, writers, last) for each in (first, second)]
     if spans != [(0, part.size // 2), (part.size // 2, part.size)]:
         return None
-    return _Turn(kept.input[0], cosines.input[0], sines.input[0])
+    return _Rotation(kept.input[0], cosines.input[0], sines.input[0])
 
 
 def _part(graph: Graph, name: str, writers: Writers) -> _Part | None:
-    turned = find_writer(writers, _uncast(name, writers), "Transpose")
-    flat = turned and find_writer(writers, turned.input[0], "Squeeze")
-    split = flat and find_writer(writers, flat.input[0], "Split")
-    shaped = split and find_writer(writers, split.input[0], "Reshape")
-    made = shaped and _find_product(graph, shaped.input[0], writers)
-    sizes = shaped and find_writer(writers, shaped.input[1], "Concat")  # rows, tokens, three, heads, size
-    if not (turned and flat and split and made and sizes) or attribute(turned, "perm") != BY_HEAD:
+    nodes = trace_back(writers, _uncast(name, writers), "Transpose", "Squeeze", "Split", "Reshape")
+    if not nodes or attribute(nodes[0], "perm") != BY_HEAD:
+        return None
+    _, flat, split, shaped = nodes
+    product = _find_product(graph, shaped.input[0], writers)
+    sizes = find_writer(writers, shaped.input[1], "Concat")  # rows, tokens, three, heads, size
+    if product is None or sizes is None:
         return None
     equal, size = graph.value(split.input[1]), graph.scalar(sizes.input[-1])
     if equal is None or equal.tolist() != [1, 1, 1] or attribute(split, "axis", 0) not in (-3, 2):
         return None
-    if len(sizes.input) != 5 or graph.scalar(sizes.input[2]) != 3 or not size or _columns(graph, made[0]) % (3 * size):
+    if (
+        len(sizes.input) != 5
+        or graph.scalar(sizes.input[2]) != 3
+        or not size
+        or _columns(graph, product[0]) % (3 * size)
+    ):
         return None
-    return _Part(*made, list(split.output).index(flat.input[0]), int(size))
+    return _Part(*product, list(split.output).index(flat.input[0]), int(size))
 
 
 def _find_product(graph: Graph, name: str, writers: Writers) -> tuple[NodeProto, str] | None:
-    """Find the product with a constant matrix that makes a tensor, and its bias, "" where it has none."""
+    """Find the product with a constant matrix that computes a tensor, and its bias, or ""."""
     bias, added = "", find_writer(writers, name, "Add")
     if added is not None:
         first, second = added.input
@@ -174,7 +185,7 @@ def _columns(graph: Graph, product: NodeProto) -> int:
 
 
 def _split_off(graph: Graph, product: NodeProto, bias: str, part: str, span: tuple[int, int]) -> str:
-    """Compute these columns of a product, and of its bias, by a product of their own."""
+    """Compute these columns of a product, and of its bias, by a separate product."""
     path, columns = product.name.removesuffix("/MatMul"), slice(*span)
     weight, added = graph.value(product.input[1]), graph.value(bias)
     assert weight is not None, "a constant matrix"
@@ -186,7 +197,7 @@ def _split_off(graph: Graph, product: NodeProto, bias: str, part: str, span: tup
 
 
 def _split_halves(graph: Graph) -> None:
-    """Let what slices a product's columns read a product of these columns."""
+    """Replace slices of a product's columns by products of these columns."""
     writers, taken = graph.writers(), dict[str, str]()
     for node in [each for each in graph.nodes if each.op_type == "Slice"]:
         made = _find_product(graph, node.input[0], writers)
@@ -198,7 +209,7 @@ def _split_halves(graph: Graph) -> None:
 
 
 def _span(graph: Graph, node: NodeProto, writers: Writers, last: _Axis) -> tuple[int, int] | None:
-    """Read from where to where a Slice takes of a tensor's last axis; None where it does something else."""
+    """Read the begin and end of a Slice of a tensor's last axis; None for any other Slice."""
     begin, end, axis, step = (_integer(graph, name, writers, last) for name in (*node.input[1:], *[""] * 4)[:4])
     if _uncast(node.input[0], writers) != _uncast(last.tensor, writers) or begin is None or end is None:
         return None
@@ -208,7 +219,7 @@ def _span(graph: Graph, node: NodeProto, writers: Writers, last: _Axis) -> tuple
 
 
 def _integer(graph: Graph, name: str, writers: Writers, last: _Axis) -> int | None:
-    """Compute a whole number from constants and the size of this axis; None where more is needed."""
+    """Compute an integer from constants and the size of this axis; None where it depends on more."""
     value, node = graph.value(name), writers.get(name)
     if value is not None or node is None:
         return int(value.item()) if value is not None and value.size == 1 else None
@@ -224,17 +235,16 @@ def _integer(graph: Graph, name: str, writers: Writers, last: _Axis) -> int | No
     return {"Add": one + other, "Mul": one * other, "Div": one // max(other, 1)}.get(node.op_type)
 
 
-def _leaves_far_ones_out(graph: Graph, name: str, writers: Writers) -> bool:
-    """Check for a mask of pads and, by their places, of tokens too far away: (rows, 1, tokens, tokens)."""
-    clipped = find_writer(writers, name, "Clip")
-    total = clipped and find_writer(writers, clipped.input[0], "Add")
-    if total is None or not masks_keys(graph, total.input[0], writers):
-        return False
-    return _of_sizes(graph, total.input[1], writers)
+def _masks_distance(graph: Graph, name: str, writers: Writers) -> bool:
+    """Check for a mask of padding and of tokens that are too far away: (rows, 1, tokens, tokens)."""
+    nodes = trace_back(writers, name, "Clip", "Add")
+    return (
+        bool(nodes) and masks_keys(graph, nodes[1].input[0], writers) and _of_sizes(graph, nodes[1].input[1], writers)
+    )
 
 
 def _of_sizes(graph: Graph, name: str, writers: Writers) -> bool:
-    """Check that a tensor is computed from constants and sizes alone."""
+    """Check whether a tensor depends on constants and sizes alone."""
     node = writers.get(name)
     if node is None:
         return name in graph.tensors
@@ -248,21 +258,21 @@ def _uncast(name: str, writers: Writers) -> str:
 
 
 def write_out(graph: Graph) -> None:
-    """Write every turn in ONNX's own operators, on (rows, tokens, heads, size)."""
+    """Expand every rotation into ONNX's own operators, on (rows, tokens, heads, size)."""
     tables: dict[str, str] = {}
     for node in [each for each in graph.nodes if (each.domain, each.op_type) == (OURS, ROTARY)]:
         source, cosines, sines = node.input
-        at, heads, size = node.name, attribute(node, "heads"), attribute(node, "size")
+        path, heads, size = node.name, attribute(node, "heads"), attribute(node, "size")
         for name in (cosines, sines):
             if name not in tables:
                 tables[name] = graph.add("Unsqueeze", [name, graph.integers(2)], f"{name}/of_heads")
                 if name == sines:
                     signs = graph.constant(np.repeat(np.array([-1, 1], np.float32), size // 2), f"signs_{size}")
                     tables[name] = graph.add("Mul", [tables[name], signs], f"{name}/signed")
-        by_head = graph.add("Reshape", [source, graph.integers(0, 0, heads, size)], f"{at}/by_head")
-        halves = graph.split(by_head, [size // 2] * 2, f"{at}/halves")
-        swapped = graph.add("Concat", halves[::-1], f"{at}/swapped", axis=-1)
-        kept = graph.add("Mul", [by_head, tables[cosines]], f"{at}/cos")
-        moved = graph.add("Mul", [swapped, tables[sines]], f"{at}/sin")
-        total = graph.add("Add", [kept, moved], f"{at}/sum")
-        graph.replace(node, "Reshape", [total, graph.integers(0, 0, heads * size)], f"{at}/joined")
+        by_head = graph.add("Reshape", [source, graph.integers(0, 0, heads, size)], f"{path}/by_head")
+        halves = graph.split(by_head, [size // 2] * 2, f"{path}/halves")
+        swapped = graph.add("Concat", halves[::-1], f"{path}/swapped", axis=-1)
+        kept = graph.add("Mul", [by_head, tables[cosines]], f"{path}/cos")
+        moved = graph.add("Mul", [swapped, tables[sines]], f"{path}/sin")
+        total = graph.add("Add", [kept, moved], f"{path}/sum")
+        graph.replace(node, "Reshape", [total, graph.integers(0, 0, heads * size)], f"{path}/joined")
