@@ -53,7 +53,7 @@ from compress.data.cache import home
 from compress.data.collate import Seq2SeqCollate
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import load_corpus
-from compress.data.masking import Words, counts
+from compress.data.masking import Words, count_tokens
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import logits_at
@@ -403,7 +403,7 @@ def nats(models: StageModels, stage: Stage, student: Any = None) -> NDArray[Any]
     """
     context, seed, corrupt = models.context, stage_seed(stage, models.run), stage.corrupt
     words, read = Words.from_tokenizer(context.tokenizer), context.rows(stage, seed)
-    words = replace(words, counts_V=counts(read, words.size))
+    words = replace(words, counts_V=count_tokens(read, words.size))
     held_out = context.rows(stage, seed, held_out=True)
     held_out = held_out.select(range(min(len(held_out), 1500)))
     collate = context.collate

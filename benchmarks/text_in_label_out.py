@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 
 from compress.benchmark.local import machine
 from compress.data.task import Kind
-from compress.data.windows import plain
+from compress.data.windows import copy_unpadded
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.predictor import Text
 from compress.exporters.session import open_session, read_model
@@ -61,7 +61,7 @@ def all_characters() -> dict[str, list[str]]:
 def equal(bundle: Bundle, kind: Kind) -> dict[str, Any]:
     """Count how many of these texts are read otherwise; rows are long enough to hold all of each. Of a tagger words and
     offsets are compared too, of questions the offsets of their contexts, which are these texts."""
-    words = plain(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
+    words = copy_unpadded(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
     made = build.read_off(words, pair=kind == "qa", max_length=512, padding=0, kind=kind)
     started = time.perf_counter()
     model = reader(WordPiece.of(words, json.loads(words.to_str())), made, read_model(bundle.files()["int8"]))
@@ -90,7 +90,7 @@ def raced(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, float]
         known = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
         predictor.session.run(None, {name: np.asarray([known[name]], np.int64) for name in names})
 
-    words = plain(predictor.tokenizer)
+    words = copy_unpadded(predictor.tokenizer)
     kind = bundle.task.kind
     template = build.read_off(words, pair=False, max_length=bundle.manifest.max_length, padding=0, kind=kind)
     ready = {

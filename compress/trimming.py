@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from tokenizers import Tokenizer
 
-from compress.data.windows import plain
+from compress.data.windows import copy_unpadded
 from compress.errors import BundleError, CompressError, ExportError
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.manifest import Manifest, stamp_files
@@ -467,7 +467,7 @@ def _trim(
     old = AutoTokenizer.from_pretrained(source)
     if getattr(old, "backend_tokenizer", None) is None:
         raise CompressError(f"{source}: its tokenizer has no tokenizer.json form; expected a fast tokenizer")
-    before = plain(old.backend_tokenizer)
+    before = copy_unpadded(old.backend_tokenizer)
     found = cut(before, texts, min_count=min_count, keep=keep, pinned=pinned(model))
     after = found.tokenizer
     alike = [same for _, same in compare_encodings(before, after, texts)]

@@ -42,7 +42,7 @@ HEAD, POSITIVE, NUMBERS = b"text\tlabel\n", b"a fine film\tpositive\n", b"a film
 @pytest.mark.parametrize(
     ("train", "dev", "said"),
     [
-        (None, "a fine film\tneutral\n", "dev.tsv, row 42: label 'neutral' is no class of the training split"),
+        (None, "a fine film\tneutral\n", "dev.tsv, row 42: the training split has no class 'neutral'"),
         (b"", None, "train.tsv is empty"),
         (HEAD + b"caf\xe9\tpositive\n", None, "train.tsv, line 2, byte 4: 0xe9 is not UTF-8"),
         (HEAD + POSITIVE * 9, HEAD + POSITIVE, "every training row has the class 'positive'"),

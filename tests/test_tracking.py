@@ -147,7 +147,7 @@ def test_wandb_asks_its_server_only_where_it_may_and_can(
 ) -> None:  # fmt: skip
     fake.api.api_key = key
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", not asked)
-    monkeypatch.setattr(tracking, "reaches", lambda server: answers)
+    monkeypatch.setattr(tracking, "is_reachable", lambda server: answers)
     if mode:
         monkeypatch.setenv("WANDB_MODE", mode)
     tracked(tmp_path / "run", "wandb")

@@ -292,12 +292,12 @@ _UNREACHABLE: Final = "cannot be reached: offline, or behind a proxy that refuse
 
 def check_hub() -> Check:
     """Check that the hub, or the mirror in HF_ENDPOINT, can be reached, unless HF_HUB_OFFLINE is set."""
-    from compress.data.sources import reaches
+    from compress.data.sources import is_reachable
 
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return Check("tools", "hub", "missing", "not checked: HF_HUB_OFFLINE is set", _HUB, "unset HF_HUB_OFFLINE")
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if reaches(endpoint):
+    if is_reachable(endpoint):
         return Check("tools", "hub", "ok", f"{endpoint} answers", _HUB)
     return Check("tools", "hub", "missing", f"{endpoint} {_UNREACHABLE}", _HUB)
 

@@ -155,14 +155,14 @@ def inspect_checkpoint(name: str) -> Inspection:
     config = load_json(folder / checkpoints.CONFIG, "Fetch the checkpoint again")
     architecture = str((config.get("architectures") or ["?"])[0])
     predicts = next((what for end, what in TASKS.items() if architecture.endswith(end)), None)
-    weights = sorted(folder.glob(checkpoints.WEIGHTS[0]))
+    weights = sorted(folder.glob(checkpoints.WEIGHTS))
     parameters, types = _weights(weights)
     facts: dict[str, Any] = {"family": config.get("model_type"), "class": architecture}
     facts |= {"predicts": predicts or "nothing: an encoder without a head", **sizes_of(config)}
     if weights:
         facts |= {"parameters": parameters, "number formats": ", ".join(sorted(types))}
     problems, notes = list[str](), list[str]()
-    if not weights and (pickled := sorted(folder.glob(checkpoints.PICKLED[0]))):
+    if not weights and (pickled := sorted(folder.glob(checkpoints.PICKLED))):
         notes.append(f"{pickled[0].name}: pickled weights, which can run code when loaded; --allow-pickle accepts them")
     elif not weights and Path(name).is_dir():
         problems.append(f"{folder}: has no model.safetensors: the weights are missing")
@@ -364,10 +364,10 @@ def inspect_recipe(name: str) -> Inspection:
 def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
     """Load a task's splits, describe them, and try a teacher's tokenizer on them."""
     sources.check(name)
-    from compress.data import load_task, statistics  # datasets and pyarrow
+    from compress.data import audit, load_task  # datasets and pyarrow
 
     data = load_task(name, **asdict(columns), unlabelled=True)
-    splits, overlaps = statistics.describe_splits(data)
+    splits, overlaps = audit.describe_splits(data)
     coverage = None
     if teacher is not None:
         from transformers import AutoTokenizer
@@ -377,7 +377,7 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise DataError(f"{teacher}: its tokenizer cannot be loaded: {error}") from error
-        coverage = statistics.cover(data, tokenizer, teacher)
+        coverage = audit.measure_coverage(data, tokenizer, teacher)
     place = sources.local(name) if not re.match(r"\w+=", name) else Path(name)
     task = data.task
     facts = {

@@ -53,11 +53,11 @@ def push(bundle: str | Path, repo: str, *, private: bool = True, dry_run: bool =
     planned = _plan(loaded, repo, private)
     if dry_run:
         return planned
-    from compress.data.sources import answers
+    from compress.data.sources import is_hub_reachable
 
     if get_token() is None:
         raise PushError("no token for the hub; set HF_TOKEN, or log in once with `hf auth login`; nothing was sent")
-    if not answers():
+    if not is_hub_reachable():
         raise PushError(
             f"{repo}: the hub cannot be reached, nothing was sent; copy the folder {loaded.path} instead, which is "
             "complete, or repeat the command with a network connection"

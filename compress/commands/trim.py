@@ -21,7 +21,7 @@ from compress.data import load_task
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.objects import DataLike
 from compress.data.task import TaskData
-from compress.data.windows import plain
+from compress.data.windows import copy_unpadded
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
@@ -117,7 +117,7 @@ def trim(
         result = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
             result, proofs[precision] = attach_certificate(result, precision, proof)
-        before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, result))
+        before, after = (copy_unpadded(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, result))
         alike = float(np.mean([same for _, same in compare_encodings(before, after, texts_of(split))]))
         return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
 
@@ -170,7 +170,7 @@ def forecast_trimming(
     began = time.perf_counter()
     characters = sum(map(len, texts))
     reading = time.perf_counter() - began
-    tokenizer = plain(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
+    tokenizer = copy_unpadded(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
     counts(tokenizer, first)  # the first call is slower
     encoding = time_call(lambda: counts(tokenizer, first)) * characters / max(1, sum(map(len, first)))
     passes = 2 if min_count == 1 else 1  # over the texts, comparing their tokens before and after

@@ -1,8 +1,8 @@
-"""Keep work under $COMPRESS_HOME: each entry a sealed folder, verified before use, made anew where it is damaged.
+"""Cache results under $COMPRESS_HOME: each entry is a folder with checksums, verified before use and remade if damaged.
 
-<kind>/<key>/            an entry: Arrow files of ours, opened memory-mapped, or other files
-<kind>/.<key>.partial/   an entry that is being made; its finished parts are listed in its checksums
-<kind>/.<key>.lock       held by the process that makes it, and free again when that is gone
+<kind>/<key>/            an entry: Arrow files, which are memory-mapped, or other files
+<kind>/.<key>.partial/   an unfinished entry; its finished parts are listed in its checksums
+<kind>/.<key>.lock       held by the process that makes the entry, and released when it ends
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 RESUMABLE_SECONDS: Final = 7 * 24 * 3600
-"""Seconds that the finished parts of an entry wait for a process that goes on with them."""
+"""Seconds after which the finished parts of an interrupted entry are removed."""
 
 
 def home() -> Path:
-    """Return the folder of our caches: $COMPRESS_HOME, else ~/.cache/compress."""
+    """Return the folder of the caches: $COMPRESS_HOME, else ~/.cache/compress."""
     return Path(os.environ.get("COMPRESS_HOME") or Path.home() / ".cache" / "compress")
 
 
 def cached(entry: Path, make: Callable[[Path], object]) -> Path:
-    """Return the folder of an entry, verified; where it is missing or damaged, have `make` fill it first.
+    """Return the folder of an entry, verified; `make` fills it if it is missing or damaged.
 
-    `make` gets a folder to write files to. There it finds again what an attempt that was stopped wrote with `part`, and
-    what is whole of a damaged entry, and writes the rest. One process makes an entry, others wait for it. Nothing is
-    written where the entry is whole. Raises DataError where it has to be made and the disk is full or read-only.
+    `make` gets a folder, which has the files that an interrupted attempt finished with `part`, or those of a damaged
+    entry that are intact, and writes the others. One process makes an entry while others wait for it. An intact entry
+    is not written to. Raises DataError if the entry has to be made and the disk is full or read-only.
     """
     with explained(entry.parent):
         if is_whole(entry):
@@ -50,38 +50,38 @@ def cached(entry: Path, make: Callable[[Path], object]) -> Path:
         entry.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(entry)
         with locked(entry):
-            if _damage(entry):  # or another process has made it meanwhile
+            if _damage(entry):  # unless another process has made it meanwhile
                 _fill(entry, make)
     return entry
 
 
 def is_whole(entry: Path) -> bool:
-    """Say whether an entry is there as it was written; note a damaged one."""
+    """Check whether an entry exists as it was written; print a note if it is damaged."""
     if not entry.exists():
         return False
     problem = _damage(entry)
     if problem:
-        note(f"{problem} Making it anew.")
+        note(f"{problem} It will be made again.")
     return problem is None
 
 
 @contextmanager
 def part(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a path to write a file of an unfinished entry to; once finished, it is there again for the next attempt."""
+    """Yield the path of a file of an unfinished entry to write; once finished, it survives an interruption."""
     with io.atomic_file(folder / name) as partial:
         yield partial
     io.seal(folder, [name])
 
 
 def note(message: str) -> None:
-    """Tell the user what was found and done, on standard error, unless the command that runs is to be quiet."""
+    """Print a note on standard error, unless the running command is quiet."""
     if (screen := SCREEN.get()) is None or not screen().quiet:
         print(f"note: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """Yield a fresh directory beside the entries of `folder`, or elsewhere where that is read-only; then remove it."""
+    """Yield a new directory beside the entries of `folder`, or elsewhere if that is read-only; then remove it."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -99,7 +99,7 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 def write(path: Path, batches: Iterable[pa.RecordBatch], *, empty: str = "there are no rows to write") -> Path:
-    """Stream batches of one schema into an Arrow file, and return its path. Raises DataError(empty) without a batch."""
+    """Stream batches into an Arrow file, and return its path. Raises DataError(empty) if there are none."""
     batches = iter(batches)
     first = next(batches, None)
     if first is None:
@@ -112,7 +112,7 @@ def write(path: Path, batches: Iterable[pa.RecordBatch], *, empty: str = "there 
 
 
 def rows(kind: str, key: str, batches: Callable[[], Iterable[pa.RecordBatch]], *, empty: str) -> Dataset:
-    """Return the rows kept as `key`, which `batches` gives the first time. Raises DataError(empty) for no rows."""
+    """Return the cached rows of `key`, written from `batches` the first time. Raises DataError(empty) for no rows."""
     entry = cached(home() / kind / key, lambda folder: write(folder / "rows.arrow", batches(), empty=empty))
     return dataset(entry, key)
 
@@ -120,9 +120,9 @@ def rows(kind: str, key: str, batches: Callable[[], Iterable[pa.RecordBatch]], *
 def keep_splits(
     folder: Path, splits: Mapping[Any, Iterable[pa.RecordBatch]], *identity: str
 ) -> tuple[dict[str, Dataset], str]:
-    """Write splits, by role, to `folder`, and keep them under `home()`.
+    """Write splits to `folder`, and move them to the cache.
 
-    Return them, memory-mapped, by role, and the fingerprint of them all, which `identity` enters.
+    Returns them by role, memory-mapped, and the fingerprint of all of them with `identity`.
     """
     files = {role: write(folder / f"{role}.arrow", splits[role]) for role in sorted(splits)}
     prints = {role: digest(path) for role, path in files.items()}
@@ -137,21 +137,21 @@ def keep_splits(
 
 
 def table(path: Path) -> pa.Table:
-    """Open the rows of an Arrow file, memory-mapped."""
+    """Open an Arrow file as a memory-mapped table."""
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
 def dataset(path: Path, fingerprint: str) -> Dataset:
-    """Open an Arrow file, or all those of an entry in the order of their names, as one memory-mapped dataset."""
+    """Open an Arrow file, or all those of an entry in the order of their names, as a memory-mapped dataset."""
     from datasets import Dataset
     from datasets.table import MemoryMappedTable, concat_tables
 
     paths = sorted(path.glob("*.arrow")) if path.is_dir() else [path]
-    return Dataset(concat_tables([MemoryMappedTable.from_file(str(each)) for each in paths]), fingerprint=fingerprint)
+    return Dataset(concat_tables([MemoryMappedTable.from_file(str(file)) for file in paths]), fingerprint=fingerprint)
 
 
 def digest(*parts: str | Path) -> str:
-    """Hash texts and the contents of files, shortly."""
+    """Hash texts and the contents of files to 32 hex digits."""
     total = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, Path):
@@ -172,7 +172,7 @@ def _damage(entry: Path) -> DamagedError | None:
 
 def _fill(entry: Path, make: Callable[[Path], object]) -> None:
     partial = _partial(entry)
-    if entry.exists():  # what is whole of it is kept
+    if entry.exists():  # its intact files are kept
         shutil.rmtree(partial, ignore_errors=True)
         entry.rename(partial)
     try:
@@ -188,13 +188,13 @@ def _fill(entry: Path, make: Callable[[Path], object]) -> None:
 
 
 def _remove_leftovers(entry: Path) -> None:
-    """Remove what processes that are gone were making beside `entry`, but for parts that may yet be gone on with."""
+    """Remove unfinished entries beside `entry` whose processes have ended, unless they may still be resumed."""
     found = [path for ending in ("partial", "lock") for path in entry.parent.glob(f".*.{ending}")]
     for other in {entry.with_name(path.stem[1:]) for path in found} - {entry}:
-        with locked(other, wait=False) as ours:
-            left = _partial(other)
-            if ours and not (_has_parts(left) and time.time() - left.stat().st_mtime < RESUMABLE_SECONDS):
-                shutil.rmtree(left, ignore_errors=True)
+        with locked(other, wait=False) as is_ours:
+            partial = _partial(other)
+            if is_ours and not (_has_parts(partial) and time.time() - partial.stat().st_mtime < RESUMABLE_SECONDS):
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _has_parts(partial: Path) -> bool:
@@ -210,7 +210,7 @@ def _partial(entry: Path) -> Path:
 
 @contextmanager
 def locked(entry: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of an entry; without `wait` yield False where another process holds it."""
+    """Hold the lock of an entry; without `wait`, yield False if another process holds it."""
     path = entry.with_name(f".{entry.name}.lock")
     while True:
         with path.open("a") as file:
@@ -222,17 +222,17 @@ def locked(entry: Path, *, wait: bool = True) -> Iterator[bool]:
                     return
                 note(f"another process is making {entry}; waiting for it")
                 io.lock(file, wait=True)
-            if not _is(file, path):  # its last holder has removed it meanwhile
+            if not _is_open_file(file, path):  # its last holder has removed it
                 continue
             try:
                 yield True
             finally:
-                with suppress(PermissionError):  # of Windows, where it is open: whoever takes it next removes it
+                with suppress(PermissionError):  # on Windows, if open elsewhere: its next holder removes it
                     path.unlink(missing_ok=True)
             return
 
 
-def _is(file: IO[str], path: Path) -> bool:
+def _is_open_file(file: IO[str], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -241,13 +241,13 @@ def _is(file: IO[str], path: Path) -> bool:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn an error of the disk that holds `folder` into a DataError with the remedy."""
+    """Re-raise errors of the disk with `folder` as a DataError with the remedy."""
     try:
         yield
     except OSError as error:
-        foreign = error.filename is not None and not str(error.filename).startswith(str(folder))
-        if error.strerror is None or foreign:  # a library's, or of what is read: no advice of ours fits
+        elsewhere = error.filename is not None and not str(error.filename).startswith(str(folder))
+        if error.strerror is None or elsewhere:  # raised by a library, or about another file
             raise
         raise DataError(
-            f"cannot use the cache {folder}: {error.strerror}. Make room there, or point COMPRESS_HOME to another disk."
+            f"cannot use the cache {folder}: {error.strerror}. Free space there, or set COMPRESS_HOME to another disk."
         ) from error

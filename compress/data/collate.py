@@ -1,4 +1,4 @@
-"""Make batches of rows of tokens: grouped by length, padded to the longest row of a batch."""
+"""Group rows of tokens by length, and pad them to the longest row of a batch."""
 
 from __future__ import annotations
 
@@ -26,24 +26,17 @@ Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 
 
 class Collate:
-    """Make rows of `encode` one batch, padded to its longest row on the tokenizer's padding side.
+    """Batch rows of `encode`, padded to the longest on the tokenizer's padding side.
 
-    input_ids, attention_mask, and every column with one int a token: int64 (B, L). labels: int64 (B,) class ids,
-    float32 (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) where each row has C whole numbers, or int64 (B, L)
-    where it has one a token (padded with -100, as other columns are with 0). index and every other column of single
-    ints: int64 (B,). Left out: length, document, what tells the answers of words and questions, and columns of any
-    other kind. DataError for a tokenizer that cannot pad.
+    input_ids, attention_mask and columns with one int per token: int64 (B, L). labels: int64 (B,) class ids, float32
+    (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) for C whole numbers per row, or int64 (B, L) for one per
+    token (padded with -100, other columns with 0). index and other columns of single ints: int64 (B,). Left out are
+    _LEFT_OUT and columns of any other type. DataError for a tokenizer that cannot pad.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if tokenizer.pad_token_id is None:
-            raise DataError(
-                f"{tokenizer.name_or_path or type(tokenizer).__name__}: its tokenizer has no padding token, so rows of "
-                "different lengths make no batch. Name one as pad_token in its tokenizer_config.json; in Python: "
-                "tokenizer.pad_token = tokenizer.eos_token"
-            )
         self.padding = {
-            "input_ids": tokenizer.pad_token_id,
+            "input_ids": require_pad_token(tokenizer),
             "token_type_ids": tokenizer.pad_token_type_id,
             "labels": IGNORE_INDEX,
         }
@@ -56,24 +49,34 @@ class Collate:
         starts = longest - lengths if self.left else np.zeros_like(lengths)
         mask = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
         batch = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
-        for name in (each for each in rows[0] if each not in _LEFT_OUT):
+        for name in (column for column in rows[0] if column not in _LEFT_OUT):
             cells = [row[name] for row in rows]
             if _per_token(cells, lengths):
                 padded = np.full(mask.shape, self.padding.get(name, 0), np.int64)
-                # one flat copy: row by row, or through nested lists, costs ten times as much
+                # one flat copy is ten times as fast as row by row, or nested lists
                 padded[mask] = np.fromiter(chain.from_iterable(cells), np.int64, lengths.sum())
                 batch[name] = torch.from_numpy(padded)
             elif name == "labels":
                 batch[name] = _labels(cells)
-                if "null" in rows[0]:  # places in the row, which begins behind its padding
+                if "null" in rows[0]:  # positions in the row, which begins after its padding
                     batch[name] += torch.from_numpy(starts)[:, None]
             elif isinstance(cells[0], int):
                 batch[name] = torch.tensor(cells)
         return batch
 
 
+def require_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of the padding token, or raise DataError if there is none."""
+    if tokenizer.pad_token_id is None:
+        raise DataError(
+            f"{tokenizer.name_or_path or type(tokenizer).__name__}: its tokenizer has no padding token. Set "
+            "pad_token in its tokenizer_config.json, or in Python: tokenizer.pad_token = tokenizer.eos_token"
+        )
+    return int(tokenizer.pad_token_id)
+
+
 def _per_token(cells: Sequence[Any], lengths: NDArray[np.int64]) -> bool:
-    """Tell whether each row has a list of ints, as many as it has tokens."""
+    """Check whether each row has one int per token."""
     if not isinstance(cells[0], list) or [len(cell) for cell in cells] != lengths.tolist():
         return False
     return all(isinstance(number, int) for number in next(filter(None, cells), []))
@@ -87,12 +90,12 @@ def _labels(values: list[Any]) -> torch.Tensor:
 
 
 class Seq2SeqCollate:
-    """Make rows with a target one batch: what `Collate` makes of the source, and
+    """Batch rows of a source and a target for an encoder-decoder: the source as `Collate` does, and
 
-    labels             int64 (B, M): the targets, padded with -100 to the longest of them
-    decoder_input_ids  int64 (B, M): the targets moved one to the right, as `model` begins them
+    labels             int64 (B, M): the targets, padded with -100 to the longest
+    decoder_input_ids  int64 (B, M): the targets shifted right, as `model` does it
 
-    Rows without `labels` get none. `model` is an encoder-decoder.
+    Rows without `labels` get neither.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
@@ -112,12 +115,12 @@ class Seq2SeqCollate:
 
 
 class LengthGrouped(Sampler[int]):
-    """Order row numbers so that each consecutive `batch_size` of them (the batch of all processes together) are of like
-    length, in an order that only (seed, epoch) decide: never the global generator, so a resumed run sees the same rows.
+    """Order rows so that each `batch_size` consecutive ones (the batch of all processes) have similar lengths.
 
-    Rows are shuffled, sorted by length within every 50 batches, and the batches shuffled. The batch with the longest
-    row comes first, so that memory runs out at once or never; a batch that is not full comes last. With `whole` there
-    is none: some rows come twice in an epoch, so that every batch splits evenly over processes.
+    The order depends only on (seed, epoch), not on the global generator, so that a resumed run sees the same rows. Rows
+    are shuffled, sorted by length within every 50 batches, and the batches shuffled. The batch with the longest row
+    comes first, so that memory runs out at once or never; an incomplete batch comes last. With `whole` there is none:
+    some rows come twice per epoch, so that every batch splits evenly over processes.
     """
 
     def __init__(
@@ -151,12 +154,10 @@ class LengthGrouped(Sampler[int]):
 
 
 class TokenBudget(Sampler[list[int]]):
-    """Make batches of row numbers with at most `tokens` tokens each, padding included: the shorter the rows, the more.
-
-    The order is decided by (seed, epoch) alone.
+    """Make batches of at most `tokens` tokens, including padding, in an order that depends only on (seed, epoch).
 
     Rows are shuffled, sorted by length within stretches of about 50 batches, and the batches shuffled. A row longer
-    than `tokens` is a batch of its own.
+    than `tokens` is a batch by itself.
     """
 
     def __init__(self, lengths: Sequence[int] | NDArray[np.integer], tokens: int, *, seed: int) -> None:
@@ -167,10 +168,10 @@ class TokenBudget(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        self.batches = self._batches()  # once: loops ask for the length many times
+        self.batches = self._batches()  # once, as loops need the length many times
 
     def __len__(self) -> int:
-        """Count the batches of this epoch: epochs may differ by a few."""
+        """Count the batches of this epoch; other epochs may have a few more or less."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -194,12 +195,11 @@ class TokenBudget(Sampler[list[int]]):
 
 
 class QueryGrouped(Sampler[list[int]]):
-    """Make batches of row numbers that hold whole queries, of at most `rows` rows; in an order that only (seed, epoch)
-    decide, so that a resumed run sees the same.
+    """Make batches of whole queries with at most `rows` rows, in an order that depends only on (seed, epoch).
 
     Queries are shuffled, sorted by their longest row within stretches of about 50 batches, and packed into batches one
-    after another; the batch with the longest row comes first, the others are shuffled. Of a query with more rows than
-    that, as many as fit are drawn anew for each epoch: relevant ones for half of the batch, then others.
+    after another; the batch with the longest row comes first, the others are shuffled. A query with too many rows is
+    sampled anew in each epoch: relevant rows for half of the batch, then others.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class QueryGrouped(Sampler[list[int]]):
         self.batches = self._batches()
 
     def __len__(self) -> int:
-        """Count the batches of this epoch: epochs may differ by a few."""
+        """Count the batches of this epoch; other epochs may have a few more or less."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -250,9 +250,9 @@ class QueryGrouped(Sampler[list[int]]):
             return rows
         rows = rng.permutation(rows)
         relevant, others = rows[self.relevant[rows]], rows[~self.relevant[rows]]
-        kept = relevant[: max(self.rows // 2, self.rows - len(others))]
-        return np.sort(np.concatenate([kept, others[: self.rows - len(kept)]]))
+        relevant = relevant[: max(self.rows // 2, self.rows - len(others))]
+        return np.sort(np.concatenate([relevant, others[: self.rows - len(relevant)]]))
 
 
 Order = LengthGrouped | TokenBudget | QueryGrouped
-"""What decides which rows come when."""
+"""A sampler of rows or batches."""

@@ -1,4 +1,4 @@
-"""Load unlabelled text, and make blocks and rows of tokens of its documents. Nothing is held in memory."""
+"""Load unlabelled text, and tokenise its documents into blocks and rows. Everything is streamed."""
 
 from __future__ import annotations
 
@@ -31,50 +31,49 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODING: Final = "1"
-"""Part of every cache key: raise it when what `encode_corpus` or `build_rows` writes changes."""
+"""Part of every cache key; raise it when `encode_corpus` or `build_rows` writes something else."""
 
 Builder = Callable[..., Iterator[dict[str, Any]]]
-"""(documents, frame, *, max_length, rng, **options) -> rows of input_ids and columns of one int per row or token."""
+"""(documents, frame, *, max_length, rng, **options) -> rows of input_ids and other columns, ints per row or token."""
 
 WRITES_PER_PART: Final = 50
-"""Writes in one file: about 40 MB of blocks of 128 tokens, which a process that is stopped has to make again."""
+"""Writes per file: about 40 MB of blocks of 128 tokens, which an interrupted process has to repeat."""
 
 HUB_SECONDS: Final = 10.0
-"""Seconds that the hub may take to answer at all."""
-
+"""Seconds that the hub may take to answer."""
 
 SENTENCES_PER_CALL: Final = 2000
 
 LONGEST_SENTENCE: Final = 10_000
-"""Characters; text without an end of sentence for so long is cut at a space, or anywhere where there is none."""
+"""Characters after which text without an end of sentence is cut, at a space if there is one."""
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Describe text without labels. Each call of `documents` starts anew and streams; a document's lines are kept.
+    """Describe unlabelled text. Each call of `documents` streams it again; the lines of a document are kept.
 
-    `fingerprint` changes when the text does, wherever it lies.
+    `fingerprint` changes when the text does, wherever it is stored.
     """
 
     name: str
     fingerprint: str
     documents: Callable[[], Iterator[str]]
     parallel: bool = False
-    """True where each document is a text and its translation, a line each."""
+    """True if each document is a text and its translation, on two lines."""
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
-        """Keep only the documents held out, or all others: those whose number from 1 is a multiple of `every`.
+        """Keep only the held-out documents, whose number, from 1, is a multiple of `every`; or only the others.
 
-        A corpus too small for two of these holds out two at equal distance, one of two or three documents only one.
+        A corpus too small for two of these holds out two at equal distance; one of two or three documents, one.
         DataError for a single document.
         """
         count = sum(1 for _ in islice(self.documents(), 2 * every))
         if count < 2:
             raise DataError(
-                f"{self.name}: one document, of which none can be held out. Separate its documents by blank lines, "
-                "or give more text."
+                f"{self.name}: has only one document, so none can be held out. Separate documents by blank lines, or "
+                "add more text."
             )
         every = min(every, max(2, count // 2))
         name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
@@ -90,10 +89,10 @@ class Corpus:
 def load_corpus(source: str) -> Corpus:
     """Open `pydoc`, a text, jsonl or parquet file, a Wikipedia-extractor dump or its tar, a folder of these, a hub id.
 
-    Documents are separated by blank lines in plain text, are the articles of a dump, the column `text` of the others.
-    A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. Parallel text is what
-    `documents.read_parallel` reads; its documents are pairs. DataError, within 30 seconds, where there is no such
-    source or no text in it.
+    Documents are separated by blank lines in plain text; they are the articles of a dump, and the column `text` of
+    other files. A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. Parallel
+    text is what `documents.read_parallel` reads; its documents are pairs. DataError, within 30 seconds, if the source
+    does not exist or has no text.
     """
     kind, path = sources.corpus_kind(source), sources.local(source)
     match kind:
@@ -109,7 +108,7 @@ def load_corpus(source: str) -> Corpus:
         case "hub":
             corpus = _hub(source)
     if not any(document.strip() for document in corpus.documents()):
-        raise DataError(f"{source}: there is no text in it.")
+        raise DataError(f"{source}: has no text.")
     return corpus
 
 
@@ -120,30 +119,27 @@ def _contents(path: Path, files: Sequence[Path]) -> str:
 
 
 def _hub(source: str) -> Corpus:
-    name, _, configuration = source.partition(":")
-    try:
-        revision = _revision(name)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise DataError(
-            f"{source}: no such file or folder here, and the hub does not give such a data set ({error}). "
-            "Instead: a text file or folder, a Wikipedia-extractor dump, or the embedded corpus 'pydoc'."
-        ) from error
-    fingerprint = cache.digest("hub", name, configuration, revision)
-    return Corpus(source, fingerprint, partial(_stream, name, configuration or None, revision))
-
-
-def _revision(name: str) -> str:
-    """Ask for the commit of a data set's main branch, plainly: the hub's own client retries for minutes."""
     from datasets import config
     from huggingface_hub import get_token
 
-    if config.HF_HUB_OFFLINE:
-        raise ConnectionError("HF_HUB_OFFLINE forbids asking it")
+    name, _, configuration = source.partition(":")
     token = get_token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"{config.HF_ENDPOINT}/api/datasets/{name}", headers=headers)
-    with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
-        return str(json.load(answer)["sha"])
+    request = urllib.request.Request(f"{config.HF_ENDPOINT}/api/datasets/{name}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        if config.HF_HUB_OFFLINE:
+            raise ConnectionError("HF_HUB_OFFLINE is set")
+        # not the hub's own client, which retries for minutes
+        with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
+            revision = str(json.load(answer)["sha"])
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DataError(
+            f"{source}: no such file or folder, and the hub does not provide such a data set ({error}). Use a text "
+            "file or folder, a Wikipedia-extractor dump, or the embedded corpus 'pydoc'."
+        ) from error
+    fingerprint = cache.digest("hub", name, configuration, revision)
+    return Corpus(source, fingerprint, partial(_stream, name, configuration or None, revision))
 
 
 def _stream(name: str, configuration: str | None, revision: str) -> Iterator[str]:
@@ -153,7 +149,7 @@ def _stream(name: str, configuration: str | None, revision: str) -> Iterator[str
     try:
         for row in load_dataset(name, configuration, split="train", revision=revision, streaming=True):
             if not isinstance(row.get("text"), str):
-                raise DataError(f"{name}: no text in a column 'text'.{did_you_mean('text', row)}")
+                raise DataError(f"{name}: no column 'text' of texts.{did_you_mean('text', row)}")
             yield row["text"]
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise DataError(f"{name}: cannot be streamed from the hub: {error}") from error
@@ -161,9 +157,9 @@ def _stream(name: str, configuration: str | None, revision: str) -> Iterator[str
 
 @dataclass(frozen=True)
 class Document:
-    """Hold one document of a corpus: its number there, and the token ids of each sentence, without special tokens.
+    """Hold the token ids of each sentence of a document, without special tokens, and its number in the corpus.
 
-    There is at least one sentence, and no sentence is empty. A `parallel` document has two: a text and its translation.
+    There is at least one sentence, and none is empty. A `parallel` document has two: a text and its translation.
     """
 
     number: int
@@ -172,23 +168,23 @@ class Document:
 
 
 def iterate_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
-    """Yield the documents that have tokens, in order, one at a time; the call before the last is all that is held.
+    """Yield the documents that have tokens, in order, holding the tokens of only one tokenizer call in memory.
 
     A sentence that follows another is tokenised with the space between them, as in running text: it matters to
     tokenizers that keep spaces (GPT-2, RoBERTa) and to no other.
     """
     for number, group in groupby(tokenise(corpus, tokenizer, spaced=True), key=itemgetter(0)):
         sentences = [ids for _, ids in group if ids]
-        if len(sentences) > corpus.parallel:  # of a parallel document, both
+        if len(sentences) > corpus.parallel:  # both, of a parallel document
             yield Document(number, sentences, corpus.parallel)
 
 
 def tokenise(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, spaced: bool = False, start: int = 0
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield (document number, token ids) of each sentence of a corpus, tokenised many at a time; ids may be empty.
+    """Yield (document number, token ids) of each sentence of a corpus from the document `start` on; ids may be empty.
 
-    `spaced`: whether a sentence is tokenised with the space between it and the one before; `start`: the first document.
+    `spaced`: tokenise a sentence with the space before it.
     """
     before = " " if spaced and not corpus.parallel else ""
     sentences = (
@@ -204,7 +200,7 @@ def tokenise(
 
 
 def split_sentences(document: str) -> Iterator[str]:
-    """Yield the sentences of a document; none goes over a line end."""
+    """Yield the sentences of a document; a line end always ends one."""
     for line in document.splitlines():
         for sentence in _SENTENCE_END.split(line):
             rest = sentence.strip()
@@ -220,20 +216,20 @@ def split_sentences(document: str) -> Iterator[str]:
 def encode_corpus(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, limit_tokens: int | None = None
 ) -> Dataset:
-    """Write a corpus as blocks of at most `max_length` tokens, special tokens included; columns as `encode` writes.
+    """Write a corpus as blocks of at most `max_length` tokens, including special tokens; columns as in `encode`.
 
     Whole sentences are packed greedily; only one longer than a block is cut. A block never crosses documents: the
-    column `document` (number in the corpus) is equal for the blocks of one, which follow each other. With
-    `limit_tokens` the block that reaches it is the last. Streamed once to the cache, by the fingerprints of corpus and
-    tokenizer, and memory-mapped; an attempt that was stopped is gone on with.
+    column `document` has its number in the corpus, and blocks of a document follow each other. The block that reaches
+    `limit_tokens` is the last. Streamed to the cache once, keyed by the fingerprints of corpus and tokenizer, and
+    memory-mapped; an interrupted attempt is resumed.
     """
     template = Template.from_tokenizer(tokenizer, 1)
     room = max_length - template.size
     if room < 1:
-        raise DataError(f"max_length {max_length}: a block needs {template.size} special tokens and room for text.")
+        raise DataError(f"max_length {max_length}: too short for a block of {template.size} special tokens and text.")
 
     def make(folder: Path) -> None:
-        """Write the parts that `folder` lacks: the first missing one, and all behind it."""
+        """Write the first missing part of `folder`, and all after it."""
         paths = (folder / f"{number:05d}.arrow" for number in count())
         done = [cache.table(path).select(["length", "document"]) for path in takewhile(Path.exists, paths)]
         blocks = tokens = document = of_document = 0
@@ -245,12 +241,12 @@ def encode_corpus(
         with closing(_limit(rows, limit_tokens, f"encoding {corpus.name}", tokens)) as limited:
             batches = row_batches(limited, first=blocks)
             for number in count(len(done)):
-                if not (some := list(islice(batches, 1))):
+                if not (first := list(islice(batches, 1))):
                     break
                 with cache.part(folder, f"{number:05d}.arrow") as path:
-                    cache.write(path, chain(some, islice(batches, WRITES_PER_PART - 1)))
+                    cache.write(path, chain(first, islice(batches, WRITES_PER_PART - 1)))
         if not (folder / "00000.arrow").exists():
-            raise DataError(f"{corpus.name}: no token to learn from; the tokenizer makes nothing of its text.")
+            raise DataError(f"{corpus.name}: no tokens; the tokenizer returns none for its text.")
 
     key = cache.digest(ENCODING, corpus.fingerprint, fingerprint(tokenizer), str(max_length), str(limit_tokens))
     return cache.dataset(cache.cached(cache.home() / "corpora" / key, make), key)
@@ -259,7 +255,7 @@ def encode_corpus(
 def _blocks(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, template: Template, room: int, start: int
 ) -> Iterator[Row]:
-    """Yield each block, of at most `room` tokens and the special ones, from the document `start` on."""
+    """Yield blocks of at most `room` tokens and the special ones, from the document `start` on."""
     block: list[int] = []
     owner = 0
     for number, ids in tokenise(corpus, tokenizer, start=start):
@@ -286,11 +282,10 @@ def build_rows(
     seed: int,
     limit_tokens: int | None = None,
 ) -> Dataset:
-    """Write the rows that `builder`, called `name`, makes of a corpus; attention_mask, length and index are added.
+    """Write the rows that `builder`, called `name`, makes from a corpus, with attention_mask, length and index added.
 
-    With `limit_tokens` the row that reaches it is the last. Streamed once to the cache, by all that decides the rows:
-    corpus, tokenizer, the file of the builder, its options, length, seed and limit; then memory-mapped. DataError when
-    nothing comes, or something that is no row.
+    The row that reaches `limit_tokens` is the last. Streamed to the cache once, keyed by corpus, tokenizer, the file of
+    the builder, its options, length, seed and limit; then memory-mapped. DataError for no rows, or an invalid one.
     """
     settings = json.dumps([dict(options), max_length, seed, limit_tokens], sort_keys=True)
     read = (corpus.fingerprint, fingerprint(tokenizer))
@@ -299,32 +294,31 @@ def build_rows(
 
     def rows() -> Iterator[Row]:
         rng, texts = np.random.default_rng(seed), iterate_documents(corpus, tokenizer)
-        several: Mapping[str, bool] = {}
-        for number, row in enumerate(
-            builder(texts, Frame.from_tokenizer(tokenizer), max_length=max_length, rng=rng, **options)
-        ):
-            several = several or {column: isinstance(cell, list) for column, cell in row.items()}
-            _check(row, several, max_length, f"{what}, row {number}")
+        frame = Frame.from_tokenizer(tokenizer)
+        is_list: Mapping[str, bool] = {}
+        for number, row in enumerate(builder(texts, frame, max_length=max_length, rng=rng, **options)):
+            is_list = is_list or {column: isinstance(cell, list) for column, cell in row.items()}
+            _check_row(row, is_list, max_length, f"{what}, row {number}")
             yield row
 
-    empty = f"{corpus.name}: {name} makes no row of it. It needs more text, or a larger max_length."
+    empty = f"{corpus.name}: {name} makes no rows from it. Add text, or use a larger max_length."
     return cache.rows("corpora", key, lambda: row_batches(_limit(rows(), limit_tokens, f"rows of {what}")), empty=empty)
 
 
-def _check(row: Row, several: Mapping[str, bool], max_length: int, where: str) -> None:
-    """Refuse a row that has not the columns of the first, or lists that have not one number a token."""
-    if row.keys() != several.keys() or "input_ids" not in row:
+def _check_row(row: Row, is_list: Mapping[str, bool], max_length: int, where: str) -> None:
+    """Raise DataError unless a row has the columns of the first row, and its lists one number per token."""
+    if row.keys() != is_list.keys() or "input_ids" not in row:
         raise DataError(f"{where}: has {', '.join(row)}; expected input_ids and the columns of the first row.")
     length = len(row["input_ids"])
     if not 0 < length <= max_length:
         raise DataError(f"{where}: {length} tokens; expected 1 to max_length = {max_length}.")
-    for name, is_list in several.items():
-        if isinstance(row[name], list) != is_list or (is_list and len(row[name]) != length):
-            raise DataError(f"{where}: {name} must be a list of {length} numbers, one a token, or one number.")
+    for name in row:
+        if isinstance(row[name], list) != is_list[name] or (is_list[name] and len(row[name]) != length):
+            raise DataError(f"{where}: {name} must be one number, or a list of {length}, one per token.")
 
 
 def _limit(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Generator[Row, None, None]:
-    """Yield rows, with a progress bar, up to the one that reaches the limit; `tokens` were written before."""
+    """Yield rows, with a progress bar, up to the one that reaches the limit, counting from `tokens`."""
     with Progress(what, limit_tokens, "tokens", done=tokens) as bar:
         while (limit_tokens is None or tokens < limit_tokens) and (row := next(rows, None)) is not None:
             yield row

@@ -1,4 +1,4 @@
-"""Read files as documents: plain text, Wikipedia-extractor dumps, jsonl and parquet, one document at a time."""
+"""Stream the documents of text files, Wikipedia-extractor dumps, jsonl and parquet files."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ACCEPTED: Final = (
 )
 
 LONGEST_DOCUMENT: Final = 1_000_000
-"""Characters; plain text without a blank line for so long is cut at a line end, and memory stays bounded."""
+"""Characters after which plain text without a blank line is cut at a line end, so that memory stays bounded."""
 
 LONGEST_PIECE: Final = 1 << 20
-"""Characters of plain text read at once: a longer line comes in pieces."""
+"""Characters of plain text read at once; a longer line is read in pieces."""
 
 _PACKED: Final = (".gz", ".xz", ".bz2")
 _UNPACK: Final[dict[bytes, Callable[[Any], Any]]] = {
@@ -53,7 +53,7 @@ _DAMAGE: Final = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfil
 
 
 def kind(name: str) -> Kind | None:
-    """Tell what a file holds, by its name; None where it is nothing we read."""
+    """Return the format of a file by its name; None if it is not supported."""
     path = PurePath(name)
     if path.suffix in _PACKED:
         path = path.with_suffix("")
@@ -67,31 +67,31 @@ def kind(name: str) -> Kind | None:
 
 
 def find(source: Path) -> list[Path]:
-    """Find the files of a corpus: the file itself, or those of the folder and all below it, in order of their paths.
+    """List the files of a corpus: the file itself, or those of a folder and its subfolders, sorted by path.
 
-    A folder that holds a dump (wiki_NN files or tar archives) is that dump: a note or licence beside it is not read.
+    A folder with a dump (wiki_NN files or tar archives) is that dump; a note or licence beside it is not read.
     """
     if not source.is_dir():
         refuse_special(source)
         if kind(source.name) is None:
-            raise DataError(f"{source}: no text file by its name. Expected {ACCEPTED}.")
+            raise DataError(f"{source}: its name is not that of a text file. Expected {ACCEPTED}.")
         return [source]
     walked = (Path(folder, name) for folder, _, names in os.walk(source, onerror=_fail) for name in names)
     below = sorted(path for path in walked if path.is_file() and not path.name.startswith("."))
     files = [path for path in below if kind(path.name)]
     if not files:
-        seen = ", ".join(str(path.relative_to(source)) for path in below[:5]) or "nothing"
-        raise DataError(f"{source}: a folder without text; it holds {seen}. Expected {ACCEPTED}.")
+        listed = ", ".join(str(path.relative_to(source)) for path in below[:5]) or "nothing"
+        raise DataError(f"{source}: a folder without text; it contains {listed}. Expected {ACCEPTED}.")
     return [path for path in files if kind(path.name) in {"wiki", "tar"}] or files
 
 
 def _fail(error: OSError) -> None:
-    """Stop at a folder that cannot be read: its text would be missing in silence."""
+    """Stop at a folder that cannot be read, which `os.walk` would skip silently."""
     raise error
 
 
 def read(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the documents of the files, one after the other. DataError says file and place of what cannot be read."""
+    """Yield the documents of the files. DataError names the file and line that cannot be read."""
     for path in files:
         with _reading(path):
             match kind(path.name):
@@ -111,9 +111,7 @@ def _reading(path: Path) -> Iterator[None]:
             refuse_special(path)
             yield
     except (*_DAMAGE, OSError) as error:
-        raise DataError(
-            f"{path}: damaged or cut short ({error}). Fetch it anew, or unpack what can be saved."
-        ) from error
+        raise DataError(f"{path}: damaged or truncated ({error}). Download it again.") from error
 
 
 def _archive(path: Path) -> Iterator[str]:
@@ -127,7 +125,7 @@ def _archive(path: Path) -> Iterator[str]:
 
 
 def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
-    """Yield the documents of a file that is no archive; a dump is known by its first bytes, whatever its name."""
+    """Yield the documents of a text or jsonl file; a dump is recognised by its first bytes, whatever its name."""
     with _unpack(file, where) as stream:
         head = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if kind(name) == "jsonl" or (kind(name) == "wiki" and head.startswith(b"{")):
@@ -141,16 +139,16 @@ def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
 
 
 def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
-    """Unpack a file that may be compressed, as its first bytes tell."""
+    """Unpack a file if its first bytes are those of a compressed one."""
     counted = _Counted(file, where)
     packed = io.BufferedReader(counted, 1 << 16)
     start = packed.peek(8)
-    unpack = next((each for magic, each in _UNPACK.items() if start.startswith(magic)), None)
+    unpack = next((opener for magic, opener in _UNPACK.items() if start.startswith(magic)), None)
     return packed if unpack is None else io.BufferedReader(_Counted(unpack(packed), where, counted), 1 << 16)
 
 
 class _Counted(io.RawIOBase):
-    """Count the bytes of a stream; DataError where they are more than any text makes of what `packed` has read."""
+    """Count the bytes of a stream; DataError if no text could unpack to so many from what `packed` read."""
 
     def __init__(self, stream: IO[bytes], where: str, packed: _Counted | None = None) -> None:
         self.stream, self.where, self.packed, self.total = stream, where, packed, 0
@@ -183,7 +181,7 @@ def _plain(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
-    """Yield what stands between `<doc ...>` and `</doc>`; an article with nothing but its title is none."""
+    """Yield the text between `<doc ...>` and `</doc>`; articles with only a title are left out."""
     article: list[str] | None = None
     size = 0
     for line in lines:
@@ -198,11 +196,9 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
             article.append(line)
             size += len(line)
             if size > LONGEST:
-                raise DataError(f"{where}: an article is longer than {LONGEST:,} characters. Take it out.")
+                raise DataError(f"{where}: an article is longer than {LONGEST:,} characters. Remove it.")
     if article is not None:
-        raise DataError(
-            f"{where}: ends inside an article, without its </doc>. It was cut short: make or fetch it anew."
-        )
+        raise DataError(f"{where}: is truncated; it ends inside an article, without its </doc>. Download it again.")
 
 
 def _parquet(path: Path) -> Iterator[str]:
@@ -216,11 +212,11 @@ def _parquet(path: Path) -> Iterator[str]:
 
 
 _CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
-"""A language: en, fra, pt_BR."""
+"""A language code: en, fra, pt_BR."""
 
 
 def find_parallel(source: Path) -> list[Path]:
-    """Find the one or two files of parallel text that `source` names; none where it is something else."""
+    """List the one or two files of parallel text that `source` names, if any."""
     if source.suffix == ".tsv" and source.is_file():
         return [source]
     if source.suffix == ".jsonl" and source.is_file():
@@ -228,12 +224,16 @@ def find_parallel(source: Path) -> list[Path]:
         return [source] if _two_texts(first) else []
     if source.exists() or not source.parent.is_dir():
         return []
-    sides = [path for path in source.parent.glob(f"{source.name}.*") if _language(path.name, source.name)]
+    sides = [
+        path
+        for path in source.parent.glob(f"{source.name}.*")
+        if kind(path.name) is None and _CODE.fullmatch(path.name.removeprefix(f"{source.name}."))
+    ]
     return sorted(sides) if len(sides) == 2 else []
 
 
 def read_parallel(files: Sequence[Path]) -> Iterator[str]:
-    """Yield each pair as two lines, in the order of the columns or of the languages' names."""
+    """Yield each pair as two lines, in the order of the columns or of the language codes."""
     pairs = _align(*files) if len(files) == 2 else _rows(files[0])
     for first, second in pairs:
         sides = " ".join(first.split()), " ".join(second.split())
@@ -241,16 +241,12 @@ def read_parallel(files: Sequence[Path]) -> Iterator[str]:
             yield "\n".join(sides)
 
 
-def _language(name: str, stem: str) -> bool:
-    return kind(name) is None and re.fullmatch(_CODE, name.removeprefix(f"{stem}.")) is not None
-
-
 def _align(first: Path, second: Path) -> Iterator[tuple[str, str]]:
     for number, (line, translation) in enumerate(zip_longest(lines(first), lines(second)), start=1):
         if line is None or translation is None:
             shorter = first if line is None else second
             raise DataError(
-                f"{shorter}: ends before line {number}, which the other file has. Line n of {first.name} and of "
+                f"{shorter}: ends before line {number} of the other file. Line n of {first.name} and line n of "
                 f"{second.name} must be translations of each other."
             )
         yield line, translation
@@ -266,7 +262,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _two_texts(line: str) -> Sequence[str]:
-    """Return the two texts of a JSON line; none where it has not exactly two, or a column `text`."""
+    """Return the two texts of a JSON line; () unless it has exactly two, and no column `text`."""
     try:
         row: Any = parse_json(line, "")
     except DataError:

@@ -1,4 +1,4 @@
-"""Read off a tokenizer what rows and corruptions need: vocabulary, and frames of texts. V: token ids."""
+"""Describe the vocabulary of a tokenizer and its special tokens, for building and corrupting rows. V: token ids."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import BoolTensor, LongTensor
 
+from compress.data.collate import require_pad_token
 from compress.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,10 +28,7 @@ _BEGINS: Final = ("▁", "Ġ")
 
 @dataclass(frozen=True)
 class Template:
-    """Hold the special tokens before, between and after `len(ids) - 1` texts, and the token types of both.
-
-    `types` and `text_types` are None where the tokenizer makes no token types.
-    """
+    """Hold the special tokens before, between and after texts, and the token types of both, None if there are none."""
 
     ids: tuple[list[int], ...]
     types: tuple[list[int], ...] | None
@@ -38,45 +36,45 @@ class Template:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, texts: int) -> Template:
-        """Read off what the tokenizer makes of one word, given once or as a pair. Raises DataError."""
+        """Derive the template from the encoding of a word, alone or as a pair. Raises DataError."""
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer(*["a"] * texts)
         ids, types = whole["input_ids"], whole.get("token_type_ids")
-        cuts, kinds, end = [], [], 0
+        starts, end = [], 0
+        cuts = []
         for _ in range(texts):
             start = next((at for at in range(end, len(ids)) if ids[at : at + len(bare)] == bare), None)
             if start is None or not bare:
                 raise DataError(
-                    f"{type(tokenizer).__name__}: cannot see how it frames {texts} text(s): 'a' is {bare} alone "
-                    f"and {ids} framed. Choose a tokenizer that knows the letter a."
+                    f"{type(tokenizer).__name__}: cannot find its special tokens around {texts} text(s): 'a' is {bare} "
+                    f"without and {ids} with them. Choose a tokenizer that knows the letter a."
                 )
             cuts.append((end, start))
-            kinds.append(start)
+            starts.append(start)
             end = start + len(bare)
         cuts.append((end, len(ids)))
+        around = tuple(ids[i:j] for i, j in cuts)
         if types is None:
-            return cls(tuple(ids[i:j] for i, j in cuts), None, None)
-        return cls(
-            tuple(ids[i:j] for i, j in cuts), tuple(types[i:j] for i, j in cuts), tuple(types[at] for at in kinds)
-        )
+            return cls(around, None, None)
+        return cls(around, tuple(types[i:j] for i, j in cuts), tuple(types[at] for at in starts))
 
     def fill(self, *texts: Sequence[int]) -> dict[str, list[int]]:
-        """Make a row of texts: {input_ids, token_type_ids (where the tokenizer makes them)}."""
-        row = {"input_ids": _woven(self.ids, texts)}
+        """Make a row of texts: {input_ids, token_type_ids (if the tokenizer makes them)}."""
+        row = {"input_ids": _interleave(self.ids, texts)}
         if self.types is not None and self.text_types is not None:
-            kinds = [[kind] * len(text) for kind, text in zip(self.text_types, texts, strict=True)]
-            row["token_type_ids"] = _woven(self.types, kinds)
+            types = [[type_] * len(text) for type_, text in zip(self.text_types, texts, strict=True)]
+            row["token_type_ids"] = _interleave(self.types, types)
         return row
 
     @property
     def size(self) -> int:
-        """Count its special tokens."""
+        """Count the special tokens."""
         return sum(map(len, self.ids))
 
 
-def _woven(around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[int]:
+def _interleave(around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[int]:
     parts = chain.from_iterable(zip(around[:-1], texts, strict=True))
-    return list(chain(chain.from_iterable(parts), around[-1]))
+    return [*chain.from_iterable(parts), *around[-1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +82,15 @@ class Words:
     """Hold the vocabulary of a tokenizer as tensors.
 
     size        one more than the largest token id
-    mask        the id of the mask token; None where there is none
+    mask        the id of the mask token, if any
     pad         the id of the padding token
-    special_V   the tokenizer's special tokens, the unknown token among them: never predicted
-    starts_V    this token begins a word: not `##...`, or marked `Ġ` or `▁`, or without a letter or digit; every token
-                of a vocabulary that marks neither
-    counts_V    how often each token occurs in the rows of a stage; None where nobody counted
-    unknown     the id of the unknown token; None where there is none
-    before, after   what the tokenizer puts around the tokens of a text: [CLS] and [SEP]
-    unused_V    a place of the vocabulary that is kept free, such as [unused7]; None where nobody looked
+    special_V   the special tokens, including the unknown token, which are never predicted
+    starts_V    tokens that begin a word: not `##...`, or marked `Ġ` or `▁`, or without a letter or digit; every token
+                if the vocabulary marks neither
+    counts_V    how often each token occurs in the rows of a stage; None if not counted
+    unknown     the id of the unknown token, if any
+    before, after   the special tokens around a text: [CLS] and [SEP]
+    unused_V    reserved places of the vocabulary, such as [unused7]; None if not searched
     """
 
     size: int
@@ -108,24 +106,20 @@ class Words:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None) -> Words:
-        if tokenizer.pad_token_id is None:
-            raise DataError(
-                f"{tokenizer.name_or_path or type(tokenizer).__name__}: its tokenizer has no padding token. Name one "
-                "as pad_token in its tokenizer_config.json; in Python: tokenizer.pad_token = tokenizer.eos_token"
-            )
+        pad = require_pad_token(tokenizer)
         vocabulary = tokenizer.get_vocab()
         size = max(vocabulary.values()) + 1
         special_V = torch.zeros(size, dtype=torch.bool)
         special_V[tokenizer.all_special_ids] = True
         starts_V = torch.ones(size, dtype=torch.bool)
-        starts_V[_inside(vocabulary)] = False
+        starts_V[_continuations(vocabulary)] = False
         unused_V = torch.zeros(size, dtype=torch.bool)
         unused_V[[number for token, number in vocabulary.items() if _UNUSED.fullmatch(token)]] = True
         before, after = map(tuple, Template.from_tokenizer(tokenizer, 1).ids)
         return cls(
             size,
             tokenizer.mask_token_id,
-            tokenizer.pad_token_id,
+            pad,
             special_V,  # type: ignore[arg-type]  # torch types every tensor Tensor
             starts_V | special_V,  # type: ignore[arg-type]  # the same
             counts,
@@ -138,23 +132,23 @@ class Words:
     def to(self, device: torch.device) -> Words:
         """Move the tensors to another device."""
         moved: dict[str, Any] = {
-            each.name: value.to(device)
-            for each in fields(self)
-            if isinstance(value := getattr(self, each.name), torch.Tensor)
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
         }
         return replace(self, **moved)
 
     def need_mask(self, what: str) -> int:
-        """Return the mask token. DataError, saying that `what` needs it, where the tokenizer has none."""
+        """Return the mask token, or raise DataError that `what` needs it."""
         if self.mask is None:
-            raise DataError(f"{what} needs a mask token, and this tokenizer has none: use another corruption")
+            raise DataError(f"{what} needs a mask token, but this tokenizer has none; use another corruption.")
         return self.mask
 
 
-def _inside(vocabulary: dict[str, int]) -> list[int]:
-    """List the ids of the tokens that continue a word, by the mark that most tokens have."""
+def _continuations(vocabulary: dict[str, int]) -> list[int]:
+    """List the ids of the tokens that continue a word, by the most frequent mark of the vocabulary."""
     marked = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in (_INSIDE, *_BEGINS)}
-    mark = max(marked, key=lambda each: marked[each])
+    mark = max(marked, key=marked.__getitem__)
     if not marked[mark]:
         return []
     if mark == _INSIDE:
@@ -166,18 +160,18 @@ def _inside(vocabulary: dict[str, int]) -> list[int]:
     ]
 
 
-def counts(rows: Dataset, vocabulary: int) -> LongTensor:
-    """Count how often each token id below `vocabulary` occurs in the column `input_ids`: (V,); streamed."""
+def count_tokens(rows: Dataset, vocabulary: int) -> LongTensor:
+    """Count how often each token id below `vocabulary` occurs in the column `input_ids`: (V,)."""
     total = np.zeros(vocabulary, np.int64)
     for table in rows.select_columns(["input_ids"]).with_format("arrow").iter(ROWS_PER_CALL):
         for chunk in table["input_ids"].chunks:
-            found = np.bincount(chunk.flatten().to_numpy(zero_copy_only=False), minlength=vocabulary)
-            if len(found) > vocabulary:
+            counts = np.bincount(chunk.flatten().to_numpy(zero_copy_only=False), minlength=vocabulary)
+            if len(counts) > vocabulary:
                 raise DataError(
-                    f"token {len(found) - 1} does not exist: the vocabulary has {vocabulary}. "
-                    "These rows were made by another tokenizer."
+                    f"token {len(counts) - 1} is not in the vocabulary of {vocabulary}: these rows come from another "
+                    "tokenizer."
                 )
-            total += found
+            total += counts
     return torch.from_numpy(total)  # type: ignore[return-value]  # torch types every tensor Tensor
 
 
@@ -185,8 +179,8 @@ def counts(rows: Dataset, vocabulary: int) -> LongTensor:
 class Frame:
     """Frame one text, or a pair, as a tokenizer does: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT.
 
-    `end` is the token that ends a text for a generative model; None where the tokenizer has none. `words` is the
-    vocabulary, for rows that are corrupted once and for all.
+    `end` is the token that ends a text for a generative model, if any. `words` is the vocabulary, for rows that are
+    corrupted when they are made.
     """
 
     alone: Template
@@ -200,7 +194,7 @@ class Frame:
         return cls(*templates, tokenizer.eos_token_id, Words.from_tokenizer(tokenizer))
 
     def single(self, ids: Sequence[int]) -> dict[str, list[int]]:
-        """Make a row of one text: {input_ids, token_type_ids (where the tokenizer makes them)}."""
+        """Make a row of one text: {input_ids, token_type_ids (if the tokenizer makes them)}."""
         return self.alone.fill(ids)
 
     def pair(self, first: Sequence[int], second: Sequence[int]) -> dict[str, list[int]]:
@@ -208,5 +202,5 @@ class Frame:
         return self.paired.fill(first, second)
 
     def room(self, pair: bool = False) -> int:
-        """Count the special tokens that a row needs besides its text."""
+        """Count the special tokens of a row."""
         return (self.paired if pair else self.alone).size

@@ -1,6 +1,6 @@
-"""Keep teachers and data that are handed over as objects, by their contents: all else knows them by a path.
+"""Save teachers and data that are passed as objects, since everything else knows them by a path.
 
-The same objects lead to the same path, which is what a run is resumed by.
+The same contents lead to the same path, by which a run is resumed.
 """
 
 import shutil
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TableLike(Protocol):
-    """A pandas DataFrame, or a datasets.Dataset."""
+    """Describe a pandas DataFrame, or a datasets.Dataset."""
 
     to_parquet: Any
 
@@ -30,32 +30,32 @@ DataLike = str | Path | TableLike | Mapping[str, TableLike]
 
 
 def teacher_path(teacher: "TeacherLike") -> str:
-    """Return what a teacher is called; a model and its tokenizer are saved first. Raises TeacherError."""
+    """Return the name or path of a teacher; a model and its tokenizer are saved. Raises TeacherError."""
     if isinstance(teacher, str | Path):
         return str(teacher)
     pair = teacher if isinstance(teacher, tuple) else (teacher,)
     if len(pair) != 2 or not all(hasattr(each, "save_pretrained") for each in pair):
         raise TeacherError(
-            f"teacher: found {_kinds(pair)}; expected an alias, a folder, a hub id, or a model with its tokenizer: "
-            "teacher=(model, tokenizer)"
+            f"teacher: expected an alias, a folder, a hub id, or a model with its tokenizer, "
+            f"teacher=(model, tokenizer); found {_kinds(pair)}"
         )
-    return _keep("models", {"": lambda folder: [each.save_pretrained(folder) for each in pair]})
+    return _save("models", {"": lambda folder: [part.save_pretrained(folder) for part in pair]})
 
 
 def data_path(data: "DataLike") -> str:
-    """Return what a data set is called; tables are written first, each to the file of its split. Raises DataError."""
+    """Return the name or path of a data set; tables are written to files of their split. Raises DataError."""
     if isinstance(data, str | Path):
         return str(data)
     splits: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"train": data}
     if not splits or not all(hasattr(table, "to_parquet") for table in splits.values()):
         raise DataError(
-            f"data: found {_kinds(splits.values())}; expected a folder, a file, a hub id, a DataFrame or Dataset, or "
-            "{'train': ..., 'test': ...} of these"
+            "data: expected a folder, a file, a hub id, a DataFrame or Dataset, or {'train': ..., 'test': ...} of "
+            f"these; found {_kinds(splits.values())}"
         )
-    if strange := [name for name in splits if sources.split_word(str(name)) is None or not str(name).isidentifier()]:
-        raise DataError(f"data: no split {strange[0]!r}; expected train, validation and test")
+    if unknown := [name for name in splits if sources.split_word(str(name)) is None or not str(name).isidentifier()]:
+        raise DataError(f"data: no split {unknown[0]!r}; expected train, validation and test")
     kind = type(next(iter(splits.values()))).__name__
-    return _keep("tables", {f"{name}.parquet": partial(_write, table) for name, table in splits.items()}, f"{kind}-")
+    return _save("tables", {f"{name}.parquet": partial(_write, table) for name, table in splits.items()}, f"{kind}-")
 
 
 def _write(table: Any, path: Path) -> None:
@@ -68,14 +68,16 @@ def _write(table: Any, path: Path) -> None:
         table.to_parquet(path, index=False)
 
 
-def _keep(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the folder, named by its contents, that holds what these write; it is made once."""
+def _save(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
+    """Write the parts to a folder named by its contents, once, and return it."""
     with scratch(home() / kind) as folder:
         for name, write in parts.items():
             try:
                 write(folder / name)
-            except (ValueError, TypeError, NotImplementedError) as error:  # pandas' and Arrow's own are of these
-                raise DataError(f"{kind}: {name} cannot be written: {error}. Give each column one type") from error
+            except (ValueError, TypeError, NotImplementedError) as error:  # as pandas and Arrow raise
+                raise DataError(
+                    f"{kind}: {name} cannot be written: {error}. Give each column a single type."
+                ) from error
         written = sorted(path for path in folder.iterdir() if path.is_file())
         entry = home() / kind / f"{prefix}{io.hash_files(written)[:24]}"
         return str(cached(entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)))

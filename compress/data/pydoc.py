@@ -1,8 +1,8 @@
-"""Read the prose of Python's own documentation, `pydoc`, as an unlabelled English corpus that every installation has.
+"""Read the prose of Python's own documentation as an unlabelled English corpus, `pydoc`, that every installation has.
 
-One document for each topic of `help()` (pydoc_data), then one for each module of the standard library: its docstrings
-in the order of the source, which is parsed and never imported. Code, grammars, tables and headings are left out;
-a paragraph is a line. The same for the same Python, to the patch level.
+It has one document for each topic of `help()` (pydoc_data), then one for each module of the standard library: its
+docstrings in the order of the source, which is parsed but not imported. Code, grammars, tables and headings are left
+out, and each paragraph is a line. It is the same for the same patch version of Python.
 """
 
 import ast
@@ -19,10 +19,10 @@ from compress.data import cache
 from compress.errors import DataError
 
 CLEANING: Final = "1"
-"""Part of the fingerprint: raise it when the same Python gives other documents."""
+"""Part of the fingerprint; raise it when the documents of the same Python change."""
 
 SHORTEST_DOCUMENT: Final = 20
-"""Words; less is a remark, not a document."""
+"""Words; shorter documents are left out."""
 
 _NOT_LIBRARY: Final = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "_pyrepl"})
 _SHORTEST_PARAGRAPH = 5
@@ -44,7 +44,7 @@ _SYMBOLS = re.compile(r"[^\w\s.,;:'\"()\-–—“”‘’!?]|_")
 
 
 def documents() -> Iterator[str]:
-    """Yield documents, a paragraph a line: topics first, then modules. DataError where Python lacks its topics."""
+    """Yield documents, a paragraph per line: topics, then modules. DataError if Python lacks its topics."""
     for texts in chain(([text] for text in _topics().values()), map(_docstrings, _modules())):
         document = "\n".join(line for text in texts for line in paragraphs(text))
         if len(document.split()) >= SHORTEST_DOCUMENT:
@@ -52,21 +52,23 @@ def documents() -> Iterator[str]:
 
 
 def fingerprint() -> str:
-    """Return a hash that changes when a topic, a module of the standard library or our cleaning does."""
+    """Hash the topics, the modules of the standard library and the version of the cleaning."""
     topics = _topics()
     return cache.digest(CLEANING, *(part for pair in sorted(topics.items()) for part in pair), *_modules())
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs of plain or reStructured text that are sentences, each on one line and without markup."""
+    """Yield the paragraphs of plain or reStructured text that are prose, each on one line and without markup."""
     for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
-        line = _remove_markup(_join(block))
-        if _is_prose(line):
+        line = _join(block)
+        for pattern, plain in _MARKUP:
+            line = pattern.sub(plain, line)
+        if _is_prose(line := line.strip()):
             yield line
 
 
 def _join(block: str) -> str:
-    """Join a block, without its bullet, or the term above its indented definition; a word cut at its end is whole."""
+    """Join the lines of a block, without a bullet or the term above an indented definition; rejoin hyphenated words."""
     lines = [line for line in block.splitlines() if line.strip()]
     above = len(lines) > 1 and not _BULLET.match(lines[0].strip()) and _indent(lines[0]) < min(map(_indent, lines[1:]))
     text = "\n".join(line.strip() for line in lines[above:])
@@ -75,12 +77,6 @@ def _join(block: str) -> str:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def _remove_markup(line: str) -> str:
-    for pattern, plain in _MARKUP:
-        line = pattern.sub(plain, line)
-    return line.strip()
 
 
 def _is_prose(line: str) -> bool:
@@ -96,8 +92,8 @@ def _topics() -> dict[str, str]:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise DataError(
-            "this Python comes without its documentation topics (pydoc_data), so there is no corpus 'pydoc'. "
-            "Name a text file or folder instead, or install the full standard library."
+            "this Python has no documentation topics (pydoc_data), so there is no corpus 'pydoc'. "
+            "Use a text file or folder instead, or install the full standard library."
         ) from error
     return dict(topics)
 
@@ -111,7 +107,7 @@ def _modules() -> list[Path]:
 def _docstrings(module: Path) -> Iterable[str]:
     described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the compiler thinks of the library's source is not our user's business
+        warnings.simplefilter("ignore")  # about the source of the standard library
         tree = ast.parse(module.read_bytes())
     nodes = [node for node in ast.walk(tree) if isinstance(node, described)]
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))

@@ -1,17 +1,17 @@
-"""Read rankings: queries, each with passages that are to be put in order for it.
+"""Read rankings: queries, each with passages to rank for it.
 
 Stated rules. A table has a row for each pair, in columns query (or question), passage (or document, text, paragraph,
-context) and relevance (or label, score, grade): a number, the more the better, and relevant above 0. Or it has a row
-for each query, or part of its passages, in columns query, positive and negative (negative_1, negative_2, and so on; a
-cell may hold a list): relevance 1 and 0. Rows of the same query belong together, wherever they stand; of a pair that
-comes twice the higher relevance counts.
+context) and relevance (or label, score, grade): a number, higher is better, and above 0 is relevant. Or it has a row
+for each query, or some of its passages, in columns query, positive and negative (negative_1, negative_2, and so on; a
+cell may hold a list): relevance 1 and 0. Rows of the same query belong together, wherever they are; of duplicate pairs
+the highest relevance counts.
 
-Where there are no irrelevant passages, as in BEIR's folders, the json of SQuAD, and tables of query and positive alone,
-NEGATIVES of each query are drawn: the passages that BM25 ranks highest, among all that there are, and nobody has
-judged. Some of these may be relevant all the same. Judged passages are always kept.
+If no irrelevant passages are given, as in BEIR folders, the json of SQuAD, and tables of query and positive alone,
+NEGATIVES are added to each query: the passages without a judgement that BM25 ranks highest among all of them. Some of
+these may be relevant nevertheless. Judged passages are always kept.
 
-Without being asked for by its kind, only a folder of BEIR's and a table with the columns query and positive is a
-ranking. Where a model is scored, queries are left out that no order of their passages could be wrong for.
+Unless the kind is requested, only a BEIR folder or a table with the columns query and positive is read as a ranking.
+Evaluation splits leave out queries whose passages no order could rank wrongly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from compress.data import schema, sources, squad
 from compress.data.readers import RawSplit
@@ -36,18 +35,18 @@ from compress.data.text_files import head
 from compress.errors import DataError
 
 NEGATIVES: Final = 8
-"""Passages that are drawn for each query where none is given as irrelevant."""
+"""Passages added to each query if no irrelevant ones are given."""
 QUERIES: Final = ("query", "question")
 PASSAGES: Final = ("passage", "document", "text", "paragraph", "context", "passagetext", "doc")
 RELEVANCES: Final = ("relevance", "label", "score", "grade", "relevant")
 
 _SCHEMA: Final = pa.schema({"text": pa.string(), "text_pair": pa.string(), "label": pa.float32(), "query": pa.int64()})
 Pair = tuple[str, str, float]
-"""A query, a passage, and how relevant it is."""
+"""Query, passage, relevance."""
 
 
 class Rankings(NamedTuple):
-    """Hold the splits of a source, by role, the names of its columns of text and of relevance, and notes."""
+    """Hold the splits of a source by role, the names of its text and relevance columns, and notes."""
 
     name: str
     splits: dict[Role, Examples]
@@ -57,7 +56,7 @@ class Rankings(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Name the columns of a table: a query, then passages; `label` is None where a column's name says its relevance."""
+    """Name the columns of a table; `label` is None if passages are positive or negative by their column."""
 
     query: str
     passages: tuple[str, ...]
@@ -66,97 +65,77 @@ class _Columns(NamedTuple):
 
 
 def is_ranking(source: str) -> bool:
-    """Tell whether a source can be nothing but a ranking: a folder of BEIR's, or a table of queries and positives."""
+    """Check whether a source can only be a ranking: a BEIR folder, or a table of queries and positives."""
     if (found := sources.local_files(source)) is None:
         return False
-    path = sources.local(source)
-    return sources.is_beir(path) or any(_names_positives(file) for file in found[1].get("train", [])[:1])
+    return sources.is_beir(sources.local(source)) or any(map(_has_positives, found[1].get("train", [])[:1]))
 
 
-def read(source: str, text: Sequence[str] | None, label: str | None, *, negatives: int = NEGATIVES) -> Rankings:
+def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings:
     """Read every split of a source as pairs of a query and a passage. Raises DataError.
 
-    text, label  the columns of query and passage, and of relevance, where they are not to be found by their names
+    text, label  the columns of query and passage, and of relevance, if they do not have a usual name
     """
     found = sources.local_files(source)
-    named = text is not None or label is not None
-    if found is not None and not named:
+    if found is not None and text is None and label is None:
         name, files = found
         if sources.is_beir(path := sources.local(source)):
-            return _from_retrieval([read_beir(path)], name, negatives)
+            return _from_retrieval([read_beir(path)], name)
         if any(map(squad.is_squad, files.get("train", []))):
             chosen = {role: next(filter(squad.is_squad, paths), None) for role, paths in files.items()}
-            read_files = [read_squad_retrieval(file, role) for role, file in chosen.items() if file is not None]
-            return _from_retrieval(read_files, name, negatives)
+            retrieval = [read_squad_retrieval(file, role) for role, file in chosen.items() if file is not None]
+            return _from_retrieval(retrieval, name)
     opened = sources.find(source, [*(text or ()), *([label] if label else [])])
     columns = _choose(opened.train, text, label)
     notes, splits = list(opened.notes), dict[Role, Examples]()
-    every: list[tuple[Role, RawSplit]] = [("train", opened.train)]
-    every += [("validation", each) for each in opened.validation] + [("test", each) for each in opened.test]
-    for role, split in every:
+    candidates: list[tuple[Role, RawSplit]] = [("train", opened.train)]
+    candidates += [("validation", split) for split in opened.validation] + [("test", split) for split in opened.test]
+    for role, split in candidates:
         if role in splits or (role != "train" and columns.label and columns.label not in split.columns):
-            notes.append(
-                f"{split.name} is passed over: it " + ("is a second split" if role in splits else "has no labels")
-            )
+            notes.append(f"skipped {split.name}: " + ("a second split" if role in splits else "it has no labels"))
             continue
         notes += split.notes
         rows = list(_rows(split, columns))
         if not columns.label and not columns.negatives:
-            rows = _with_negatives(rows, negatives)
-            notes.append(
-                f"{split.name}: the {negatives} passages that BM25 finds are the irrelevant ones of each query"
-            )
+            rows = _with_negatives(rows)
+            notes.append(f"{split.name}: the {NEGATIVES} passages that BM25 ranks highest are each query's negatives")
         splits[role] = _examples(rows, split.place)
-    return Rankings(
-        opened.name, splits, (columns.query, columns.passages[0]), columns.label or "relevance", tuple(notes)
-    )
+    text_columns = (columns.query, columns.passages[0])
+    return Rankings(opened.name, splits, text_columns, columns.label or "relevance", tuple(notes))
 
 
-def keep_scored(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...]]:
-    """Keep the queries of a split that an order of their passages can be wrong for; with a note of the others.
+def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...]]:
+    """Keep the queries with a relevant passage and a less relevant one, and note how many are left out.
 
-    These have a relevant passage, and one that is less relevant. DataError where there is no such query.
+    Raises DataError if there are none.
     """
-    judged = _judged(table)
-    if judged.all():
-        return table, ()
-    queries, places = np.unique(table["query"].to_numpy(), return_inverse=True)
-    left = len(queries) - len(np.unique(places[judged]))
-    if left == len(queries):
-        raise DataError(
-            f"{place}: no query has both a relevant passage and one that is less so: no order can be scored. Give each "
-            "query several passages, with their relevance"
-        )
-    why = "none of their passages is more relevant than another"
-    return table.filter(pa.array(judged)), (f"{place}: {left:,} of {len(queries):,} queries are left out: {why}",)
-
-
-def check_learnable(table: pa.Table, place: str) -> None:
-    """Raise DataError where no query has passages of which one is to come first."""
-    if not _judged(table).any():
-        raise DataError(
-            f"{place}: no query has both a relevant passage and one that is less so: there is nothing to learn. Give "
-            "each query several passages, with their relevance"
-        )
-
-
-def _judged(table: pa.Table) -> NDArray[np.bool_]:
-    """Mark the rows of queries with a relevant passage, and one that is less relevant."""
     labels = table["label"].to_numpy()
-    _, places = np.unique(table["query"].to_numpy(), return_inverse=True)
-    highest, lowest = np.full(places.max() + 1, -np.inf), np.full(places.max() + 1, np.inf)
+    queries, places = np.unique(table["query"].to_numpy(), return_inverse=True)
+    highest, lowest = np.full(len(queries), -np.inf), np.full(len(queries), np.inf)
     np.maximum.at(highest, places, labels)
     np.minimum.at(lowest, places, labels)
-    return np.asarray(((highest > 0) & (highest > lowest))[places])
+    scorable = (highest > 0) & (highest > lowest)
+    if not scorable.any():
+        raise DataError(
+            f"{place}: no query has both a relevant passage and a less relevant one, so no order can be learned or "
+            "scored. Give each query several passages with their relevance."
+        )
+    if scorable.all():
+        return table, ()
+    note = (
+        f"{place}: left out {int((~scorable).sum()):,} of {len(queries):,} queries: none of their passages is more "
+        "relevant than another"
+    )
+    return table.filter(pa.array(scorable[places])), (note,)
 
 
-def _names_positives(path: Path) -> bool:
-    """Tell from the beginning of a table whether it has the columns query and positive, and none of a label's name."""
+def _has_positives(path: Path) -> bool:
+    """Check at the beginning of a table whether it has the columns query and positive, and no label."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         try:
             names = pq.read_schema(path).names
-        except (OSError, pa.ArrowInvalid):  # told where it is read
+        except (OSError, pa.ArrowInvalid):  # reading the file explains it
             return False
     elif suffix in (".jsonl", ".ndjson"):
         names = re.findall(r'"([\w -]+)"\s*:', head(path).partition("\n")[0])
@@ -169,25 +148,24 @@ def _names_positives(path: Path) -> bool:
 
 
 def _choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> _Columns:
-    """Choose the columns of a table, as asked or by their names. DataError where that cannot be told."""
+    """Choose the requested columns of a table, or those of usual names. Raises DataError if that fails."""
     found = {plain(name): name for name in reversed(split.columns)}
     schema.refuse_unknown(split, [*(text or ()), *([label] if label else [])])
     if text is not None and len(text) != 2:
-        raise DataError(f"{split.place}: a ranking has two columns of text, the query's and the passage's: name both.")
-    query = text[0] if text else next((found[name] for name in QUERIES if name in found), None)
+        raise DataError(f"{split.place}: a ranking has two text columns, of queries and of passages; name both.")
+    query, passage = text or (next((found[name] for name in QUERIES if name in found), None), None)
     if text is None and query and "positive" in found and label is None:
         negatives = tuple(name for name in split.columns if re.fullmatch(r"negative\d*", plain(name)))
         return _Columns(query, (found["positive"], *negatives), None, negatives)
-    passage = (
-        text[1] if text else next((found[name] for name in PASSAGES if name in found and found[name] != query), None)
-    )
-    label = label or next(
-        (found[name] for name in RELEVANCES if name in found and found[name] not in (query, passage)), None
-    )
+    if passage is None:
+        passage = next((found[name] for name in PASSAGES if name in found and found[name] != query), None)
+    if label is None:
+        others = (found[name] for name in RELEVANCES if name in found)
+        label = next((name for name in others if name not in (query, passage)), None)
     if query is None or passage is None or label is None:
-        lacking = "the query" if query is None else "the passage" if passage is None else "the relevance"
+        missing = "the query" if query is None else "the passage" if passage is None else "the relevance"
         raise DataError(
-            f"{split.place}: cannot tell which column is {lacking} of a ranking; expected query, passage and "
+            f"{split.place}: cannot tell which column is {missing} of a ranking; expected query, passage and "
             "relevance, or query, positive and negative. Name them with --text (twice) and --label. Its columns, with "
             f"an example each:\n{split.examples()}"
         )
@@ -195,95 +173,90 @@ def _choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> _
 
 
 def _rows(split: RawSplit, columns: _Columns) -> Iterator[Pair]:
-    """Yield the pairs of a table. DataError for an empty text, and for a relevance that is no number."""
+    """Yield the pairs of a table. DataError for an empty text, and for a relevance that is not a number."""
     names = (columns.query, *columns.passages, *([columns.label] if columns.label else []))
     schema.refuse_unknown(split, names)
     row = split.first - 1
     for batch in split.read(names):
         for query, *passages in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             row += 1
-            relevance = 1.0
+            place, relevance = f"{split.place}, row {row}", 1.0
             if columns.label:
-                relevance = _number(passages.pop(), f"{split.place}, row {row}", columns.label)
+                cell = passages.pop()
+                value = number(cell) if isinstance(cell, str) else None
+                if value is None or not abs(value) <= schema.LARGEST:
+                    raise DataError(
+                        f"{place}: {columns.label!r} is {cell!r}; expected the relevance of the passage, a number, 0 "
+                        "if it is irrelevant. Correct or remove the row."
+                    )
+                relevance = value
             if not isinstance(query, str) or not query.strip():
-                raise DataError(f"{split.place}, row {row}: the query {columns.query!r} is empty. Take the row out.")
+                raise DataError(f"{place}: the query {columns.query!r} is empty. Remove the row.")
             for name, cell in zip(columns.passages, passages, strict=True):
-                given = cell if isinstance(cell, list) else [cell] if cell is not None else []
-                if not (name in columns.negatives or any(each and each.strip() for each in given)):
-                    raise DataError(f"{split.place}, row {row}: the passage {name!r} is empty. Take the row out.")
-                for each in given:
-                    if each and each.strip():
-                        yield query.strip(), each.strip(), 0.0 if name in columns.negatives else relevance
-
-
-def _number(cell: object, place: str, name: str) -> float:
-    found = number(cell) if isinstance(cell, str) else None
-    if found is None or not abs(found) <= schema.LARGEST:
-        raise DataError(
-            f"{place}: {name!r} is {cell!r}; expected a number: the relevance of the passage, 0 where it is "
-            "irrelevant. Mend the row, or take it out."
-        )
-    return found
+                cells = [text.strip() for text in (cell if isinstance(cell, list) else [cell]) if text]
+                if name not in columns.negatives and not any(cells):
+                    raise DataError(f"{place}: the passage {name!r} is empty. Remove the row.")
+                for passage in filter(None, cells):
+                    yield query.strip(), passage, 0.0 if name in columns.negatives else relevance
 
 
 def _examples(pairs: Iterable[Pair], place: str) -> Examples:
-    """Gather the rows of each query, numbered as they come, each passage once."""
-    found: dict[str, dict[str, float]] = {}
-    twice = 0
+    """Gather the passages of each query, without duplicates; queries are numbered in their order."""
+    judged: dict[str, dict[str, float]] = {}
+    contradictions = 0
     for query, passage, relevance in pairs:
-        passages = found.setdefault(query, {})
-        twice += passage in passages and passages[passage] != relevance
+        passages = judged.setdefault(query, {})
+        contradictions += passage in passages and passages[passage] != relevance
         passages[passage] = max(relevance, passages.get(passage, relevance))
-    if not found:
-        raise DataError(f"{place}: there is no query in it; expected rows of a query, a passage and its relevance.")
+    if not judged:
+        raise DataError(f"{place}: has no query; expected rows of a query, a passage and its relevance.")
     rows = [
         (query, passage, relevance, n)
-        for n, (query, passages) in enumerate(found.items())
+        for n, (query, passages) in enumerate(judged.items())
         for passage, relevance in passages.items()
     ]
     table = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=_SCHEMA.names).cast(_SCHEMA)
-    notes = (
-        (f"{Path(place).name}: {twice:,} pairs come with different relevances: the highest counts",) if twice else ()
-    )
+    notes: tuple[str, ...] = ()
+    if contradictions:
+        notes = (f"{Path(place).name}: {contradictions:,} pairs occur with different relevances: the highest counts",)
     return Examples(table, table["query"].to_pylist(), notes)
 
 
-def _from_retrieval(found: Sequence[Retrieval], name: str, negatives: int) -> Rankings:
-    """Make rankings of what is judged of each query, and of what BM25 finds for it; the held-out share in groups of
-    the queries that one passage answers."""
+def _from_retrieval(sets: Sequence[Retrieval], name: str) -> Rankings:
+    """Rank what is judged for each query, and what BM25 finds for it; queries with the same best passage are held out
+    together."""
     splits: dict[Role, Examples] = {}
-    notes = [note for each in found for note in each.notes]
-    for each in found:
-        for role, judged in each.qrels.items():
-            corpus = list(each.corpus)
-            numbers = {passage: n for n, passage in enumerate(corpus)}
+    notes = [note for found in sets for note in found.notes]
+    for found in sets:
+        numbers = {passage: n for n, passage in enumerate(found.corpus)}
+        for role, judged in found.qrels.items():
             rows = [
-                (each.queries[q], each.corpus[p], score) for q, known in judged.items() for p, score in known.items()
+                (found.queries[q], found.corpus[p], score) for q, known in judged.items() for p, score in known.items()
             ]
-            drawn = _with_negatives(rows, negatives, list(each.corpus.values()))
-            examples = _examples(drawn, f"{each.name} [{role}]")
-            first = {each.queries[q]: numbers[max(known, key=known.__getitem__)] for q, known in judged.items()}
-            splits[role] = examples._replace(groups=[first[text] for text in examples.table["text"].to_pylist()])
+            ranked = _with_negatives(rows, list(found.corpus.values()))
+            examples = _examples(ranked, f"{found.name} [{role}]")
+            best = {found.queries[q]: numbers[max(known, key=known.__getitem__)] for q, known in judged.items()}
+            splits[role] = examples._replace(groups=[best[text] for text in examples.table["text"].to_pylist()])
     if "train" not in splits:
         given = ", ".join(sorted(splits))
         raise DataError(f"{name}: judgements of {given} but no training split; expected qrels/train.tsv.")
-    notes.append(f"besides what is judged, each query has the {negatives} passages that BM25 finds, as irrelevant ones")
+    notes.append(f"added to each query {NEGATIVES} passages without a judgement, found by BM25, as irrelevant ones")
     return Rankings(name, splits, ("query", "passage"), "relevance", tuple(notes))
 
 
-def _with_negatives(rows: Sequence[Pair], count: int, corpus: Sequence[str] | None = None) -> list[Pair]:
-    """Add for each query the `count` passages that BM25 ranks highest of those that it is not judged with."""
+def _with_negatives(rows: Sequence[Pair], corpus: Sequence[str] | None = None) -> list[Pair]:
+    """Add to each query the NEGATIVES passages that BM25 ranks highest among those without a judgement."""
     judged: dict[str, dict[str, float]] = {}
     for query, passage, relevance in rows:
         judged.setdefault(query, {})[passage] = relevance
-    if not count or not judged:
-        return list(rows)
+    if not judged:
+        return []
     texts = list(dict.fromkeys(corpus if corpus is not None else (passage for _, passage, _ in rows)))
     most = max(map(len, judged.values()))
-    found, _ = WordIndex.from_texts(texts).search(list(judged), count + most)
-    drawn: list[Pair] = []
+    found, _ = WordIndex.from_texts(texts).search(list(judged), NEGATIVES + most)
+    pairs: list[Pair] = []
     for (query, known), places in zip(judged.items(), found, strict=True):
-        drawn += [(query, passage, relevance) for passage, relevance in known.items()]
+        pairs += [(query, passage, relevance) for passage, relevance in known.items()]
         others = [texts[n] for n in places if texts[n] not in known]
-        drawn += [(query, passage, 0.0) for passage in others[:count]]
-    return drawn
+        pairs += [(query, passage, 0.0) for passage in others[:NEGATIVES]]
+    return pairs

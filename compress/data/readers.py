@@ -1,17 +1,15 @@
-"""Open files and tables as splits not yet read: named columns of cells, which stream as Arrow batches.
+"""Open files and tables as splits that are not yet read: named columns of cells, streamed as Arrow batches.
 
-A cell is a string, a list of strings, or None where the source has nothing: labels keep the source's own spelling
-until every split has been seen, so that "1", 1 and 1.0 can be told from a word, whatever the file format. The fields of
-an object are columns of their own: `answers.text`.
+A cell is a string, a list of strings, or None: labels keep the source's spelling until every split is known, so that
+"1", 1 and 1.0 can be told from a word in every file format. The fields of an object are columns: `answers.text`.
 
-Stated rules. A csv file is quoted as RFC 4180 says. A tsv or txt file is read without quoting unless all quotation
-marks of its first rows wrap whole fields, and the file or a sibling needs it so: a field with a doubled mark, a tab
-or a line end inside, or a wrapped field in every row. A first row is a header when it has the name of a column that
-the user asked for; or when no cell of it comes again in its column and a sibling starts with the same row; or when a
-known column name in it never comes again; or when a column below a word holds only numbers, or only values that
-recur. Lines of a txt file without tabs are divided where each begins with fastText's `__label__`, or ends in a value
-that recurs behind its only semicolon. A file without a header takes the names of a sibling of the same width; else
-its columns are numbered from 1.
+Stated rules. A csv file is quoted as in RFC 4180. A tsv or txt file is read without quoting unless all quotation marks
+of its first rows wrap whole fields, and it or a sibling needs quoting: a field contains a doubled mark, a tab or a line
+end, or every row has a wrapped field. A first row is a header if it has the name of a requested column; or if none of
+its cells recurs in its column and a sibling starts with the same row; or if a usual column name in it never recurs; or
+if a column below a word has only numbers, or only values that recur. Lines of a txt file without tabs are split if all
+start with fastText's `__label__`, or if each ends in a recurring value after its only semicolon. A file without a
+header takes the column names of a sibling of the same width; else its columns are numbered from 1.
 """
 
 from __future__ import annotations
@@ -57,25 +55,25 @@ Cell = str | list[str | None] | None
 Item = TypeVar("Item")
 
 SHOWN: Final = 40
-"""Columns that a message lists."""
+"""Columns listed in a message."""
 SAMPLE_ROWS: Final = 1000
 SAMPLE_CHARACTERS: Final = 4_000_000
 BATCH_ROWS: Final = 10_000
 BATCH_CHARACTERS: Final = 16_000_000
 LARGEST_LIST: Final = 64 * 2**20
-"""Bytes of a json list, which is read as a whole: as objects it takes up to twenty times as much."""
+"""Bytes of a json list, which is read as a whole and takes up to twenty times as much memory."""
 
 
 @dataclass(frozen=True)
 class RawSplit:
-    """Describe a split not yet read.
+    """Describe a split that is not yet read.
 
-    place    how messages call it: a file name, or a hub data set and split
-    columns  the source's column names; numbers from "1" where it has none
-    sample   the first rows' cells, by column: what detection may look at
-    read     streams the chosen columns as batches of strings, or of lists of strings where the sample has lists
-    classes  class names the source declares for a column, in the order of their ids
-    first    the number of its first row, as messages count: 2 where a header comes before it
+    place    its name in messages: a file, or a hub data set and split
+    columns  the source's column names; numbers from "1" if it has none
+    sample   the cells of the first rows, by column, for detection
+    read     streams the given columns as batches of strings, or of lists of strings if the sample has lists
+    classes  the class names that the source declares for a column, in the order of their ids
+    first    the number of its first row in messages: 2 after a header
     """
 
     place: str
@@ -89,17 +87,17 @@ class RawSplit:
 
     @property
     def name(self) -> str:
-        """Return the last part of the place, by which notes call the split."""
+        """Return the last part of the place, for notes."""
         return Path(self.place).name
 
     def examples(self) -> str:
-        """List the columns with an example each, one a line: for messages that ask the user to choose."""
-        shown = []
+        """List the columns with an example each, one per line, for messages that ask the user to choose."""
+        listed = []
         for name in self.columns[:SHOWN]:
             text = repr(next((cell for cell in self.sample[name] if cell), ""))
-            shown.append(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}")
+            listed.append(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}")
         more = len(self.columns) - SHOWN
-        return "\n".join([*shown, *([f"  and {more:,} more"] if more > 0 else [])])
+        return "\n".join([*listed, *([f"  and {more:,} more"] if more > 0 else [])])
 
     def has_lists(self, column: str) -> bool:
         return any(isinstance(cell, list) for cell in self.sample[column])
@@ -108,7 +106,7 @@ class RawSplit:
 def chunks(
     rows: Iterable[Item], size: Callable[[Item], int], most_rows: int, most_characters: int
 ) -> Iterator[list[Item]]:
-    """Yield rows in lists, bounded in rows and in the characters that `size` tells of one."""
+    """Yield lists of rows, bounded in number and in characters; `size` counts the characters of a row."""
     chunk: list[Item] = []
     total = 0
     for row in rows:
@@ -121,12 +119,12 @@ def chunks(
         yield chunk
 
 
-def _sample(rows: Iterable[Item], size: Callable[[Item], int]) -> list[Item]:
+def _first_rows(rows: Iterable[Item], size: Callable[[Item], int]) -> list[Item]:
     return next(chunks(rows, size, SAMPLE_ROWS, SAMPLE_CHARACTERS), [])
 
 
 def _characters(cells: Iterable[Any]) -> int:
-    """Tell about how much memory cells take, in characters: each is at least one, however empty."""
+    """Estimate the memory of cells in characters; an empty cell counts as one."""
     total = 0
     for cell in cells:
         total += 1 + len(cell) if isinstance(cell, str) else _characters(cell) if isinstance(cell, list) else 1
@@ -136,24 +134,24 @@ def _characters(cells: Iterable[Any]) -> int:
 def _batches(
     rows: Iterable[Sequence[Cell]], names: Sequence[str], sample: Mapping[str, Sequence[Cell]], place: str, first: int
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows of the named columns as Arrow batches. DataError for a list among texts, and a text among lists."""
+    """Write rows of the named columns as Arrow batches. DataError for columns that mix texts and lists."""
     wrong = [str if any(isinstance(cell, list) for cell in sample[name]) else list for name in names]
-    types = [pa.list_(pa.string()) if each is str else pa.string() for each in wrong]
+    types = [pa.list_(pa.string()) if refused is str else pa.string() for refused in wrong]
     for chunk in chunks(rows, _characters, BATCH_ROWS, BATCH_CHARACTERS):
         for row in chunk:
             if any(map(isinstance, row, wrong)):
                 raise DataError(
-                    f"{place}, row {first}: a cell is a list where other rows have text, or text where they have a "
-                    "list. Write every row of a column the same way."
+                    f"{place}, row {first}: a column has both lists and texts. Write every row of a column the same "
+                    "way."
                 )
             first += 1
         columns = zip(*chunk, strict=True)
-        yield pa.record_batch([pa.array(each, kind) for each, kind in zip(columns, types, strict=True)], list(names))
+        yield pa.record_batch([pa.array(cells, kind) for cells, kind in zip(columns, types, strict=True)], list(names))
 
 
 FASTTEXT: Final = "__label__"
 SHOWN_LINES: Final = 100
-"""Lines that tell how a txt file is divided."""
+"""Lines from which the delimiter of a txt file is detected."""
 HEADER_CELL = 64
 RECURRING_ROWS = 20
 
@@ -164,7 +162,7 @@ _WRAPPED = re.compile(r'"([^"]*(?:""[^"]*)*)"')
 
 @dataclass(frozen=True)
 class Look:
-    """Hold what the first rows of a file show."""
+    """Hold the first rows of a file and how they were read."""
 
     path: Path
     delimiter: str
@@ -175,12 +173,12 @@ class Look:
 class Header(NamedTuple):
     names: tuple[str, ...]
     own: bool
-    """True where the file's first row is the header."""
+    """True if it is the file's first row."""
     note: str | None = None
 
 
 def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSplit]:
-    """Open the delimited files of one folder; `named` are the columns the user asks for, if any."""
+    """Open the delimited files of one folder; `named` are the requested columns, if any."""
     heads = {path: _head(path) for path in paths if path.suffix.lower() != ".csv"}
     clean = {path for path, head in heads.items() if _CLEAN.fullmatch(head)}
     proven = any(_needs_quoting(heads[path]) for path in clean)
@@ -193,17 +191,17 @@ def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSpl
 
 
 def _head(path: Path) -> str:
-    """Read the first lines, without those of a quoted field that the cut goes through."""
-    first = _sample(lines(path), len)
+    """Read the first lines, up to the last complete quoted field."""
+    first = _first_rows(lines(path), len)
     odd = sum(line.count('"') for line in first) % 2
     while odd and len(first) > 1:
         odd -= first.pop().count('"') % 2
     return "".join(first)
 
 
-def _needs_quoting(head: str) -> bool:
-    fields = [match[1] for match in _WRAPPED.finditer(head)]
-    return any(re.search(r'""|[\t\n]', field) for field in fields) or len(fields) >= head.count("\n") > 1
+def _needs_quoting(first_lines: str) -> bool:
+    fields = [match[1] for match in _WRAPPED.finditer(first_lines)]
+    return any(re.search(r'""|[\t\n]', field) for field in fields) or len(fields) >= first_lines.count("\n") > 1
 
 
 def _look(path: Path, *, quoted: bool) -> Look:
@@ -214,14 +212,18 @@ def _look(path: Path, *, quoted: bool) -> Look:
         start = next(lines(path), "")
         delimiter = next((mark for mark in ",\t;" if mark in start), ",")
     look = Look(path, delimiter, quoted, ())
-    rows = [cells for _, cells in _sample(_rows(look), lambda row: _characters(row[1]))]
+    rows = [cells for _, cells in _first_rows(_rows(look), lambda row: _characters(row[1]))]
     if not rows:
-        raise DataError(f"{path} is empty: it needs rows of a text and a label.")
+        raise _empty(path)
     return replace(look, rows=rows)
 
 
+def _empty(place: object, what: str = "is empty") -> DataError:
+    return DataError(f"{place} {what}; expected rows of a text and a label.")
+
+
 def delimiter_of(first: Sequence[str]) -> str:
-    """Tell what divides the first lines of a txt file: a tab, a semicolon, FASTTEXT; "" where they are whole texts."""
+    """Detect the delimiter of a txt file from its first lines: a tab, a semicolon, FASTTEXT, or "" for whole texts."""
     if any("\t" in line for line in first):
         return "\t"
     if first and all(line.startswith(FASTTEXT) for line in first):
@@ -232,7 +234,7 @@ def delimiter_of(first: Sequence[str]) -> str:
 
 
 def _split_line(text: str, delimiter: str) -> list[str]:
-    """Divide a line into its cells; of fastText into the text and its labels, which a `|` joins."""
+    """Split a line into its cells; for fastText, into the text and its labels joined by `|`."""
     if delimiter != FASTTEXT:
         return text.split(delimiter)
     words = text.split(" ")
@@ -241,16 +243,16 @@ def _split_line(text: str, delimiter: str) -> list[str]:
 
 
 def _rows(look: Look) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of every row that is not blank, with the number of the line it starts on."""
+    """Yield the number of the first line, and the cells, of every row that is not blank."""
     if not look.quoted:
         for number, text in enumerate(lines(look.path), start=1):
             if row := text.rstrip("\r\n"):
                 yield number, _split_line(row, look.delimiter)
         return
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # one setting per process; we only raise it
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # global, so only ever raised
     line, size = 1, 0
 
-    def fed() -> Iterator[str]:
+    def counted_lines() -> Iterator[str]:
         nonlocal size
         for text in lines(look.path, newline=""):
             size += len(text)
@@ -258,7 +260,7 @@ def _rows(look: Look) -> Iterator[tuple[int, list[str]]]:
                 raise csv.Error(f"more than {LONGEST:,} characters")
             yield text
 
-    reader = csv.reader(fed(), delimiter=look.delimiter, strict=True)
+    reader = csv.reader(counted_lines(), delimiter=look.delimiter, strict=True)
     try:
         for cells in reader:
             if cells:
@@ -290,7 +292,7 @@ def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header |
 
 
 def _is_title(cell: str, below: Sequence[str]) -> bool:
-    """Tell whether a column's first cell can only be its title: a word over numbers, or over values that all recur."""
+    """Check whether the first cell can only be the column's title: a word above numbers, or above values that recur."""
     if not cell.strip() or number(cell) is not None or len(below) < 3:
         return False
     if all(number(value) is not None for value in below):
@@ -299,7 +301,7 @@ def _is_title(cell: str, below: Sequence[str]) -> bool:
 
 
 def _borrow_header(look: Look, headers: Mapping[Path, Header | None]) -> Header | None:
-    """Take the header of a sibling of the same width."""
+    """Return the header of a sibling of the same width, if any."""
     for sibling, header in headers.items():
         if header and len(header.names) == len(look.rows[0]):
             note = f"{look.path.name} has no header: its columns are those of {sibling.name}"
@@ -311,12 +313,12 @@ def _read_delimited(look: Look, header: Header | None, named: Sequence[str]) -> 
     place = str(look.path)
     names = header.names if header else tuple(str(n + 1) for n in range(min(len(row) for row in look.rows)))
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{place}: the header names {', '.join(map(repr, twice))} more than once: rename one of them.")
+        raise DataError(f"{place}: the header names {', '.join(map(repr, twice))} more than once; rename one of them.")
     skip = int(header is not None and header.own)
     body = look.rows[skip:]
     if not body:
-        raise DataError(f"{place} has a header and no rows: it needs rows of a text and a label.")
-    # Who names columns by number has looked at them: cells after the last one asked for are theirs to ignore.
+        raise _empty(place, "has a header but no rows")
+    # Users who name columns by number know the file: cells after the last named one are ignored.
     lenient = header is None and bool(named)
     sample = {name: [row[n] if n < len(row) else None for row in body] for n, name in enumerate(names)}
 
@@ -330,7 +332,7 @@ def _read_delimited(look: Look, header: Header | None, named: Sequence[str]) -> 
                     raise DataError(
                         f"{place}, line {line}: {len(row)} cells, not {'at least ' if lenient else ''}{expected} as "
                         f"expected (separated by {look.delimiter!r}, {'with' if look.quoted else 'without'} quoting). "
-                        f"Mend the row that begins {row[0][:40]!r}."
+                        f"Correct the row that begins {row[0][:40]!r}."
                     )
                 yield [row[at] for at in places]
 
@@ -338,7 +340,7 @@ def _read_delimited(look: Look, header: Header | None, named: Sequence[str]) -> 
 
     notes = [header.note] if header and header.note else []
     if lenient and any(len(row) > len(names) for row in body):
-        notes.append(f"{look.path.name}: some rows have more than {len(names)} cells; the rest is ignored")
+        notes.append(f"{look.path.name}: some rows have more than {len(names)} cells, the rest is ignored")
     return RawSplit(place, names, sample, read, first=1 + skip, headerless=header is None, notes=tuple(notes))
 
 
@@ -346,14 +348,14 @@ Record = Mapping[str, Any]
 
 
 def open_file(path: Path) -> RawSplit:
-    """Open a jsonl, json or parquet file, or a folder of classes. A json list is read whole; the others stream."""
+    """Open a jsonl, json or parquet file, or a folder of classes. All but a json list are streamed."""
     place = str(path)
     if path.is_dir():
 
         def texts() -> Iterator[Record]:
-            for each in class_folders(path):
-                for file in sorted(each.glob("*.txt")):
-                    yield {"text": whole(file, "Leave the text out."), "label": each.name}
+            for folder in class_folders(path):
+                for file in sorted(folder.glob("*.txt")):
+                    yield {"text": whole(file, "Remove it."), "label": folder.name}
 
         return from_records(place, texts)
     if path.suffix.lower() == ".parquet":
@@ -361,23 +363,23 @@ def open_file(path: Path) -> RawSplit:
     if path.suffix.lower() == ".json" and head(path).lstrip().startswith("["):
 
         def items() -> Iterator[Record]:
-            remedy = f"Write one object a line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl"
+            remedy = f"Write one object per line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl"
             for at, item in enumerate(parse_json(whole(path, remedy, LARGEST_LIST), place), start=1):
                 yield json_object(item, f"{place}, item {at}")
 
         return from_records(place, items)
-    expected = f" Expected one object a line{', or a list of objects' if path.suffix.lower() == '.json' else ''}."
+    expected = f" Expected one object per line{', or a list of objects' if path.suffix.lower() == '.json' else ''}."
     return from_records(place, lambda: (row for _, row in json_objects(lines(path), place, expected)))
 
 
 def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSplit:
-    """Make a split of mappings of column name to value; `records` is called anew for every reading."""
-    shown = _sample(map(_flat, records()), lambda record: _characters(record.values()))
-    if not shown:
-        raise DataError(f"{place} is empty: it needs rows of a text and a label.")
-    nested = {name for record in shown for name, value in record.items() if _is_nested(value)}
-    columns = tuple(dict.fromkeys(name for record in shown for name in record if name not in nested))
-    sample = {name: [_cell(record.get(name), place) for record in shown] for name in columns}
+    """Make a split of mappings from column names to values; every reading calls `records` again."""
+    first = _first_rows(map(_flat, records()), lambda record: _characters(record.values()))
+    if not first:
+        raise _empty(place)
+    nested = {name for record in first for name, value in record.items() if _is_nested(value)}
+    columns = tuple(dict.fromkeys(name for record in first for name in record if name not in nested))
+    sample = {name: [_cell(record.get(name), place) for record in first] for name in columns}
 
     def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         rows = (
@@ -390,12 +392,13 @@ def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSpli
 
 
 def _flat(record: Record) -> Record:
-    """Put the fields of objects in the place of the objects: {"a": {"b": 1}} -> {"a.b": 1}."""
+    """Replace objects by their fields: {"a": {"b": 1}} -> {"a.b": 1}."""
     if not any(isinstance(value, dict) for value in record.values()):
         return record
-    fields = ({f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-              for name, value in record.items())  # fmt: skip
-    return {name: value for each in fields for name, value in each.items()}
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        flat |= {f"{name}.{key}": field for key, field in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _is_nested(value: object) -> bool:
@@ -411,7 +414,7 @@ def _cell(value: object, place: str) -> Cell:
         return repr(value)
     if isinstance(value, list) and not _is_nested(value):
         return [None if item is None else str(_cell(item, place)) for item in value]
-    raise DataError(f"{place}: {type(value).__name__} found, where text, a number or a list of these was expected.")
+    raise DataError(f"{place}: expected text, a number or a list of these, found {type(value).__name__}.")
 
 
 def _parquet(path: Path) -> RawSplit:
@@ -419,12 +422,14 @@ def _parquet(path: Path) -> RawSplit:
         refuse_special(path)
     with _decoding(path):
         types = pq.read_schema(path)
-        texts = [each.name for each in types if pa.types.is_string(each.type) or pa.types.is_large_string(each.type)]
-        # A text that many rows share is held once: written out for each of them, a small file may take any memory.
+        texts = [
+            field.name for field in types if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ]
+        # A text that many rows share stays in memory once, or a small file could take any amount of it.
         file = pq.ParquetFile(path, read_dictionary=texts)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-        if any(each.total_uncompressed_size > limit_unpacked(each.total_compressed_size) for each in parts):
+        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+        if any(chunk.total_uncompressed_size > limit_unpacked(chunk.total_compressed_size) for chunk in chunks):
             raise DataError(f"{path}: {TOO_EXPANSIVE}")
         mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
         rows_at_once = max(1, min(BATCH_ROWS, BATCH_CHARACTERS // max(1, mean)))
@@ -438,12 +443,12 @@ def _parquet(path: Path) -> RawSplit:
                 row += len(batch)
 
     classes: Mapping[str, tuple[str, ...]] = {}
-    if b"huggingface" in (file.schema_arrow.metadata or {}):  # `datasets` wrote it, with the names of its classes
+    if b"huggingface" in (file.schema_arrow.metadata or {}):  # written by `datasets`, with class names
         from datasets import Features
 
         try:
             classes = _classes(Features.from_arrow_schema(file.schema_arrow))
-        except Exception as error:  # damaged JSON there raises whatever `datasets` happens to do with it
+        except Exception as error:  # `datasets` raises anything for damaged JSON
             raise DataError(f"{path}: its metadata is damaged: {type(error).__name__}: {error}") from error
     return _read_typed(str(path), file.schema_arrow, stream, classes)
 
@@ -453,11 +458,13 @@ def _decoding(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a parquet file, or a damaged one: {error}. Write or fetch it again.") from error
+        raise DataError(
+            f"{path}: not a parquet file, or a damaged one: {error}. Write or download it again."
+        ) from error
 
 
 def _bound(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
-    """Slice rows so that they stay small where each has its own copy of its texts. DataError for a cell too long."""
+    """Slice rows so that they stay small when each has its own copy of its texts. DataError for too long a cell."""
     sizes = np.zeros(len(batch), np.int64)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type):
@@ -473,7 +480,7 @@ def _bound(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
 
 
 def from_dataset(place: str, split: Dataset) -> RawSplit:
-    """Make a split of one that `datasets` has loaded, read from its memory-mapped table."""
+    """Make a split of a Dataset, read from its memory-mapped table."""
 
     def stream(columns: list[str]) -> Iterator[pa.Table]:
         yield from split.select_columns(columns).with_format("arrow").iter(BATCH_ROWS)
@@ -482,7 +489,7 @@ def from_dataset(place: str, split: Dataset) -> RawSplit:
 
 
 def _classes(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return class names by column, for class ids and lists of class ids."""
+    """Return the class names of columns of class ids, or of lists of them."""
     inner = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
     return {name: tuple(feature.names) for name, feature in inner.items() if hasattr(feature, "names")}
 
@@ -494,8 +501,10 @@ def _read_typed(
     classes: Mapping[str, tuple[str, ...]],
 ) -> RawSplit:
     if len(set(schema.names)) < len(schema.names):
-        raise DataError(f"{place}: has several columns of one name among {', '.join(schema.names)}: rename one.")
-    roots = {each.name: column.name for column in schema for each in _fields(column) if _is_readable(each.type)}
+        raise DataError(f"{place}: has several columns of the same name among {', '.join(schema.names)}; rename one.")
+    # the fields of objects are named as by `Table.flatten`
+    fields = ((f, root.name) for root in schema for f in (root.flatten() if pa.types.is_struct(root.type) else [root]))
+    roots = {field.name: root for field, root in fields if _is_readable(field.type)}
     columns = tuple(roots)
 
     def flat(wanted: Sequence[str]) -> Iterator[pa.Table]:
@@ -509,7 +518,7 @@ def _read_typed(
 
     first = next(flat(columns), None) if columns else None
     if first is None or not first.num_rows:
-        raise DataError(f"{place} is empty: it needs rows of a text and a label.")
+        raise _empty(place)
     sample = {name: cells(first.slice(0, SAMPLE_ROWS), name).to_pylist() for name in columns}
 
     def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -519,13 +528,8 @@ def _read_typed(
     return RawSplit(place, columns, sample, read, classes)
 
 
-def _fields(column: pa.Field) -> Sequence[pa.Field]:
-    """Return the fields of a column of objects, as `Table.flatten` names them; of others, the column."""
-    return column.flatten() if pa.types.is_struct(column.type) else [column]
-
-
 def _is_readable(kind: pa.DataType) -> bool:
-    """Tell whether a column holds text, numbers, or lists of these."""
+    """Check whether a column has text, numbers, or lists of these."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return not pa.types.is_nested(kind.value_type) and _is_readable(kind.value_type)
     if pa.types.is_dictionary(kind):
@@ -536,7 +540,7 @@ def _is_readable(kind: pa.DataType) -> bool:
 
 
 def _cells(column: pa.ChunkedArray, names: tuple[str, ...] | None) -> pa.ChunkedArray:
-    """Turn a typed Arrow column into cells: class ids into `names` (-1: no label, null), numbers into decimals."""
+    """Turn a typed Arrow column into cells: class ids become `names` (null for -1, no label), numbers decimals."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not pa.types.is_nested(column.type):

@@ -1,15 +1,15 @@
-"""Turn the labels that a source spells into what a model is trained on: class ids, numbers, or a 0/1 vector.
+"""Turn the labels of a source into what a model is trained on: class ids, numbers, or 0/1 vectors.
 
-Stated rules. Several label columns, lists, or strings with `|` are multilabel; strings with commas are when their
-parts are fewer than their wholes ("a,b", "a", "b": two classes, not three). Numbers are regression as soon as one of
+Stated rules. Several label columns, lists, or strings with `|` are multilabel; strings with commas are if they have
+fewer distinct parts than distinct values ("a,b", "a", "b": two classes, not three). Numbers are regression if one of
 them has a fraction, else classes. Words are classes. Classes that the source declares keep its order; others are
-sorted, numbers by value. An empty cell or `nan` is a missing label, except in multilabel strings: no class applies.
+sorted, numbers by value. An empty cell or `nan` is a missing label, but in multilabel strings it means no class.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -51,17 +51,17 @@ _KNOWN: Final = frozenset((*SINGLES, *LABELS, *(name for pair in PAIRS for name 
 
 
 def plain(name: str) -> str:
-    """Strip a column name of case, spaces, dashes and underscores: how names are compared."""
+    """Normalise a column name for comparison: without case, spaces, dashes and underscores."""
     return re.sub(r"[\s_\-]+", "", name.lower())
 
 
 def is_known(name: str) -> bool:
-    """Tell whether a column of this name is often a text or a label."""
+    """Check whether this is a usual name of a text or label column."""
     return plain(name) in _KNOWN
 
 
 def number(cell: str) -> float | None:
-    """Read the number a cell spells, NaN and the infinities included; None where it spells none."""
+    """Parse a cell as a number, which may be NaN or infinite; None if it is not one."""
     try:
         return float(cell) if "_" not in cell else None
     except ValueError:
@@ -69,33 +69,30 @@ def number(cell: str) -> float | None:
 
 
 MANY_CLASSES: Final = 20
-"""More classes than this must recur: at least two rows each on average, or the column is no label."""
+"""More classes than this must have at least two rows each on average, or the column is not a label."""
 MOST_CLASSES: Final = 10_000
 MOST_FLAGS: Final = 2**28
-"""Rows times classes of a multilabel split, which has a number for each: one gigabyte."""
+"""Rows times classes of a multilabel split, each of which takes four bytes: one gigabyte."""
 LARGEST: Final = float(np.finfo(np.float32).max)
 LARGEST_EXACT: Final = 2.0**53
-"""Whole numbers beyond are not told apart as floats, and stay as they are spelled."""
+"""Larger whole numbers are not exact as floats, and are kept as strings."""
 
-ADDED: Final = "Mend these labels, or give the training split rows of theirs."
-"""The remedy for labels that the training split lacks."""
 _BLANK: Final = pa.array(["", "nan", "-1", "-1.0"])
 _TRUE: Final = pa.array(["1", "1.0", "true"])
 _FLAGS: Final = pa.array(["0", "0.0", "false", *_TRUE.to_pylist()])
 
 
-def at(numbers: Sequence[int], total: int | None = None) -> str:
-    """Say where rows are, `rows 3, 7, 12`, the first five of them named."""
-    count = len(numbers) if total is None else total
-    more = f" and {count - 5} more" if count > 5 else ""
-    return f"row{'s' if count > 1 else ''} {', '.join(map(str, numbers[:5]))}{more}"
+def list_rows(numbers: Sequence[int], total: int) -> str:
+    """List the first five of `total` rows: `rows 3, 7, 12`."""
+    more = f" and {total - 5} more" if total > 5 else ""
+    return f"row{'s' if total > 1 else ''} {', '.join(map(str, numbers[:5]))}{more}"
 
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """Hold the labels of a split as its source spells them: trimmed strings or lists of them, null where it has none.
+    """Hold the labels of a split as in its source: trimmed strings or lists of them, null for a missing label.
 
-    first  the number of the first row, as messages count
+    first  the number of the first row in messages
     """
 
     place: str
@@ -103,28 +100,28 @@ class LabelColumn:
     first: int
 
     @property
-    def of_lists(self) -> bool:
+    def has_lists(self) -> bool:
         return pa.types.is_list(self.cells.type)
 
-    def at(self, mask: pa.ChunkedArray | NDArray[np.bool_]) -> str:
-        """Say where the rows in the mask are."""
+    def list_rows(self, mask: pa.ChunkedArray | NDArray[np.bool_]) -> str:
+        """List the rows in the mask."""
         rows = np.flatnonzero(np.asarray(mask)) + self.first
-        return at(rows[:5].tolist(), len(rows))
+        return list_rows(rows[:5].tolist(), len(rows))
 
     def parts(self, separator: str | None) -> pa.ChunkedArray:
-        """Return the labels of each row as a list; `separator` is what divides them in strings."""
+        """Return the labels of each row as a list; `separator` splits them if they are strings."""
         return pc.split_pattern(pc.fill_null(self.cells, ""), separator) if separator else self.cells
 
     def refuse_missing(self) -> None:
-        """Raise DataError where a row has no label."""
+        """Raise DataError if a row has no label."""
         if count := self.cells.null_count:
             raise DataError(
-                f"{self.place}: {count} of {len(self.cells)} rows have no label ({self.at(pc.is_null(self.cells))}). "
-                "Label these rows or take them out."
+                f"{self.place}: {count} of {len(self.cells)} rows have no label "
+                f"({self.list_rows(pc.is_null(self.cells))}). Label or remove these rows."
             )
 
     def refuse_many(self, values: Sequence[str], most: int) -> None:
-        """Raise DataError for more classes than labels have: hardly any recurs, or memory does not hold them."""
+        """Raise DataError for too many classes."""
         if len(values) > most:
             raise DataError(
                 f"{self.place}: the label column has {len(values)} different values in {len(self.cells)} rows, "
@@ -133,35 +130,37 @@ class LabelColumn:
 
 
 def label_column(split: RawSplit, names: Sequence[str], columns: Sequence[pa.ChunkedArray]) -> LabelColumn:
-    """Take one column of a split, or several of 0 and 1 as lists of the names of those that are 1.
+    """Take one label column of a split, or join several of 0 and 1 into lists of the names of those that are 1.
 
-    Rows whose flags are all blank have no label. DataError for any other flag than 0 and 1.
+    A row whose flags are all blank has no label. DataError for flags other than 0 and 1.
     """
     if len(names) == 1 and pa.types.is_list(columns[0].type):
         return LabelColumn(split.place, columns[0], split.first)
-    plain = [pc.utf8_trim_whitespace(column) for column in columns]
+    trimmed = [pc.utf8_trim_whitespace(column) for column in columns]
     if len(names) == 1:
-        blank = pc.is_in(pc.utf8_lower(plain[0]), value_set=_BLANK.slice(0, 2))
-        return LabelColumn(split.place, pc.if_else(blank, None, plain[0]), split.first)
-    plain = [pc.fill_null(pc.utf8_lower(column), "") for column in plain]
-    blank = np.all([np.asarray(pc.is_in(column, value_set=_BLANK)) for column in plain], axis=0)
-    flags = np.stack([np.asarray(pc.is_in(column, value_set=_TRUE)) for column in plain], axis=1)
+        blank = pc.is_in(pc.utf8_lower(trimmed[0]), value_set=_BLANK.slice(0, 2))
+        return LabelColumn(split.place, pc.if_else(blank, None, trimmed[0]), split.first)
+    trimmed = [pc.fill_null(pc.utf8_lower(column), "") for column in trimmed]
+    blank = np.all([np.asarray(pc.is_in(column, value_set=_BLANK)) for column in trimmed], axis=0)
+    flags = np.stack([np.asarray(pc.is_in(column, value_set=_TRUE)) for column in trimmed], axis=1)
     offsets = pa.array(np.concatenate([[0], np.cumsum(flags.sum(axis=1))]), pa.int32())
     values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))
     cells = pa.chunked_array([pa.ListArray.from_arrays(offsets, values, mask=pa.array(blank))])
     labels = LabelColumn(split.place, cells, split.first)
-    for name, column in zip(names, plain, strict=True):
-        strange = ~np.asarray(pc.is_in(column, value_set=_FLAGS)) & ~blank
-        if strange.any():
-            value = column[int(strange.argmax())].as_py()
-            where = f"{split.place}, {labels.at(strange)}"
-            raise DataError(f"{where}: {value!r} in {name!r}; one of several label columns holds 0 or 1.")
+    for name, column in zip(names, trimmed, strict=True):
+        invalid = ~np.asarray(pc.is_in(column, value_set=_FLAGS)) & ~blank
+        if invalid.any():
+            value = column[int(invalid.argmax())].as_py()
+            raise DataError(
+                f"{split.place}, {labels.list_rows(invalid)}: {value!r} in {name!r}; expected 0 or 1, as it is one of "
+                "several label columns."
+            )
     return labels
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Describe how the labels of a task are spelled: `separator` splits multilabel strings, None for lists."""
+    """Describe how the labels of a task are written: `separator` splits multilabel strings, None for lists."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -173,25 +172,24 @@ class Coding:
 
 
 def learn(labels: LabelColumn, kind: Kind | None, declared: Sequence[str] | None) -> Coding:
-    """Learn the coding that the training labels call for. DataError for labels that are missing, or are no task."""
-    if labels.of_lists or declared:
-        only: Kind = "multilabel" if labels.of_lists else "classification"
+    """Determine the coding of the training labels. DataError for missing labels, and for labels of no task."""
+    if labels.has_lists or declared:
+        only: Kind = "multilabel" if labels.has_lists else "classification"
         if kind not in {None, only}:
-            raise DataError(f"{labels.place}: its label column makes the task {only}, but {kind} was asked for.")
-        names = tuple(declared) if declared else _distinct(labels.parts(None))
-        if labels.of_lists:
-            labels.refuse_many(names, min(MOST_CLASSES, MOST_FLAGS // max(1, len(labels.cells))))
-        return Coding(only, names)
-    values = pc.unique(labels.cells.drop_null()).to_pylist()
+            raise DataError(f"{labels.place}: the kind {kind} was requested, but its label column makes it {only}.")
+        if not labels.has_lists:
+            return Coding(only, tuple(declared or ()))
+    values = [] if labels.has_lists else pc.unique(labels.cells.drop_null()).to_pylist()
     separator = None
-    if kind in {None, "multilabel"}:
+    if not labels.has_lists and kind in {None, "multilabel"}:
         parts = {part.strip() for value in values for part in value.split(",")}
         if any("|" in value for value in values):
             separator = "|"
         elif kind or (len(parts) < len(values) and all(number(value) is None for value in values)):
             separator = ","
-    if separator:
-        names = _distinct(labels.parts(separator))
+    if labels.has_lists or separator:
+        flat = pc.utf8_trim_whitespace(pc.list_flatten(labels.parts(separator)))
+        names = tuple(declared) if declared else _sort({part for part in pc.unique(flat).to_pylist() if part})
         labels.refuse_many(names, min(MOST_CLASSES, MOST_FLAGS // max(1, len(labels.cells))))
         return Coding("multilabel", names, separator)
     kind = kind or _number_or_class(labels, values)
@@ -199,45 +197,41 @@ def learn(labels: LabelColumn, kind: Kind | None, declared: Sequence[str] | None
     if kind == "regression":
         return Coding(kind, ())
     labels.refuse_many(values, min(MOST_CLASSES, max(MANY_CLASSES, len(labels.cells) // 2)))
-    return Coding(kind, _in_order({_class_name(value) for value in values}))
+    return Coding(kind, _sort({_class_name(value) for value in values}))
 
 
 def _class_name(value: str) -> str:
-    """Name a class: a whole number without its decimals, so that 1 and 1.0 are one class."""
-    found = number(value)
-    exact = found is not None and found.is_integer() and abs(found) <= LARGEST_EXACT
-    return str(int(found)) if found is not None and exact else value
+    """Name a class: whole numbers without decimals, so that 1 and 1.0 are the same class."""
+    parsed = number(value)
+    if parsed is None or not parsed.is_integer() or abs(parsed) > LARGEST_EXACT:
+        return value
+    return str(int(parsed))
 
 
-def _distinct(lists: pa.ChunkedArray) -> tuple[str, ...]:
-    flat = pc.utf8_trim_whitespace(pc.list_flatten(lists))
-    return _in_order(part for part in pc.unique(flat).to_pylist() if part)
-
-
-def _in_order(values: Iterable[str]) -> tuple[str, ...]:
-    values = set(values)
+def _sort(values: Set[str]) -> tuple[str, ...]:
+    """Sort class names, by value if all are numbers."""
     numbers = {value: number(value) for value in values}
-    if any(found is None for found in numbers.values()):
+    if any(parsed is None for parsed in numbers.values()):
         return tuple(sorted(values))
     return tuple(sorted(values, key=lambda value: (numbers[value] or 0.0, value)))
 
 
 def _number_or_class(labels: LabelColumn, values: Sequence[str]) -> Kind:
-    numbers = [found for value in values if (found := number(value)) is not None]
+    numbers = [parsed for value in values if (parsed := number(value)) is not None]
     if numbers and len(numbers) < len(values):
         words = [value for value in values if number(value) is None]
         raise DataError(
             f"{labels.place}: labels are numbers in some rows and words in others "
-            f"({labels.at(pc.is_in(labels.cells, value_set=pa.array(words)))}: {words[0]!r}). "
-            "Write them one way, or ask for the kind classification if each is a class."
+            f"({labels.list_rows(pc.is_in(labels.cells, value_set=pa.array(words)))}: {words[0]!r}). "
+            "Write them the same way, or request the kind classification if each is a class."
         )
-    return "regression" if any(not found.is_integer() for found in numbers) else "classification"
+    return "regression" if any(not parsed.is_integer() for parsed in numbers) else "classification"
 
 
 def is_labelled(labels: LabelColumn, coding: Coding) -> bool:
-    """Tell whether any row has a label. Benchmarks blank those of a test split with -1, which then is no class."""
+    """Check whether any row has a label. -1 is none unless it is a class: benchmarks hide the labels of test splits."""
     cells = labels.cells
-    if not labels.of_lists and "-1" not in coding.names:
+    if not labels.has_lists and "-1" not in coding.names:
         cells = pc.if_else(pc.is_in(cells, value_set=_BLANK), None, cells)
     return bool(cells.null_count < len(cells))
 
@@ -245,60 +239,65 @@ def is_labelled(labels: LabelColumn, coding: Coding) -> bool:
 def encode(labels: LabelColumn, coding: Coding) -> NDArray[np.int64] | NDArray[np.float32]:
     """Encode the labels of a split: (rows,) class ids, (rows,) numbers, or (rows, classes) of 0 and 1.
 
-    DataError for a label that is missing, that is no number, or that is none of the classes.
+    DataError for a label that is missing, not a number, or an unknown class.
     """
     if coding.kind == "multilabel":
-        return _vectors(labels, coding)
+        return _encode_multilabel(labels, coding)
     labels.refuse_missing()
     encoded = labels.cells.combine_chunks().dictionary_encode()
     values, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
     if coding.kind == "regression":
         numbers = [number(value) for value in values]
-        for value, found in zip(values, numbers, strict=True):
-            if found is None or not abs(found) <= LARGEST:  # nor NaN
+        for value, parsed in zip(values, numbers, strict=True):
+            if parsed is None or not abs(parsed) <= LARGEST:  # or NaN
                 raise DataError(
-                    f"{labels.place}, {labels.at(pc.equal(labels.cells, value))}: {value[:60]!r} is no number that a "
-                    "model can learn; a regression needs one in every row, below 3.4e38. Mend these rows, or take them "
-                    "out; if these are classes, leave --kind out."
+                    f"{labels.place}, {labels.list_rows(pc.equal(labels.cells, value))}: {value[:60]!r} is not a "
+                    "number below 3.4e38, which a regression needs in every row. Correct or remove these rows; if the "
+                    "labels are classes, leave out --kind."
                 )
         return np.asarray(numbers, np.float32)[codes]
     ids = {name: n for n, name in enumerate(coding.names)}
-    spelled = [value if value in ids else _class_name(value) for value in values]
-    if unknown := [value for value, name in zip(values, spelled, strict=True) if name not in ids]:
-        where = labels.at(pc.is_in(labels.cells, value_set=pa.array(unknown)))
-        shown = ", ".join(repr(value[:60]) for value in sorted(unknown)[:5])
+    names = [value if value in ids else _class_name(value) for value in values]
+    if unknown := sorted(value for value, name in zip(values, names, strict=True) if name not in ids):
         if coding.numeric != any(number(value) is not None for value in unknown):
             hint = f" Its classes are {', '.join(coding.names[:10])}: write the labels of every split the same way."
         else:
             hint = did_you_mean(unknown[0], coding.names)
-        raise DataError(f"{labels.place}, {where}: label {shown} is no class of the training split.{hint} {ADDED}")
-    return np.asarray([ids[name] for name in spelled], np.int64)[codes]
+        raise _unknown_class(labels, pc.is_in(labels.cells, value_set=pa.array(unknown)), unknown, hint)
+    return np.asarray([ids[name] for name in names], np.int64)[codes]
 
 
-def _vectors(labels: LabelColumn, coding: Coding) -> NDArray[np.float32]:
-    if labels.of_lists:
+def _unknown_class(
+    labels: LabelColumn, mask: pa.ChunkedArray | NDArray[np.bool_], unknown: Sequence[str], hint: str
+) -> DataError:
+    values = ", ".join(repr(value[:60]) for value in unknown[:5])
+    return DataError(
+        f"{labels.place}, {labels.list_rows(mask)}: the training split has no class {values}.{hint} Correct these "
+        "labels, or add such rows to the training split."
+    )
+
+
+def _encode_multilabel(labels: LabelColumn, coding: Coding) -> NDArray[np.float32]:
+    if labels.has_lists:
         labels.refuse_missing()
     lists = labels.parts(coding.separator)
     rows = pc.list_parent_indices(lists).to_numpy()
     flat = pc.fill_null(pc.utf8_trim_whitespace(pc.list_flatten(lists)), "")
-    keep = np.asarray(pc.not_equal(flat, ""))
+    present = np.asarray(pc.not_equal(flat, ""))
     ids = pc.index_in(flat, value_set=pa.array(coding.names, pa.string()))
-    strange = keep & np.asarray(pc.is_null(ids))
-    if strange.any():
+    unknown = present & np.asarray(pc.is_null(ids))
+    if unknown.any():
         mask = np.zeros(len(lists), bool)
-        mask[rows[strange]] = True
-        value = flat[int(strange.argmax())].as_py()
-        raise DataError(
-            f"{labels.place}, {labels.at(mask)}: label {value!r} is no class of the training split."
-            f"{did_you_mean(value, coding.names)} {ADDED}"
-        )
+        mask[rows[unknown]] = True
+        value = flat[int(unknown.argmax())].as_py()
+        raise _unknown_class(labels, mask, [value], did_you_mean(value, coding.names))
     vectors = np.zeros((len(lists), len(coding.names)), np.float32)
-    vectors[rows[keep], pc.fill_null(ids, 0).to_numpy()[keep]] = 1.0
+    vectors[rows[present], pc.fill_null(ids, 0).to_numpy()[present]] = 1.0
     return vectors
 
 
 class ChosenColumns(NamedTuple):
-    """Name a task's columns: one or two of text; that of the label, or several of 0 and 1; guesses that were taken."""
+    """Name the columns of a task: one or two of text, and one of labels or several of 0 and 1. Guesses become notes."""
 
     text: tuple[str, ...]
     label: tuple[str, ...]
@@ -306,30 +305,29 @@ class ChosenColumns(NamedTuple):
 
 
 def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> ChosenColumns:
-    """Choose the text and label columns of the training split, as asked or detected. DataError when in doubt."""
+    """Choose the text and label columns of the training split, as requested or detected. DataError if ambiguous."""
     labels: tuple[str, ...] = ()
     if label is not None:  # one column, or several joined by commas
         labels = (label,) if label in split.columns else tuple(part.strip() for part in label.split(","))
         refuse_unknown(split, labels)
     texts, notes = choose_text(split, text, labels, by_content=False)
     if not labels:
-        known = [name for each in LABELS for name in split.columns if plain(name) == each and name not in texts]
-        if len(known) > 1 and plain(known[0]) not in LABELS[:3]:
-            raise _ambiguous(split, f"which of {', '.join(map(repr, known))} is the label")
-        labels = tuple(known[:1])
+        usual = [column for name in LABELS for column in split.columns if plain(column) == name and column not in texts]
+        if len(usual) > 1 and plain(usual[0]) not in LABELS[:3]:
+            raise _ambiguous(split, f"which of {', '.join(map(repr, usual))} is the label")
+        labels = tuple(usual[:1])
     if not texts:
         texts, notes = choose_text(split, None, labels)
     if not labels:
         rest = [name for name in split.columns if name not in texts and not _is_text(split.sample[name])]
-        labels = _own([name for name in rest if not _numbers_rows(split.sample[name])])
-        if len(labels) > 1:  # one of them may say nothing: CoLA's mark of what linguists reject
+        labels = _prefer_top_level([name for name in rest if not _is_row_number(split.sample[name])])
+        if len(labels) > 1:  # a constant column is no label, such as CoLA's mark of what linguists reject
             labels = tuple(name for name in labels if len({str(cell) for cell in split.sample[name] if cell}) > 1)
         if len(labels) != 1:
-            between = f"which of {', '.join(map(repr, labels))} is the label" if labels else "which column is the label"
-            raise _ambiguous(split, between)
-        notes = (*notes, f"took {labels[0]!r} for the label, from the contents")
-    shared = set(texts) & set(labels)
-    if shared:
+            which = f"which of {', '.join(map(repr, labels))} is the label" if labels else "which column is the label"
+            raise _ambiguous(split, which)
+        notes = (*notes, f"took {labels[0]!r} as the label, by its contents")
+    if shared := set(texts) & set(labels):
         raise DataError(f"{split.place}: column {shared.pop()!r} cannot be both text and label.")
     return ChosenColumns(texts, labels, notes)
 
@@ -337,38 +335,38 @@ def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Ch
 def choose_text(
     split: RawSplit, text: Sequence[str] | None, labels: Sequence[str] = (), *, by_content: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Choose the text columns, as asked, by their names, or else by their contents, and tell guesses as notes.
+    """Choose the text columns, as requested, by their names, or else by their contents; and return notes of guesses.
 
-    DataError when that cannot be told; without `by_content` there are none then.
+    DataError if that is ambiguous; without `by_content` the result is empty then.
     """
     if text is not None:
         if not 1 <= len(text) <= 2 or len(set(text)) < len(text):
             raise DataError(
-                f"{split.place}: one or two different text columns make a task, not {', '.join(text) or 'none'}."
+                f"{split.place}: expected one or two different text columns, not {', '.join(text) or 'none'}."
             )
         refuse_unknown(split, text)
         for name in text:
             if split.has_lists(name):
-                raise DataError(f"{split.place}: column {name!r} holds lists, not text.")
+                raise DataError(f"{split.place}: column {name!r} contains lists, not text.")
         return tuple(text), ()
-    found = {plain(name): name for name in split.columns if name not in labels and not split.has_lists(name)}
+    columns = {plain(name): name for name in split.columns if name not in labels and not split.has_lists(name)}
     for first, second in PAIRS:
-        if first in found and second in found:
-            return (found[first], found[second]), ()
-    singles = [found[name] for name in SINGLES if name in found]
+        if first in columns and second in columns:
+            return (columns[first], columns[second]), ()
+    singles = [columns[name] for name in SINGLES if name in columns]
     if singles:
         others = ", ".join(map(repr, singles[1:]))
-        return (singles[0],), (f"took {singles[0]!r} for the text, not {others}",) if others else ()
+        return (singles[0],), (f"took {singles[0]!r} as the text, not {others}",) if others else ()
     if not by_content:
         return (), ()
-    texts = _own([name for name in split.columns if name not in labels and _is_text(split.sample[name])])
+    texts = _prefer_top_level([name for name in split.columns if name not in labels and _is_text(split.sample[name])])
     if not 1 <= len(texts) <= 2:
         raise _ambiguous(split, "which column is the text")
-    return texts, (f"took {' and '.join(map(repr, texts))} for the text, from the contents",)
+    return texts, (f"took {' and '.join(map(repr, texts))} as the text, by the contents",)
 
 
 def has_label(split: RawSplit, label: str | None = None) -> bool:
-    """Tell whether there are the columns that `label` names, or, where it is None, one with a label's name."""
+    """Check whether the split has the columns that `label` names, or one with the usual name of a label."""
     if label is not None:
         return label in split.columns or {part.strip() for part in label.split(",")} <= set(split.columns)
     return any(plain(name) in LABELS for name in split.columns)
@@ -386,8 +384,8 @@ def refuse_unknown(split: RawSplit, columns: Sequence[str]) -> None:
         raise DataError(f"{split.place}: no column {column!r}.{hint}")
 
 
-def _own(names: Sequence[str]) -> tuple[str, ...]:
-    """Leave the fields of objects, `meta.source`, out where there are other columns."""
+def _prefer_top_level(names: Sequence[str]) -> tuple[str, ...]:
+    """Leave out the fields of objects, `meta.source`, if there are other columns."""
     return tuple(name for name in names if "." not in name) or tuple(names)
 
 
@@ -397,11 +395,9 @@ def _is_text(cells: Sequence[Cell]) -> bool:
     return bool(texts) and words > 2 * len(texts) and 2 * len(set(texts)) > len(texts)
 
 
-def _numbers_rows(cells: Sequence[Cell]) -> bool:
-    """Tell whether a column only numbers the rows."""
+def _is_row_number(cells: Sequence[Cell]) -> bool:
     values = [cell for cell in cells if isinstance(cell, str)]
-    whole = all(value.isdigit() for value in values)
-    return whole and len(values) > 2 and len(set(values)) == len(values)
+    return len(values) > 2 and len(set(values)) == len(values) and all(value.isdigit() for value in values)
 
 
 def _ambiguous(split: RawSplit, what: str) -> DataError:

@@ -1,17 +1,17 @@
 """Find where data comes from: an embedded set, a local folder or file, a file for each split, or the hub.
 
-`intents` is what people ask of an assistant on a phone or in a home: 25 intents, generated from templates
+`intents` has what people ask of an assistant on a phone or at home: 25 intents, generated from templates
 (benchmarks/intents) that the splits do not share, and hard for a bag of words. Scores on it compare models; they do not
-estimate how well one understands people.
+estimate how well a model understands people.
 
-Stated rules. A file of a folder belongs to the split that its name says, as a word of it: train; validation, valid,
-val or dev; test; the last such word counts. Where no file of a folder says one, the folders in it are looked into,
-and their names count too (`data/train-00000.parquet`, `train/rows.csv`); a folder for each class in a folder for each
-split holds a text a file (`train/pos/1.txt`, as IMDb's); a single file is the training split. Files that differ only
-in digits are shards of one split. Of several validation files the first in the order validation, valid, val, dev
-(then by name) is taken. The task is that of the training split: columns and classes are detected there alone.
+Stated rules. A file of a folder belongs to the split that its name contains as a word: train; validation, valid, val or
+dev; test; the last such word counts. If no file of a folder has one, its subfolders are searched, and their names count
+too (`data/train-00000.parquet`, `train/rows.csv`); a subfolder for each split with a folder for each class has one text
+per file (`train/pos/1.txt`, as in IMDb); a single file is the training split. Files that differ only in digits are
+shards of one split. Of several validation files the first in the order validation, valid, val, dev (then by name) is
+taken. The task is that of the training split: columns and classes are detected only there.
 
-Light enough to be asked before anything else is imported: `check` and `check_corpus` tell a wrong name in no time.
+This module imports no heavy library, so that `check` and `check_corpus` refuse a wrong name at once.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ WORDS: Final[Mapping[str, Role]] = {
     "dev": "validation",
     "test": "test",
 }
-"""The words that name a split, the preferred ones of a role first."""
+"""The words that name a split, preferred ones first."""
 DELIMITED: Final = (".tsv", ".csv", ".txt")
 SUFFIXES: Final = (*DELIMITED, ".jsonl", ".ndjson", ".json", ".parquet")
 
 UNLABELLED: Final = "unsup"
-"""IMDb's folder of texts without a class, beside those of its classes."""
+"""IMDb's folder of texts without a class."""
 
 SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_eval": "cardiffnlp/tweet_eval"}
-"""Data sets of many tasks, which `suite/task` names as the papers do."""
+"""Hub ids of benchmarks, whose tasks are named `suite/task`."""
 
 ANSWER_SECONDS: Final = 5.0
-"""Seconds that the hub may take to answer at all; without this check its client retries for minutes."""
+"""Seconds that the hub may take to answer; without this check its client retries for minutes."""
 
 
 def check(source: str) -> None:
-    """Refuse a source of labelled data that cannot be one: nothing there, an empty file, a folder without a split.
+    """Refuse a source of labelled data that is missing or empty, or has no training split.
 
-    What its rows hold shows when `load_task` reads them, and whether the hub has it when it is asked.
+    `load_task` checks its rows, and whether the hub has it.
     """
     if (found := local_files(source)) is None:
         return
@@ -76,20 +76,20 @@ def check(source: str) -> None:
         if is_folder and is_beir(folder):
             return
         if "train" not in files:
-            raise _no_training_split(name, _holds(folder))
+            raise _no_training_split(name, _list_entries(folder))
         for path in files["train"]:
             if not is_folder or path.suffix.lower() in SUFFIXES:
                 _refuse_empty(path)
 
 
 def is_beir(folder: Path) -> bool:
-    """Tell whether a folder has the layout of BEIR's retrieval sets: see `data.retrieval`."""
+    """Check whether a folder has the layout of BEIR's retrieval sets: see `data.retrieval`."""
     files = (folder / "corpus.jsonl", folder / "queries.jsonl")
     return all(file.is_file() for file in files) and (folder / "qrels").is_dir()
 
 
 def check_corpus(source: str) -> None:
-    """Refuse a source of unlabelled text that cannot be one. Whether there is text in it shows when it is read."""
+    """Refuse a source of unlabelled text that is missing; reading it shows whether it has text."""
     if corpus_kind(source) == "local":
         with reading(source):
             for file in documents.find(local(source)):
@@ -97,7 +97,7 @@ def check_corpus(source: str) -> None:
 
 
 def corpus_kind(source: str) -> CorpusKind:
-    """Tell what an unlabelled source is. DataError where it is nothing that is there."""
+    """Return the kind of an unlabelled source. DataError if it does not exist."""
     if source == "pydoc":
         return "pydoc"
     path = local(source)
@@ -112,7 +112,7 @@ def corpus_kind(source: str) -> CorpusKind:
 
 
 def local(source: str) -> Path:
-    """Return the path that a source names, if it names one. DataError for what can be no path."""
+    """Return the path that a source may name. DataError if it cannot be a path."""
     if not source.strip() or "\0" in source:
         raise _no_source(source)
     if source in EMBEDDED:
@@ -120,13 +120,13 @@ def local(source: str) -> Path:
     try:
         return Path(source).expanduser()
     except RuntimeError as error:  # ~somebody, who has no home here
-        raise DataError(f"{source}: there is no such folder: {error}") from None
+        raise DataError(f"{source}: no such folder: {error}") from None
 
 
 def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
-    """Return the name of a source that is here, and its files for each split, the preferred first, whatever they hold.
+    """Return the name of a local source, and its files for each split, preferred ones first and of any type.
 
-    None for a hub id. DataError for what is neither.
+    None for a hub id. DataError for anything else.
     """
     if re.match(r"\w+=", source):
         named = _split_files(source)
@@ -149,28 +149,28 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
 
 
 def _below(folder: Path) -> dict[Role, list[Path]]:
-    """Find the splits of a folder whose own files name none, see the rules above; empty without one to train on."""
+    """Find the splits of a folder whose own files name none, by the rules above; empty without a training split."""
     below = [file for file in sorted(folder.glob("[!.]*/[!.]*")) if file.suffix.lower() in SUFFIXES]
     own = [entry for entry in _entries(folder) if entry.suffix.lower() in SUFFIXES]
     for named in (
-        ((each.name, each) for each in _entries(folder) if class_folders(each)),
+        ((entry.name, entry) for entry in _entries(folder) if class_folders(entry)),
         ((" ".join(file.relative_to(folder).with_suffix("").parts), file) for file in below),
         (("train", file) for file in own if len(own) == 1),
     ):
-        if "train" in (found := by_role(named)):
-            return found
+        if "train" in (files := by_role(named)):
+            return files
     return {}
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """List the folders of a split that hold the texts of a class each; none where they are fewer than two."""
-    folders = [each for each in _entries(folder) if each.is_dir()] if folder.is_dir() else []
-    found = [each for each in folders if each.name != UNLABELLED and next(each.glob("*.txt"), None)]
-    return found if len(found) > 1 else []
+    """List the folders with the texts of a class; none if there are fewer than two."""
+    folders = [entry for entry in _entries(folder) if entry.is_dir()] if folder.is_dir() else []
+    classes = [each for each in folders if each.name != UNLABELLED and next(each.glob("*.txt"), None)]
+    return classes if len(classes) > 1 else []
 
 
 def _split_files(source: str) -> dict[Role, Path]:
-    """Return the files of a source that names one for each split, `train=a.tsv,test=b.tsv`."""
+    """Parse a source that names a file for each split, `train=a.tsv,test=b.tsv`."""
     files: dict[Role, Path] = {}
     for part in re.split(r",(?=\w+=)", source):
         word, _, name = part.partition("=")
@@ -181,7 +181,7 @@ def _split_files(source: str) -> dict[Role, Path]:
         files[WORDS[word]] = path = local(name)
         with reading(name):
             if not path.exists():
-                raise DataError(f"{source}: {name}: there is no such file.{_neighbours(path)}")
+                raise DataError(f"{source}: {name}: no such file.{_neighbours(path)}")
             _refuse_empty(path)
     if "train" not in files:
         raise DataError(f"{source}: names no training split; expected train=FILE among them.")
@@ -189,24 +189,24 @@ def _split_files(source: str) -> dict[Role, Path]:
 
 
 def by_role(parts: Iterable[tuple[str, Part]]) -> dict[Role, list[Part]]:
-    """Sort named parts into splits by the word in their names, the preferred first; leave out those without one."""
+    """Group parts by the split that their names contain, preferred names first; leave out parts without one."""
     order = list(WORDS)
     ranked = [(order.index(word), stem != word, stem, part) for stem, part in parts if (word := split_word(stem))]
-    found: dict[Role, list[Part]] = {}
+    groups: dict[Role, list[Part]] = {}
     for rank, *_, part in sorted(ranked, key=lambda entry: entry[:3]):
-        found.setdefault(WORDS[order[rank]], []).append(part)
-    return found
+        groups.setdefault(WORDS[order[rank]], []).append(part)
+    return groups
 
 
 def split_word(name: str) -> str | None:
-    """Return the split's word in a file or split name."""
+    """Return the word that names a split in a file or split name."""
     words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS]
     return words[-1] if words else None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Hold what a source offers: every split not yet read, by role; the preferred one of a role first."""
+    """Hold the splits of a source, not yet read, by role; the preferred one of a role first."""
 
     name: str
     train: RawSplit
@@ -216,19 +216,20 @@ class Source:
 
 
 def find(source: str, columns: Sequence[str]) -> Source:
-    """Open what the user wrote. `columns`: those asked for by name, which help to tell headers. Raises DataError."""
+    """Open the splits of a source; the requested `columns` help to recognise headers. Raises DataError."""
     from compress.data import readers  # pyarrow
 
-    name, holds, notes = source, "", ()  # type: str, str, tuple[str, ...]
-    if (found := local_files(source)) is None:
+    name, notes = source, ()  # type: str, tuple[str, ...]
+    if (local_splits := local_files(source)) is None:
         hub, notes = load_hub_splits(source)
-        splits, holds = by_role(hub.items()), f"splits {', '.join(hub)}"
+        splits, description = by_role(hub.items()), f"splits {', '.join(hub)}"
     else:
-        name, files = found
+        name, files = local_splits
+        description = ""
         if local(source).is_dir():
             files = {role: [path for path in paths if path.is_dir() or path.suffix.lower() in SUFFIXES]
                      for role, paths in files.items()}  # fmt: skip
-            holds = _holds(local(source))
+            description = _list_entries(local(source))
         every = [path for paths in files.values() for path in paths]
         if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:
             raise DataError(f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}.")
@@ -237,15 +238,15 @@ def find(source: str, columns: Sequence[str]) -> Source:
         splits = {role: _join_shards({path: opened[path] for path in paths}) for role, paths in files.items()}
     train = splits.get("train")
     if not train:
-        raise _no_training_split(name, holds)
+        raise _no_training_split(name, description)
     if len(train) > 1:
         places = " and ".join(split.place for split in train)
-        raise DataError(f"{name}: which is the training split, {places}? Keep one in the folder.")
+        raise DataError(f"{name}: several training splits, {places}. Keep one of them in the folder.")
     return Source(name, train[0], splits.get("validation", []), splits.get("test", []), notes)
 
 
 def _join_shards(files: Mapping[Path, RawSplit]) -> list[RawSplit]:
-    """Join files whose names differ only in digits, as one split."""
+    """Join files whose names differ only in digits into one split."""
     shards: dict[tuple[str, str], list[RawSplit]] = {}
     for path, split in files.items():
         shards.setdefault((re.sub(r"\d+", "0", path.stem), path.suffix), []).append(split)
@@ -253,7 +254,7 @@ def _join_shards(files: Mapping[Path, RawSplit]) -> list[RawSplit]:
     for first, *others in shards.values():
         for other in others:
             if other.columns != first.columns:
-                raise DataError(f"{other.place}: its columns are not those of {first.place}, the shard before it.")
+                raise DataError(f"{other.place}: its columns differ from those of {first.place}, another shard.")
         joined.append(replace(first, read=partial(_read_all, (first, *others))))
     return joined
 
@@ -264,7 +265,7 @@ def _read_all(parts: Sequence[RawSplit], columns: Sequence[str]) -> Iterator[Rec
 
 
 def load_hub_splits(source: str) -> tuple[dict[str, RawSplit], tuple[str, ...]]:
-    """Load the splits of a hub data set by the hub's names, and notes. DataError within 30 s when it cannot be had."""
+    """Load the splits of a hub data set by the hub's names, and notes. DataError within 30 seconds if it fails."""
     from datasets import config, load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -274,27 +275,28 @@ def load_hub_splits(source: str) -> tuple[dict[str, RawSplit], tuple[str, ...]]:
     suite, _, task = path.partition("/")
     if suite in SUITES and task:
         path, configuration = SUITES[suite], task
-    before, reached = config.HF_HUB_OFFLINE, answers()
-    config.HF_HUB_OFFLINE = not reached  # from the environment it is read once, when `datasets` is imported
+    before, reached = config.HF_HUB_OFFLINE, is_hub_reachable()
+    config.HF_HUB_OFFLINE = not reached  # `datasets` reads the environment only when it is imported
     try:
         loaded = load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        said = str(error).strip().splitlines()[-1].rstrip(".")
-        reason = said if reached else f"the hub cannot be reached, nor does its local cache have it ({said})"
+        reason = str(error).strip().splitlines()[-1].rstrip(".")
+        if not reached:
+            reason = f"the hub cannot be reached, and its local cache does not have it ({reason})"
         raise DataError(
-            f"{source}: {reason}. Instead: a folder with train.tsv (csv, jsonl, parquet), the embedded set 'intents', "
-            "or a hub cache that has it (HF_HOME names the cache)."
+            f"{source}: {reason}. Use a folder with train.tsv (csv, jsonl, parquet), the embedded set 'intents', or a "
+            "hub cache that has it (set HF_HOME)."
         ) from error
     finally:
         config.HF_HUB_OFFLINE = before
-    notes = () if reached else (f"the hub was not reached: {source} comes from the local cache",)
+    notes = () if reached else (f"the hub cannot be reached: {source} comes from the local cache",)
     return {str(name): from_dataset(f"{source} [{name}]", split) for name, split in loaded.items()}, notes
 
 
 def hub_id(name: str) -> tuple[str, str] | None:
-    """Return the hub's id and the configuration of a data set called `owner/name:part` or `suite/task`; None of others.
+    """Return the hub's id and the configuration of a data set `owner/name:part` or `suite/task`.
 
-    A name without an owner may be a folder's as well, and is none.
+    None for other names: one without an owner may also be a folder's.
     """
     path, _, configuration = name.partition(":")
     suite, slash, task = path.partition("/")
@@ -303,46 +305,46 @@ def hub_id(name: str) -> tuple[str, str] | None:
     return (SUITES[suite], task) if suite in SUITES else (path, configuration)
 
 
-def answers() -> bool:
-    """Tell whether the hub, or the mirror that HF_ENDPOINT names, answers: one request, through the proxies in force.
+def is_hub_reachable() -> bool:
+    """Check whether the hub, or the mirror in HF_ENDPOINT, answers; False if HF_HUB_OFFLINE is set.
 
-    HF_HUB_OFFLINE is a no. Worth asking first: the hub's clients wait for an answer for minutes, or for ever.
+    The hub's clients would wait for minutes, or for ever.
     """
     from datasets import config
 
-    return not config.HF_HUB_OFFLINE and reaches(config.HF_ENDPOINT)
+    return not config.HF_HUB_OFFLINE and is_reachable(config.HF_ENDPOINT)
 
 
-def reaches(endpoint: str) -> bool:
-    """Tell whether the server of this address answers a request within ANSWER_SECONDS of its silence."""
+def is_reachable(endpoint: str) -> bool:
+    """Check whether a server answers a request, through the proxies in force, within ANSWER_SECONDS."""
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
             return True
     except urllib.error.HTTPError as error:
-        return error.code < 500  # a proxy's own "bad gateway" is no answer of the hub
+        return error.code < 500  # "bad gateway" is the answer of a proxy
     except (OSError, http.client.HTTPException):
         return False
 
 
 def _is_hub_id(source: str) -> bool:
-    """Tell whether a source is spelled as the hub spells data sets: `name`, `owner/name`, `owner/name:part`."""
+    """Check whether a source is written like the hub's data sets: `name`, `owner/name`, `owner/name:part`."""
     return re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", source) is not None
 
 
 def _missing(source: str) -> DataError:
-    return DataError(f"{source}: there is no such file or folder.{_neighbours(local(source))}")
+    return DataError(f"{source}: no such file or folder.{_neighbours(local(source))}")
 
 
 def _no_source(source: str) -> DataError:
     return DataError(
-        f"{source!r} is no data source: expected a folder, a file, a hub id such as glue/sst2, or 'intents'."
+        f"{source!r} is not a data source: expected a folder, a file, a hub id such as glue/sst2, or 'intents'."
     )
 
 
-def _no_training_split(name: str, found: str) -> DataError:
+def _no_training_split(name: str, description: str) -> DataError:
     return DataError(
-        f"{name}: no training split; {found}. Expected a file with 'train' as a word of its name, "
+        f"{name}: no training split; {description}. Expected a file with 'train' as a word of its name, "
         f"ending in {', '.join(SUFFIXES)}."
     )
 
@@ -351,17 +353,17 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def _holds(folder: Path) -> str:
+def _list_entries(folder: Path) -> str:
     return f"{folder} holds {', '.join(entry.name for entry in _entries(folder)[:20]) or 'nothing'}"
 
 
 def _neighbours(path: Path) -> str:
     if not path.parent.is_dir():
-        return f" Neither is there a folder {path.parent}."
+        return f" The folder {path.parent} does not exist either."
     return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
 
 
 def _refuse_empty(path: Path) -> None:
     refuse_special(path)
     if not path.stat().st_size:
-        raise DataError(f"{path} is empty: it needs rows of a text and a label.")
+        raise DataError(f"{path} is empty; expected rows of a text and a label.")

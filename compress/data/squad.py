@@ -4,10 +4,10 @@ or in tables, as the hub has the same sets: columns question, context, answers.t
     {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "is_impossible": false, "answers": [{"text": ..., "answer_start": 159}]}]}]}]}
 
-Stated rules. A question that is marked as impossible has no answer, whatever else it lists; so has one without answers
-in a file where others have some. A file where none has an answer, and none is marked, has no labels. An answer that
-does not stand where it says is looked for in its context, nearest first; a question whose answers are all not there is
-left out, and a note says so.
+Stated rules. A question marked as impossible has no answer, whatever else it lists; nor has a question without answers
+in a file where others have some. A file in which none has an answer, and none is marked, is unlabelled. An answer that
+is not at its stated position is searched in its context, the nearest match counts; a question none of whose answers is
+found is left out, with a note.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from compress.data.readers import RawSplit
 
 FEW_ARTICLES = 20
-"""The least number of articles of which whole ones are held out; of fewer, single paragraphs are."""
+"""From this number of articles whole ones are held out, below it single paragraphs."""
 
 _SCHEMA = pa.schema(
     {
@@ -42,7 +42,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class _Place:
-    """Hold a value of the file, and how to say which: `data[3].paragraphs[0].qas[2].question`."""
+    """Hold a value of the file, and its path for messages: `data[3].paragraphs[0].qas[2].question`."""
 
     value: Any
     path: str
@@ -55,23 +55,23 @@ class _Place:
             )
         return _Place(self.value[key], f"{self.path}.{key}")
 
-    def each(self, key: str) -> Iterator[_Place]:
-        found = self.get(key, list)
-        return (_Place(value, f"{found.path}[{n}]") for n, value in enumerate(found.value))
+    def items(self, key: str) -> Iterator[_Place]:
+        values = self.get(key, list)
+        return (_Place(value, f"{values.path}[{n}]") for n, value in enumerate(values.value))
 
 
 def is_squad(path: Path) -> bool:
-    """Tell whether a file looks like the json of SQuAD, from its beginning."""
+    """Check whether a file begins like the json of SQuAD."""
     if path.suffix.lower() != ".json":
         return False
     beginning = head(path)
     return beginning.lstrip().startswith("{") and '"paragraphs"' in beginning
 
 
-class _Asked(NamedTuple):
-    """Hold a question; answers: what the source states, with where it says that they begin in the context."""
+class _Question(NamedTuple):
+    """Hold a question; answers: the stated texts, with their stated positions in the context."""
 
-    name: str | None
+    id: str | None
     question: str
     context: str
     answers: Sequence[tuple[str, int]]
@@ -81,97 +81,96 @@ class _Asked(NamedTuple):
 
 
 def read(path: Path) -> Examples | None:
-    """Read the questions of a file; None where it has no answers to learn from or to be scored by. Raises DataError."""
-    text = whole(path, "Leave articles out.")
-    return _examples(_of_json(_Place(parse_json(text, str(path)), str(path))), str(path), path.name)
+    """Read the questions of a file; None if it is unlabelled. Raises DataError."""
+    text = whole(path, "Remove some articles.")
+    return _examples(_read_json(_Place(parse_json(text, str(path)), str(path))), str(path), path.name)
 
 
-def _of_json(data: _Place) -> Iterator[_Asked]:
-    for number, article in enumerate(data.each("data")):
-        for at, paragraph in enumerate(article.each("paragraphs")):
+def _read_json(data: _Place) -> Iterator[_Question]:
+    for number, article in enumerate(data.items("data")):
+        for at, paragraph in enumerate(article.items("paragraphs")):
             context = paragraph.get("context", str).value
-            for asked in paragraph.each("qas"):
+            for qa in paragraph.items("qas"):
                 answers = [
                     (answer.get("text", str).value, answer.get("answer_start", int).value)
-                    for answer in (asked.each("answers") if "answers" in asked.value else ())
+                    for answer in (qa.items("answers") if "answers" in qa.value else ())
                 ]
-                impossible, name = asked.value.get("is_impossible") is True, asked.value.get("id")
-                question = asked.get("question", str).value
-                yield _Asked(name and str(name), question, context, answers, impossible, number, (number, at))
+                impossible, name = qa.value.get("is_impossible") is True, qa.value.get("id")
+                question = qa.get("question", str).value
+                yield _Question(name and str(name), question, context, answers, impossible, number, (number, at))
 
 
-ASKED = ("question", "context", "answers.text", "answers.answer_start")
+COLUMNS = ("question", "context", "answers.text", "answers.answer_start")
 
 
 def is_table(split: RawSplit) -> bool:
-    """Tell whether a table holds questions with answers that stand in their contexts."""
-    return set(ASKED) <= set(split.columns)
+    """Check whether a table has the columns of questions and answers."""
+    return set(COLUMNS) <= set(split.columns)
 
 
 def read_table(split: RawSplit) -> Examples | None:
     """Read the questions of a table, as `read` does. Rows of one `title`, or one context, are held out together."""
-    return _examples(_of_table(split), split.place, split.name)
+    return _examples(_read_rows(split), split.place, split.name)
 
 
-def _of_table(split: RawSplit) -> Iterator[_Asked]:
+def _read_rows(split: RawSplit) -> Iterator[_Question]:
     others = [name for name in ("id", "title", "is_impossible") if name in split.columns]
     at = split.first
-    for batch in split.read([*ASKED, *others]):
+    for batch in split.read([*COLUMNS, *others]):
         for row in batch.to_pylist():
-            question, context, texts, starts = (row[name] for name in ASKED)
+            question, context, texts, starts = (row[name] for name in COLUMNS)
             texts, starts = texts or [], starts or []
             whole_numbers = all(start is not None and start.removeprefix("-").isdigit() for start in starts)
             if not question or not context or None in texts or len(texts) != len(starts) or not whole_numbers:
                 raise DataError(
                     f"{split.place}, row {at}: expected a question, a context, and as many answers.text as "
-                    f"answers.answer_start; found {str(row)[:200]}. Mend the row, or take it out."
+                    f"answers.answer_start; found {str(row)[:200]}. Correct or remove the row."
                 )
             answers = list(zip(texts, map(int, starts), strict=True))
             impossible, article = row.get("is_impossible") == "true", row.get("title") or context
-            yield _Asked(row.get("id"), question, context, answers, impossible, article, context)
+            yield _Question(row.get("id"), question, context, answers, impossible, article, context)
             at += 1
 
 
-def _examples(asked: Iterable[_Asked], place: str, name: str) -> Examples | None:
+def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples | None:
     rows: list[dict[str, Any]] = []
     articles: list[object] = []
     paragraphs: list[object] = []
-    marked, lost = False, 0
-    for each in asked:
-        marked |= each.impossible
-        found = [] if each.impossible else _find_answers(each)
-        if each.answers and not each.impossible and not found:
+    any_marked, lost = False, 0
+    for each in questions:
+        any_marked |= each.impossible
+        answers = [] if each.impossible else _find_answers(each)
+        if each.answers and not each.impossible and not answers:
             lost += 1
             continue
-        row = {"id": each.name or str(len(rows)), "question": each.question, "context": each.context}
-        rows.append({**row, "answers": [text for text, _ in found], "starts": [start for _, start in found]})
+        row = {"id": each.id or str(len(rows)), "question": each.question, "context": each.context}
+        rows.append({**row, "answers": [text for text, _ in answers], "starts": [start for _, start in answers]})
         articles.append(each.article)
         paragraphs.append(each.paragraph)
     if not rows:
-        raise DataError(f"{place}: no question in it whose answer its text holds.")
-    if not marked and not any(row["answers"] for row in rows):
+        raise DataError(f"{place}: has no question whose answer is in its context.")
+    if not any_marked and not any(row["answers"] for row in rows):
         return None
-    notes = (f"{name}: {lost} questions are left out: their answers are not in their texts",) if lost else ()
+    notes = (f"{name}: left out {lost} questions, whose answers are not in their contexts",) if lost else ()
     groups = articles if len(set(articles)) >= FEW_ARTICLES else paragraphs
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return Examples(pa.Table.from_pylist(rows, schema=_SCHEMA), [numbers[group] for group in groups], notes)
 
 
-def _find_answers(asked: _Asked) -> list[tuple[str, int]]:
-    """Return the different answers that stand in the context, with where they do."""
+def _find_answers(question: _Question) -> list[tuple[str, int]]:
+    """Return the distinct answers that are in the context, with their positions."""
     found: list[tuple[str, int]] = []
-    for text, start in asked.answers:
+    for text, start in question.answers:
         plain = text.strip()
-        at = _nearest(asked.context, plain, start + len(text) - len(text.lstrip())) if plain else -1
+        at = _nearest(question.context, plain, start + len(text) - len(text.lstrip())) if plain else -1
         if at >= 0 and (plain, at) not in found:
             found.append((plain, at))
     return found
 
 
 def _nearest(context: str, text: str, start: int) -> int:
-    """Find where `text` begins in the context, the nearest place to `start`; -1 where it is not in it."""
+    """Return the position of `text` in the context that is nearest to `start`; -1 if there is none."""
     if start >= 0 and context.startswith(text, start):
         return start
     before, after = context.rfind(text, 0, max(0, start) + len(text)), context.find(text, max(0, start))
-    places = [place for place in (before, after) if place >= 0]
-    return min(places, key=lambda place: abs(place - start), default=-1)
+    return min((at for at in (before, after) if at >= 0), key=lambda at: abs(at - start), default=-1)

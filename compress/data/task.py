@@ -1,12 +1,13 @@
-"""Define tasks and data sets: what is to be predicted, and the examples it is learned from."""
+"""Define tasks and their data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from compress.errors import DataError, did_you_mean
 from compress.records import run_report
 
 if TYPE_CHECKING:
@@ -29,22 +30,30 @@ METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
 """The metrics that can choose a checkpoint, by kind; the first is the default."""
 
 
+def check_metric(kind: Kind, metric: str | None) -> str:
+    """Return the metric, or the default of the kind if it is None. Raises DataError for an unknown kind or metric."""
+    if kind not in METRICS:
+        raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
+    if metric is not None and metric not in METRICS[kind]:
+        raise DataError(f"metric {metric!r} does not score a {kind} task.{did_you_mean(metric, METRICS[kind])}")
+    return metric or METRICS[kind][0]
+
+
 @dataclass(frozen=True)
 class Task:
-    """Describe a prediction task over a sentence, a pair of sentences, the words of one, or a question and its text.
+    """Describe a prediction task over a text, a pair of texts, the words of a sentence, or a question and its context.
 
-    kind    classification (one of `labels`), multilabel (any of `labels`), regression (one number),
-            tagging (one of `labels` for every word), qa (a span of the text that answers the question), embedding (a
-            vector of the text, near those of texts of like meaning), ranking (one number for a query and a passage: the
-            higher, the earlier the passage stands among those of its query)
-    text    the source's own names of the one or two text columns
-    label   the source's own name of the label column; several 0/1 columns are joined by commas
-    labels  the class names in the order of the logits, in tagging IOB2 tags; empty where the answer is a number, a span
-            or a vector
+    kind    classification (one of `labels`), multilabel (any of `labels`), regression (a number), tagging (one of
+            `labels` for every word), qa (a span of the context that answers the question), embedding (a vector, near
+            those of texts with a similar meaning), ranking (a number for a query and a passage; passages of a query
+            rank by it, highest first)
+    text    the names of the one or two text columns in the source
+    label   the name of the label column in the source; several 0/1 columns are joined by commas
+    labels  the class names in the order of the logits, for tagging IOB2 tags; empty for other kinds
     metric  the score that chooses the best checkpoint, higher is better: one of METRICS[kind]
-    unanswerable    qa: some questions have no answer in their text, and to say so is an answer
-    width   embedding: numbers of a vector, as the teacher has them; 0 before the teacher is known
-    prompts embedding: what the teacher reads before a text that asks, and before one that is to be found
+    unanswerable    qa: some questions have no answer in their context, and the model may give none
+    width   embedding: the size of a vector, as the teacher's; 0 until the teacher is known
+    prompts embedding: what the teacher prepends to queries and to passages
     """
 
     kind: Kind
@@ -58,8 +67,7 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """Count the logits per example, or per token where it is `tokenwise`: in qa of being the first and last; of an
-        embedding the numbers of the vector."""
+        """Count the logits per row, or per token if the task is `tokenwise`; for embeddings the size of the vector."""
         return 2 if self.kind == "qa" else self.width or len(self.labels) or 1
 
     @property
@@ -68,12 +76,12 @@ class Task:
 
     @property
     def numeric(self) -> bool:
-        """Return True if the answer is one number, without a class."""
+        """Check whether the model predicts a number."""
         return self.kind in ("regression", "ranking")
 
     @property
     def tokenwise(self) -> bool:
-        """Return True if a model answers for every token instead of once for the row."""
+        """Check whether the model predicts for every token instead of once for the row."""
         return self.kind in ("tagging", "qa")
 
 
@@ -81,20 +89,20 @@ class Task:
 class TaskData:
     """Hold a task with its splits.
 
-    Whatever the source called them, every split has the columns
+    Every split has these columns, whatever the source calls them:
 
-    text, text_pair (pairs only), label    the label an int class id, a float, or a list of 0.0/1.0 floats (one per
-                                           class), as `task.kind` says
+    text, text_pair (pairs only), label    the label is an int class id, a float, or a list of 0.0/1.0 floats (one per
+                                           class), depending on `task.kind`
     words, tags                            tagging: lists of strings and of int class ids
     query                                  ranking: an int, the same for all passages of a query
-    id, question, context, answers, starts qa: the answers that count as right, and at which character of the context
-                                           each begins; none where the context holds no answer
-    text, related, relevance, passage      embedding: a text each; the numbers of the rows that it was compared with,
-                                           and how near they are said to be; whether it is one of those to be found by
-                                           the texts that ask (none: texts are compared in pairs). See
-                                           `data.embedding`
+    id, question, context, answers, starts qa: the correct answers, and where each begins in the context, in
+                                           characters; empty lists if the context has no answer
+    text, related, relevance, passage      embedding: a text; the numbers of the rows that it is judged with, and their
+                                           relevance; whether it is a passage that queries retrieve (if no row is,
+                                           texts are compared in pairs). See `data.embedding`
 
-    `test` is None where the source has none, or one without labels. `fingerprint` changes when any row or name does.
+    `test` is None if the source has no labelled test split. `fingerprint` changes when any row or class name does.
+    `notes` tell the user which splits were made or skipped, and what was guessed.
     """
 
     name: str
@@ -104,12 +112,20 @@ class TaskData:
     test: Dataset | None
     fingerprint: str
     notes: tuple[str, ...] = ()
-    """Notes for the reader: splits made or passed over, guesses that were taken."""
+
+
+class UnsavedTask(NamedTuple):
+    """Hold a task before its splits are written to the cache."""
+
+    name: str
+    task: Task
+    batches: Mapping[Any, Iterable[pa.RecordBatch]]
+    notes: Sequence[str]
 
 
 class Examples(NamedTuple):
-    """Hold a file's examples: a table of the columns that TaskData promises for the kind (tags still by name), the
-    group of each row, which is never split when some are held out, and what the reader should know."""
+    """Hold the examples of a file: a table of the kind's columns in TaskData (with tags by name), the group of each
+    row (a group is held out as a whole), and notes for the user."""
 
     table: pa.Table
     groups: list[int]

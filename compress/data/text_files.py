@@ -1,7 +1,7 @@
-"""Read text files so that memory stays bounded and what is wrong with them is said with file, line and byte.
+"""Read text files in bounded memory, with errors that name the file, line and byte.
 
-UTF-8 is read, and UTF-16 and UTF-32 with a byte order mark. Lines end in \\n or \\r\\n; in \\r where the beginning of a
-file has no other end.
+UTF-8 is read, and UTF-16 and UTF-32 with a byte order mark. Lines end in \\n or \\r\\n, or in \\r if the
+beginning of the file has no other line end.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any, Final
 from compress.errors import DataError
 
 LONGEST: Final = 16 * 2**20
-"""Characters of a line, a cell or a document; what is longer is no text, but a file without line ends, or an attack."""
+"""Characters of a line, a cell or a document; a longer one is a file without line ends, or an attack."""
 LARGEST: Final = 256 * 2**20
-"""Bytes of a file that has to be held in memory as a whole; SQuAD 2.0 has 42 million."""
+"""Bytes of a file that is read as a whole; SQuAD 2.0 has 42 million."""
 
 SMALL: Final = 16 * 2**20
 MOST_EXPANSION: Final = 100
-"""Beyond so many bytes no compressed text unpacks to so many times its size: prose to 4, the dullest log to 50."""
+"""Larger compressed texts never unpack to this many times their size: prose to 4, the most repetitive log to 50."""
 TOO_EXPANSIVE: Final = (
-    f"unpacks to more than {MOST_EXPANSION} times its size, which text does not. Unpack it yourself if you know it."
+    f"unpacks to more than {MOST_EXPANSION} times its size, which no text does. Unpack it yourself if you trust it."
 )
 
-_MARKS: Final = (  # the longer ones first: UTF-16's begins UTF-32's
+_MARKS: Final = (  # longer ones first, as UTF-16's begins UTF-32's
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -44,48 +44,48 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def limit_unpacked(packed: int) -> int:
-    """Return how many bytes so many compressed ones may unpack to."""
+    """Return how many bytes a number of compressed bytes may unpack to."""
     return max(SMALL, MOST_EXPANSION * packed)
 
 
 @contextmanager
 def reading(place: str | Path) -> Iterator[None]:
-    """Re-raise what the system says about a file or folder as a DataError that names it."""
+    """Re-raise the system's errors about a file or folder as a DataError that names it."""
     try:
         yield
     except OSError as error:
-        if error.strerror is None:  # a library's own, whose message says more
+        if error.strerror is None:  # raised by a library, with its own message
             raise
         raise DataError(
-            f"{error.filename or place}: cannot be read: {error.strerror}. Give a file that you may read."
+            f"{error.filename or place}: cannot be read: {error.strerror}. Check its path and permissions."
         ) from error
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse what is no regular file: a pipe or device never ends, or can be read only once."""
+    """Refuse anything but a regular file: a pipe or device may never end, or be readable only once."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
-        raise DataError(f"{path}: is a folder; expected a file.")
+        raise DataError(f"{path}: is a folder, not a file.")
     if not stat.S_ISREG(mode):
-        raise DataError(f"{path}: is a pipe, socket or device; data is read more than once: write it to a file first.")
+        raise DataError(f"{path}: is a pipe, socket or device. Data is read several times; write it to a file first.")
 
 
 def refuse_large(path: Path, remedy: str, most: int = LARGEST) -> None:
-    """Refuse a file too large for memory, where its format calls for reading it as a whole."""
+    """Refuse a file that is too large to be read as a whole, as its format requires."""
     refuse_special(path)
     if (size := path.stat().st_size) > most:
-        raise DataError(f"{path}: {size:,} bytes are too many to be read as a whole; expected {most:,}. {remedy}")
+        raise DataError(f"{path}: has {size:,} bytes; expected at most {most:,}, as it is read as a whole. {remedy}")
 
 
 def whole(path: Path, remedy: str, most: int = LARGEST) -> str:
-    """Read a file as a whole. DataError, with `remedy`, for one too large."""
+    """Read a file as a whole. DataError, with `remedy`, if it is too large."""
     with reading(path):
         refuse_large(path, remedy, most)
     return "".join(lines(path, longest=most))
 
 
 def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[str]:
-    """Yield the lines of a file with their ends. DataError where it cannot be read, is no text, has too long a line."""
+    """Yield the lines of a file with their ends. DataError if it is unreadable, is not text, or has too long a line."""
     with reading(path):
         refuse_special(path)
         with io.BufferedReader(path.open("rb", buffering=0), _HEAD) as file:
@@ -95,15 +95,15 @@ def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[s
 def decode_lines(
     stream: io.BufferedReader[Any], place: str, *, newline: str = "\n", longest: int = LONGEST, cut: bool = False
 ) -> Iterator[str]:
-    """Yield the lines of a stream with their ends; with `cut`, one above `longest` characters comes in pieces.
+    """Yield the lines of a stream with their ends; `cut` yields lines above `longest` characters in pieces.
 
-    DataError where it is no text, and for a longer line without `cut`.
+    DataError if it is not text, and for a longer line without `cut`.
     """
     start = stream.peek(_HEAD)
     encoding = _encoding(start)
     if newline == "\n" and b"\r" in start and b"\n" not in start:
         newline = ""
-    # Bytes that are not UTF-8 become surrogates, which no UTF-8 decodes to: so they are found in their line.
+    # Bytes that are not UTF-8 become surrogates, which valid UTF-8 never contains, so that their line is known.
     errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
     number, before = 1, 0
     with io.TextIOWrapper(stream, encoding, errors=errors, newline=newline) as text:
@@ -112,8 +112,8 @@ def decode_lines(
                 ended = line.endswith(("\n", "\r"))
                 if not (cut or ended) and len(line) > longest:
                     raise DataError(
-                        f"{place}, line {number}: is longer than {longest:,} characters: no text, or one without line "
-                        "ends. Break it into lines, or take it out."
+                        f"{place}, line {number}: is longer than {longest:,} characters. Check that it is text with "
+                        "line ends; break the line, or remove it."
                     )
                 if "\0" in line or not line.isascii():
                     _refuse_bytes(line, place, number, before, start)
@@ -121,8 +121,8 @@ def decode_lines(
                 number, before = (number + 1, 0) if ended else (number, before + len(line.encode()))
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{place}, line {number} or soon after: is not the {encoding} that it begins as: {error.reason}. "
-                "Fetch it anew, or save it as UTF-8."
+                f"{place}, line {number} or soon after: is not valid {encoding}, as which it begins: {error.reason}. "
+                "Download it again, or save it as UTF-8."
             ) from None
 
 
@@ -131,14 +131,14 @@ def _encoding(start: bytes) -> str:
 
 
 def _refuse_bytes(line: str, place: str, number: int, before: int, start: bytes) -> None:
-    """Refuse what is in no text file, with how to mend it."""
+    """Refuse NUL bytes, and bytes that are not UTF-8, and suggest a command that converts the file."""
     name = shlex.quote(Path(place).name)
     if "\0" in line:
         endian = next((each for each, byte in (("LE", start[1:2]), ("BE", start[:1])) if byte == b"\0"), None)
-        mend = f"iconv -f UTF-16{endian} -t UTF-8 {name} > new" if endian else f"tr -d '\\000' < {name} > new"
+        command = f"iconv -f UTF-16{endian} -t UTF-8 {name} > new" if endian else f"tr -d '\\000' < {name} > new"
         raise DataError(
-            f"{place}, line {number}: has a NUL byte, so it is {'UTF-16' if endian else 'no text file'}; "
-            f"expected UTF-8. Mend it, for example: {mend}"
+            f"{place}, line {number}: has a NUL byte, so it is {'UTF-16' if endian else 'not a text file'}; "
+            f"expected UTF-8. Convert it, for example: {command}"
         )
     try:
         line.encode()
@@ -151,7 +151,7 @@ def _refuse_bytes(line: str, place: str, number: int, before: int, start: bytes)
 
 
 def head(path: Path) -> str:
-    """Read the beginning of a file, for a look at what it may be; bytes that cannot be decoded are replaced."""
+    """Read the beginning of a file, to detect its format; bytes that cannot be decoded are replaced."""
     with reading(path):
         refuse_special(path)
         with path.open("rb") as file:
@@ -160,7 +160,7 @@ def head(path: Path) -> str:
 
 
 def parse_json(text: str, place: str, line: int | None = None, expected: str = "") -> Any:
-    """Parse JSON. DataError where it is none, or holds what is no text; `line`: which one it is, if it is only one."""
+    """Parse JSON. DataError if it is invalid, or contains invalid Unicode; `line` is its number, if it is one line."""
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
@@ -169,18 +169,18 @@ def parse_json(text: str, place: str, line: int | None = None, expected: str = "
     except json.JSONDecodeError as error:
         problem, line = f"not JSON: {error.msg}", line or error.lineno
     except RecursionError:
-        problem = "JSON that is nested too deeply"
+        problem = "JSON is nested too deeply"
     except UnicodeEncodeError as error:
-        problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is no text: write both halves"
+        problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is not text; write both halves"
     except ValueError:
         problem = f"a number of more than {sys.get_int_max_str_digits()} digits"
     raise DataError(f"{place}{f', line {line}' if line else ''}: {problem}.{expected}")
 
 
 def json_objects(
-    lines: Iterable[str], place: str, expected: str = " Expected one object a line."
+    lines: Iterable[str], place: str, expected: str = " Expected one object per line."
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Parse each line that is not blank as a JSON object, and yield it with its place. DataError for what is none."""
+    """Yield the place and the JSON object of each line that is not blank. DataError for anything else."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{place}, line {number}"
@@ -188,8 +188,8 @@ def json_objects(
 
 
 def json_object(value: object, place: str) -> dict[str, Any]:
-    """Return what was parsed, if it is an object. Raises DataError."""
+    """Return the value if it is an object, else raise DataError."""
     if not isinstance(value, dict):
         found = type(value).__name__
-        raise DataError(f"{place}: {found} found, where an object of column names and values was expected.")
+        raise DataError(f"{place}: expected an object of column names and values, found {found}.")
     return value

@@ -1,4 +1,4 @@
-"""Encode texts as rows of tokens: tokenised once, written to the cache, memory-mapped."""
+"""Tokenise splits into rows, once, in the cache, memory-mapped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from compress.data.task import Task
 
 ENCODING: Final = "1"
-"""Part of every cache key: raise it when what `encode` writes changes."""
+"""Part of every cache key; raise it when `encode` writes something else."""
 SEQ2SEQ_ENCODING: Final = "1"
 """The same for `encode_task`."""
 
@@ -45,21 +45,21 @@ def encode(
     split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, prompts: tuple[str, str] = ("", "")
 ) -> Dataset:
     """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
-    the split has any), length (tokens), index (row number). No padding.
+    the split has any), length (in tokens), index (row number). No padding.
 
-    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. `prompts` come before texts
-    that ask and before those to be found; texts that nobody compared are read as the one and the other in turn. Words
-    and questions take several rows where they are too long for one (see `windows`), and more columns: example (their
-    number in the split), and
+    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. `prompts` are prepended to
+    queries and to passages; texts without judgements get the one and the other in turn. Words and questions take
+    several rows if they are too long for one (see `windows`), with more columns: example (their number in the split),
+    and
 
     words       labels: the tag at the first token of each word, -100 elsewhere; word: the number of the word there, -1
-    questions   labels: [first, last] token of the answer, both `null` where the row does not hold it; null: the token
+    questions   labels: [first, last] token of the answer, both `null` if the row does not contain it; null: the token
                 that stands for no answer; starts, ends: the characters of the context that each token covers, -1
 
-    Written once to the cache, by the fingerprints of split and tokenizer, and memory-mapped.
+    Written to the cache once, keyed by the fingerprints of split and tokenizer, and memory-mapped.
     """
-    given = prompts if any(prompts) else ()
-    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length), *given)
+    more = prompts if any(prompts) else ()
+    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length), *more)
 
     def batches() -> Iterator[pa.RecordBatch]:
         if "question" in split.column_names:
@@ -80,10 +80,10 @@ def encode_task(
     *,
     max_length: int,
 ) -> Dataset:
-    """Write the rows that `builder` makes of a split, in its order: input_ids, attention_mask, labels, length, index.
+    """Write the rows that `builder` makes from a split, in its order: input_ids, attention_mask, labels, length, index.
 
-    length counts source and target. Written once to the cache, by all that decides the rows, and memory-mapped.
-    DataError when nothing comes, or a row without a source or a target.
+    length counts source and target. Written to the cache once, keyed by everything that determines the rows, and
+    memory-mapped. DataError for no rows, and for a row without a source or a target.
     """
     about = json.dumps([builder.__qualname__, dict(options), max_length, task.kind, task.text, task.labels])
     key = cache.digest(
@@ -97,12 +97,12 @@ def encode_task(
             source, target = row["input_ids"], row["labels"]
             yield {"input_ids": source, "labels": target, "length": len(source) + len(target)}
 
-    empty = f"{builder.__qualname__} makes no row of the split; it needs at least one example."
+    empty = f"{builder.__qualname__} makes no rows from the split, which needs at least one example."
     return cache.rows("encoded", key, lambda: row_batches(rows()), empty=empty)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash all that decides which tokens a text becomes; not the padding and truncation that each call sets."""
+    """Hash everything that determines the tokens of a text, but not padding and truncation, which each call sets."""
     settings = [type(tokenizer).__name__, tokenizer.truncation_side, *tokenizer.model_input_names]
     if tokenizer.is_fast:
         state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
@@ -113,16 +113,16 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def source_files(function: Callable[..., Any]) -> list[Path]:
-    """List the file that a function is written in, where there is one: part of the cache keys of what it makes."""
+    """Return the source file of a function, if there is one: part of the cache keys of its results."""
     source = inspect.getsourcefile(inspect.unwrap(function))
     return [Path(source)] if source and Path(source).is_file() else []
 
 
 def row_batches(rows: Iterable[Row], *, first: int = 0) -> Iterator[pa.RecordBatch]:
-    """Write rows of equal columns as Arrow batches, and add attention_mask, length (tokens) and index.
+    """Write rows with the same columns as Arrow batches, and add attention_mask, length (in tokens) and index.
 
-    A column has a list of whole numbers or one of them: int32 (_BYTES: int8), or int64. A row may bring a `length` of
-    its own. `first` is the index of the first row.
+    Lists of ints become int32 (_BYTES: int8), ints int64. Rows may have a `length` already. `first` is the index of the
+    first row.
     """
     rows = iter(rows)
     while batch := list(islice(rows, ROWS_PER_WRITE)):
@@ -154,40 +154,39 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
 def _texts(
     split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, prompts: tuple[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    first, found = 0, _find_passages(split) if any(prompts) else None
+    first, is_passage = 0, _find_passages(split) if any(prompts) else None
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
             texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
-            if found is not None:
-                texts[0] = [prompts[found[first + at]] + text for at, text in enumerate(texts[0])]
+            if is_passage is not None:
+                texts[0] = [prompts[is_passage[first + at]] + text for at, text in enumerate(texts[0])]
             tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
             names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
             rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
             batch = _record_batch(rows, first)
-            for name, given in (("labels", "label"), ("query", "query")):
-                if given in table.column_names:
-                    batch = batch.append_column(name, table[given].combine_chunks())
+            for name, column in (("labels", "label"), ("query", "query")):
+                if column in table.column_names:
+                    batch = batch.append_column(name, table[column].combine_chunks())
             yield batch
             first += len(rows)
             bar.advance(len(rows))
 
 
 def _find_passages(split: Dataset) -> NDArray[np.int64]:
-    """Return 1 for each text that is to be found, 0 for one that asks."""
-    found = np.asarray(split["passage"][:]).astype(np.int64)
-    alone = not found.any() and not any(map(len, split["related"][:]))
-    return np.arange(len(split)) % 2 if alone else found
+    """Return 1 for passages and 0 for queries; 0 and 1 in turn if there are no judgements."""
+    passages = np.asarray(split["passage"][:]).astype(np.int64)
+    unjudged = not passages.any() and not any(map(len, split["related"][:]))
+    return np.arange(len(split)) % 2 if unjudged else passages
 
 
 def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
-    """Yield the rows of questions; the first of a question's answers is the one to be learned."""
+    """Yield the rows of questions, labelled with the first answer."""
     fast, example = _fast(tokenizer, "questions"), 0
     for part in split.iter(ROWS_PER_WRITE):
-        asked = windows.read_questions(fast, part["question"], part["context"], max_length)
-        for found, context, answers, starts in zip(
-            asked, part["context"], part["answers"], part["starts"], strict=True
-        ):
-            for window in found:
+        all_windows = windows.read_questions(fast, part["question"], part["context"], max_length)
+        columns = (part["context"], part["answers"], part["starts"])
+        for of_question, context, answers, starts in zip(all_windows, *columns, strict=True):
+            for window in of_question:
                 labels = [window.null, window.null]
                 if answers:
                     assert context.startswith(answers[0], starts[0])
@@ -200,21 +199,22 @@ def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
 def _sentences(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
     fast, example = _fast(tokenizer, "words"), 0
     for part in split.iter(ROWS_PER_WRITE):
-        for found, tags in zip(windows.read_words(fast, part["words"], max_length), part["tags"], strict=True):
-            for window in found:
+        all_windows = windows.read_words(fast, part["words"], max_length)
+        for of_sentence, tags in zip(all_windows, part["tags"], strict=True):
+            for window in of_sentence:
                 labels = [IGNORE_INDEX if word < 0 else tags[word] for word in window.word]
                 yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, "word": window.word}
             example += 1
 
 
 def _fast(tokenizer: PreTrainedTokenizerBase, what: str) -> Any:
-    """Return the fast tokenizer inside, which tells where its tokens come from. Raises DataError."""
+    """Return a copy of the fast tokenizer inside, which reports the position of each token. Raises DataError."""
     if not tokenizer.is_fast:
         raise DataError(
-            f"{type(tokenizer).__name__} does not tell which characters its tokens come from, and {what} cannot do "
-            "without; expected a fast tokenizer, as AutoTokenizer gives for all common models."
+            f"{type(tokenizer).__name__} does not report which characters its tokens come from, which {what} need; "
+            "expected a fast tokenizer, as AutoTokenizer returns for all common models."
         )
-    return windows.plain(tokenizer.backend_tokenizer)
+    return windows.copy_unpadded(tokenizer.backend_tokenizer)
 
 
 def _tokens(row: windows.Window, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:

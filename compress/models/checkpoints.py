@@ -81,7 +81,7 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
 
     patterns = [*_OTHERS, WEIGHTS, *([PICKLED] if allow_pickle else [])]
     with _explain_hub_errors(place):
-        folder = snapshot_download(place, allow_patterns=patterns, local_files_only=not sources.answers())
+        folder = snapshot_download(place, allow_patterns=patterns, local_files_only=not sources.is_hub_reachable())
     return _check(Path(folder), allow_pickle)
 
 
@@ -101,7 +101,7 @@ def config_folder(name: str) -> Path:
     place = _locate(name)
     if isinstance(place, str):
         with _explain_hub_errors(place):
-            place = Path(hf_hub_download(place, CONFIG, local_files_only=not sources.answers())).parent
+            place = Path(hf_hub_download(place, CONFIG, local_files_only=not sources.is_hub_reachable())).parent
     _check_config(place)
     return place
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
-from compress.data.masking import counts
+from compress.data.masking import count_tokens
 
 WORTH_IT = 0.7
 """The share of the vocabulary in use above which nothing is gained."""
@@ -74,7 +74,7 @@ def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None
     if not isinstance(whole, nn.Embedding) or shared or not whole.weight.requires_grad:
         yield
         return
-    used = np.flatnonzero(counts(rows, whole.num_embeddings))
+    used = np.flatnonzero(count_tokens(rows, whole.num_embeddings))
     if len(used) > WORTH_IT * whole.num_embeddings:
         yield
         return

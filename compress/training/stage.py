@@ -27,7 +27,7 @@ from compress.config.reference import options
 from compress.console import warn
 from compress.data.cache import home
 from compress.data.collate import Batching, LengthGrouped, Order, QueryGrouped, Seq2SeqCollate, TokenBudget
-from compress.data.masking import Words, counts
+from compress.data.masking import Words, count_tokens
 from compress.errors import DamagedError, RecipeError
 from compress.io import atomic_folder, verify
 from compress.models.checkpoints import save_tokenizer
@@ -322,7 +322,7 @@ def run_stage(
     words = None
     if stage.corrupt or stage.step:
         words = Words.from_tokenizer(context.tokenizer)
-        words = replace(words, counts_V=counts(rows, words.size)) if stage.corrupt else words
+        words = replace(words, counts_V=count_tokens(rows, words.size)) if stage.corrupt else words
         words = words.to(PartialState().device)
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and context.bf16:

@@ -17,7 +17,7 @@ from rich.console import Console
 from transformers import Trainer
 from transformers.integrations.integration_utils import MLflowCallback, TrackioCallback, WandbCallback
 
-from compress.data.sources import reaches
+from compress.data.sources import is_reachable
 from compress.errors import CompressError
 from compress.io import atomic_file, make_folder
 from compress.training.run import Run
@@ -86,7 +86,7 @@ def _wandb(home: Path, name: str, known: str | None) -> Begun:
 
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     mode = os.environ.get("WANDB_MODE")
-    if mode is None and (constants.HF_HUB_OFFLINE or not wandb.api.api_key or not reaches(server)):
+    if mode is None and (constants.HF_HUB_OFFLINE or not wandb.api.api_key or not is_reachable(server)):
         mode = "offline"
     begun = wandb.init(
         project=os.environ.get("WANDB_PROJECT") or "compress", group=home.name, name=name, id=known, resume="allow",

@@ -136,12 +136,12 @@ def yielding(*found: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ((), r"small: mine\.sentences makes no row of it"),
+        ((), r"small: mine\.sentences makes no rows from it"),
         (({"ids": [1]},), r"row 0: has ids; expected input_ids"),
         (({"input_ids": [1], "langs": [1]}, {"input_ids": [1]}), "row 1: has input_ids; expected"),
         (({"input_ids": [1] * 17},), "row 0: 17 tokens; expected 1 to max_length = 16"),
         (({"input_ids": []},), "row 0: 0 tokens"),
-        (({"input_ids": [1, 2], "langs": [1]},), "langs must be a list of 2 numbers"),
+        (({"input_ids": [1, 2], "langs": [1]},), "langs must be one number, or a list of 2"),
         (({"input_ids": [1], "next": 1}, {"input_ids": [1], "next": [1]}), "row 1: next must be"),
     ],
 )

@@ -63,15 +63,15 @@ def test_tags_of_single_words_stay_as_they_are(folder: Folder) -> None:
 def test_sentences_are_held_out_where_there_is_no_validation_split(tmp_path: Path) -> None:
     data = load_task(str(marked.sentences(tmp_path / "all.bio", count=40)))
     assert (len(data.train), len(data.validation), data.test) == (36, 4, None)
-    assert "4 of 40 training rows are held out" in data.notes[0]
+    assert "held out 4 of 40 training rows" in data.notes[0]
 
 
 @pytest.mark.parametrize(
     ("files", "match"),
     [
         ({"train.conll": "a\tO\nb\tB-x\nlonely\n", "dev.conll": WNUT}, "train.conll, line 3: 'lonely'"),
-        ({"train.conll": WNUT, "dev.conll": "x\tB-people\n"}, "dev.conll: tag 'B-people' is none of the training"),
-        ({"train.conll": "\n\n", "dev.conll": WNUT}, "train.conll: no words in it"),
+        ({"train.conll": WNUT, "dev.conll": "x\tB-people\n"}, "dev.conll: the training split has no tag 'B-people'"),
+        ({"train.conll": "\n\n", "dev.conll": WNUT}, "train.conll: has no words"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(files: Mapping[str, str], match: str, folder: Folder) -> None:
@@ -109,7 +109,7 @@ def test_a_file_for_each_split_of_any_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        ("train=nowhere.tsv", "there is no such file"),
+        ("train=nowhere.tsv", "no such file"),
         ("trian=a.tsv", "no split 'trian'. Did you mean 'train'"),
         ("test={here}", "names no training split"),
     ],
@@ -156,9 +156,9 @@ def test_lists_in_json_lines_and_what_is_wrong_with_them(tmp_path: Path) -> None
     data = load_task(write(good))
     assert (data.task.labels, data.train["tags"][0]) == (("O", "B-PER", "I-PER"), [1, 2])
     assert "train.jsonl: its tags are rewritten in IOB2" in data.notes
-    with pytest.raises(DataError, match=r"train.jsonl, row 3: 2 words and 1 tags; expected a tag for each word"):
+    with pytest.raises(DataError, match=r"train.jsonl, row 3: 2 words but 1 tags; expected a tag for each word"):
         load_task(write([*good, {"words": ["a", "b"], "tags": ["O"]}]))
-    with pytest.raises(DataError, match=r"the tags in 'tags' are numbers, and nothing says what they are called"):
+    with pytest.raises(DataError, match=r"the tags in 'tags' are numbers without names"):
         load_task(write([{"words": ["a", "b"], "tags": [0, 1]}]))
     with pytest.raises(DataError, match=r"tagging is learned from words and tags in columns, or tables with lists"):
         load_task(write([{"text": "a", "label": "x"}] * 2), kind="tagging")

@@ -107,5 +107,5 @@ def test_markup_goes_and_words_stay() -> None:
 
 def test_a_python_without_topics_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(DataError, match=r"without its documentation topics .* Name a text file"):
+    with pytest.raises(DataError, match=r"no documentation topics .* Use a text file"):
         pydoc.fingerprint()

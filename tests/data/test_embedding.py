@@ -43,7 +43,7 @@ def test_pairs_with_a_number_are_compared_and_lines_are_texts_alone(tmp_path: Pa
     assert data.train["text"][:] == ["warm and fun", "so sad", "quite slow"]  # once, without what is compared later
     assert judged(data) == {(one, other): gain for one, other, gain in PAIRS}
     assert (data.task.kind, data.task.metric, data.task.text) == ("embedding", "spearman", ("text",))
-    assert data.notes[0] == "train: 1 empty texts are left out"
+    assert data.notes[0] == "train: left out 1 empty texts"
 
 
 def test_a_text_file_of_lines_is_texts_alone_by_itself(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_text_file_of_lines_is_texts_alone_by_itself(tmp_path: Path) -> None:
     assert data.task.kind == "embedding"
     assert (len(data.train), len(data.validation)) == (150, 50)
     assert not set(data.train["text"]) & set(data.validation["text"])
-    assert "50 of 200 texts are held out for it" in " ".join(data.notes)
+    assert "held out 50 of 200 texts" in " ".join(data.notes)
 
 
 def test_who_asks_and_what_answers(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_too_few_texts_are_refused(lines: list[str], said: str, tmp_path: Path) 
 
 def test_a_number_that_is_none_is_refused_by_its_row(tmp_path: Path) -> None:
     rows = [("sentence1", "sentence2", "score"), *PAIRS, ("a", "b", "nan")]
-    with pytest.raises(DataError, match="row 5: 'nan' in 'score' is no number"):
+    with pytest.raises(DataError, match="row 5: 'nan' in 'score' is not a number"):
         load(tsv(tmp_path / "train.tsv", *rows))
 
 

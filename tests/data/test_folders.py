@@ -109,7 +109,7 @@ def test_columns_without_any_header_are_told_by_their_contents(folder: Folder) -
     data = load_task(folder({"train.tsv": tsv(header=""), "dev.tsv": tsv(header="")}))
     assert (data.task.text, data.task.label) == (("1",), "2")
     assert len(data.train) == len(ROWS)
-    assert "took '1' for the text, from the contents" in data.notes
+    assert "took '1' as the text, by the contents" in data.notes
 
 
 def test_an_unknown_header_is_told_from_recurring_labels(folder: Folder) -> None:
@@ -167,15 +167,15 @@ def test_a_second_validation_split_stands_in_for_an_unlabelled_test(folder: Fold
     }
     data = load_task(folder(files))
     assert (data.validation["text"][0], data.test and data.test["text"][0]) == (ROWS[0][0], ROWS[2][0])
-    assert "test.tsv has no labels: passed over" in data.notes
-    assert "dev.tsv, a second validation split, serves as the test split" in data.notes
+    assert "skipped test.tsv: it has no labels" in data.notes
+    assert "dev.tsv, a second validation split, is the test split" in data.notes
 
 
 def test_a_second_validation_split_is_passed_over_beside_a_labelled_test(folder: Folder) -> None:
     data = load_task(folder({"train.tsv": tsv(), "val.tsv": tsv(), "dev.tsv": tsv(), "test.tsv": tsv(ROWS[:1])}))
     assert data.test is not None
     assert len(data.test) == 1
-    assert "dev.tsv is passed over: test.tsv is the test split" in data.notes
+    assert "skipped dev.tsv: test.tsv is the test split" in data.notes
 
 
 @pytest.mark.parametrize("blank", ["", "-1", "nan"])
@@ -183,7 +183,7 @@ def test_a_test_split_with_blank_labels_is_none(folder: Folder, blank: str) -> N
     test = tsv([("some text", blank), ("more text", blank)])
     data = load_task(folder({"train.tsv": tsv(), "dev.tsv": tsv(), "test.tsv": test}))
     assert data.test is None
-    assert data.notes[0] == "test.tsv has no labels: passed over"
+    assert data.notes[0] == "skipped test.tsv: it has no labels"
 
 
 def test_held_out_rows_keep_the_classes_in_proportion_and_depend_on_the_seed(folder: Folder) -> None:
@@ -196,7 +196,7 @@ def test_held_out_rows_keep_the_classes_in_proportion_and_depend_on_the_seed(fol
     assert not set(first.train["text"][:]) & set(first.validation["text"][:])
     assert first.validation.to_list() == again.validation.to_list()
     assert first.fingerprint == again.fingerprint != other.fingerprint
-    assert "no validation split: 30 of 301 training rows are held out for it (seed 1)" in first.notes
+    assert "no validation split: held out 30 of 301 training rows (seed 1)" in first.notes
 
 
 def test_the_fingerprint_changes_with_every_row_and_class_name_only(folder: Folder) -> None:

@@ -56,9 +56,9 @@ def test_glue_from_the_cache() -> None:
     assert data.train.to_list()[1] == {"text": "sentence 1", "label": 1}
     assert (len(data.train), len(data.validation), data.test) == (3, 2, None)
     assert data.notes[:3] == (
-        "the hub was not reached: glue/sst2 comes from the local cache",
-        "sst2 [train]: 1 rows that the source marks as unlabelled are left out",
-        "sst2 [test] has no labels: passed over",
+        "the hub cannot be reached: glue/sst2 comes from the local cache",
+        "sst2 [train]: left out 1 rows that the source marks as unlabelled",
+        "skipped sst2 [test]: it has no labels",
     )
 
 

@@ -84,16 +84,20 @@ def test_a_multilabel_split_without_validation_is_held_out(folder: Folder) -> No
         ([[], [], []], None, "every training row has the same labels"),
         (["a", None, "b", ""], None, r"2 of 4 rows have no label \(rows 2, 4\)"),
         ([0.5, float("nan"), 1.5], None, r"1 of 3 rows have no label \(row 2\)"),
-        ([0.5, float("inf"), 1.5], None, "row 2: 'inf' is no number"),
-        ([0.5, 1e39, 1.5], None, r"row 2: '1e\+39' is no number"),
+        ([0.5, float("inf"), 1.5], None, "row 2: 'inf' is not a number"),
+        ([0.5, 1e39, 1.5], None, r"row 2: '1e\+39' is not a number"),
         ([f"id{n // 2}" for n in range(20_010)], None, "10005 different values"),
         ([[f"tag{n}", "a"] for n in range(10_001)], None, "10002 different values"),
-        (["a", "b"], "regression", "row 1: 'a' is no number"),
+        (["a", "b"], "regression", "row 1: 'a' is not a number"),
         ([1, 0, "pos"], None, r"numbers in some rows and words in others \(row 3: 'pos'\)"),
-        (["a", ["b"]], None, "row [12]: a cell is a list where other rows have text"),
+        (["a", ["b"]], None, "row [12]: a column has both lists and texts"),
         (["a", {"b": 1}], None, r"1 of 2 rows have no label \(row 2\)"),
         (["a", "b"], "multiclass", "no kind of task 'multiclass'. Did you mean 'multilabel'"),
-        ([["a"], ["b"]], "classification", "makes the task multilabel, but classification was asked for"),
+        (
+            [["a"], ["b"]],
+            "classification",
+            "kind classification was requested, but its label column makes it multilabel",
+        ),
         ([f"id{n}" for n in range(50)], None, "looks like text or an identifier"),
     ],
 )
@@ -105,14 +109,18 @@ def test_labels_that_are_no_task(folder: Folder, labels: list[object], kind: Kin
 @pytest.mark.parametrize(
     ("train", "validation", "message"),
     [
-        (["pos", "neg"], ["pos", "neg", "pso"], r"dev\.jsonl, row 3: label 'pso' is no class .*Did you mean 'pos'\?"),
+        (
+            ["pos", "neg"],
+            ["pos", "neg", "pso"],
+            r"dev\.jsonl, row 3: the training split has no class 'pso'.*Did you mean 'pos'\?",
+        ),
         (
             [0, 1],
             ["neg", "pos"],
-            "rows 1, 2: label 'neg', 'pos' is no class .*write the labels of every split the same way",
+            "rows 1, 2: the training split has no class 'neg', 'pos'.*write the labels of every split the same way",
         ),
         (["neg", "pos"], [0, 1], "write the labels of every split the same way"),
-        ([["a"], ["b"]], [["a", "c"], []], "row 1: label 'c' is no class"),
+        ([["a"], ["b"]], [["a", "c"], []], "row 1: the training split has no class 'c'"),
         (["a", "b"], ["a", None], r"dev\.jsonl: 1 of 2 rows have no label \(row 2\)"),
     ],
 )

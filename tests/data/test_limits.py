@@ -64,7 +64,7 @@ def test_a_file_that_is_read_as_a_whole_may_be_too_large(tmp_path: Path) -> None
         with (tmp_path / name).open("w") as file:
             file.write(start)
             file.truncate(2**40)  # takes no space
-        with pytest.raises(DataError, match=rf"{name}: 1,099,.* bytes are too many to be read as a whole"):
+        with pytest.raises(DataError, match=rf"{name}: has 1,099,.* bytes; expected at most"):
             load_task(str(tmp_path / name))
 
 
@@ -152,7 +152,7 @@ def test_parquet_with_an_id_of_no_class_and_with_two_columns_of_one_name(tmp_pat
     with pytest.raises(DataError, match=r"column 'label': cannot be read"):
         load_task(str(tmp_path))
     pq.write_table(pa.table([["x"], ["y"]], names=["text", "text"]), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match="several columns of one name"):
+    with pytest.raises(DataError, match="several columns of the same name"):
         load_task(str(tmp_path))
 
 

@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from compress.data import masking
-from compress.data.masking import Frame, Words, counts
+from compress.data.masking import Frame, Words, count_tokens
 from compress.errors import DataError
 from tests import tiny
 
@@ -58,16 +58,16 @@ def test_without_padding_token_it_is_refused() -> None:
 def test_counts_are_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "ROWS_PER_CALL", 2)
     rows = Dataset.from_dict({"input_ids": [[1, 2, 2], [4], [], [1, 4, 4, 4]], "length": [3, 1, 0, 4]})
-    found = counts(rows, 6)
+    found = count_tokens(rows, 6)
     assert found.dtype == torch.int64
     assert found.tolist() == [0, 2, 2, 0, 4, 0]
-    assert counts(rows.select([3, 0]), 6).tolist() == [0, 2, 2, 0, 3, 0]
+    assert count_tokens(rows.select([3, 0]), 6).tolist() == [0, 2, 2, 0, 3, 0]
     assert Words.from_tokenizer(tiny.tokenizer(), found).counts_V is found
 
 
 def test_a_token_beyond_the_vocabulary_is_refused() -> None:
-    with pytest.raises(DataError, match="token 4 does not exist: the vocabulary has 4"):
-        counts(Dataset.from_dict({"input_ids": [[4]]}), 4)
+    with pytest.raises(DataError, match="token 4 is not in the vocabulary of 4"):
+        count_tokens(Dataset.from_dict({"input_ids": [[4]]}), 4)
 
 
 # Frames
@@ -114,5 +114,5 @@ def test_token_types_are_the_tokenizers_own() -> None:
 def test_a_tokenizer_that_hides_its_frame_is_refused() -> None:
     tokenizer = framed("<s> $A </s>", "<s> $A </s> $B </s>")
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
-    with pytest.raises(DataError, match=r"cannot see how it frames 1 text"):
+    with pytest.raises(DataError, match=r"cannot find its special tokens around 1 text"):
         Frame.from_tokenizer(tokenizer)

@@ -39,7 +39,7 @@ def test_a_table_of_pairs(folder: Folder) -> None:
     assert pairs(data.train) == [("a", "p1", 2), ("a", "p2", 0), ("b", "p3", 1), ("b", "p4", 0.5), ("c", "p5", 0)]
     assert data.train["query"][:] == [0, 0, 1, 1, 2]
     assert pairs(data.validation) == pairs(data.train)[:4]
-    assert any("1 of 3 queries are left out" in note for note in data.notes)
+    assert any("left out 1 of 3 queries" in note for note in data.notes)
 
 
 def test_it_is_a_pair_classification_where_nobody_asks(folder: Folder) -> None:
@@ -123,8 +123,8 @@ def test_questions_of_squad_are_queries_only_where_asked(folder: Folder) -> None
         (HEADER + "a\tp\t\n", "row 2: 'relevance' is"),
         (HEADER + "a\tp\t1\n\tq\t0\n", "row 3: the query 'query' is empty"),
         (HEADER + "a\tp\t1\na\t \t0\n", "row 3: the passage 'passage' is empty"),
-        (HEADER + "a\tp\t1\nb\tq\t0\n", "nothing to learn"),
-        (HEADER + "a\tp\t0\na\tq\t0\n", "nothing to learn"),
+        (HEADER + "a\tp\t1\nb\tq\t0\n", "no order can be learned"),
+        (HEADER + "a\tp\t0\na\tq\t0\n", "no order can be learned"),
         ("query\tpassage\tother\na\tp\tx\n", "which column is the relevance"),
     ],
 )

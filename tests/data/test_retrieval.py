@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.data.retrieval import BLOCK, WordIndex, bm25, read_beir, read_squad_retrieval
+from compress.data.retrieval import BLOCK, WordIndex, read_beir, read_squad_retrieval
 from compress.data.sources import is_beir
 from compress.errors import DataError
 from tests.data.conftest import Folder
@@ -48,13 +48,13 @@ def test_texts_that_nobody_needs_may_be_empty(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"qrels/dev.tsv": "query-id\tcorpus-id\tscore\nq2\td9\t1\n"}, "dev.tsv, line 2: 'd9' is no id of corpus"),
-        ({"qrels/dev.tsv": "q9\td1\t1\n"}, "dev.tsv, line 1: 'q9' is no id of queries"),
+        ({"qrels/dev.tsv": "query-id\tcorpus-id\tscore\nq2\td9\t1\n"}, "dev.tsv, line 2: corpus.jsonl has no id 'd9'"),
+        ({"qrels/dev.tsv": "q9\td1\t1\n"}, "dev.tsv, line 1: queries.jsonl has no id 'q9'"),
         ({"qrels/dev.tsv": "q1\td1\t1\nq1\td1\n"}, "dev.tsv, line 2: expected query-id"),
         ({"qrels/dev.tsv": "query-id\tcorpus-id\tscore\n"}, "no judgement"),
         ({"queries.jsonl": lines(q1="who?", q2=" ")}, "'q2' has no text"),
         ({"corpus.jsonl": lines(d1="") + lines(**{"2": "x"})}, "'d1' has no text"),
-        ({"corpus.jsonl": lines(d1="x") + lines(d1="y")}, "corpus.jsonl, line 2: the id 'd1'"),
+        ({"corpus.jsonl": lines(d1="x") + lines(d1="y")}, "corpus.jsonl, line 2: an earlier line has the id 'd1'"),
         ({"corpus.jsonl": '{"id": "d1", "text": "x"}'}, "corpus.jsonl, line 1: expected"),
     ],
 )
@@ -81,7 +81,7 @@ def test_questions_are_answered_by_their_paragraphs(folder: Folder) -> None:
 
 
 def test_bm25_scores_as_lucene_does() -> None:
-    found, scores = bm25(GOLDEN["texts"], GOLDEN["asked"], 5)
+    found, scores = WordIndex.from_texts(GOLDEN["texts"]).search(GOLDEN["asked"], 5)
     for row, (places, values) in enumerate(zip(found, scores, strict=True)):
         expected = np.array(GOLDEN["scores"][row])
         np.testing.assert_allclose(values, expected[places], rtol=1e-6)
@@ -94,12 +94,12 @@ def test_bm25_scores_as_lucene_does() -> None:
 def test_bm25_finds_the_same_in_blocks_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     texts = [" ".join(map(str, rng.integers(0, 50, 12))) for _ in range(200)]
-    whole = bm25(texts, texts[:30], 7)
+    whole = WordIndex.from_texts(texts).search(texts[:30], 7)
     assert whole[0].shape == whole[1].shape == (30, 7)
     assert (whole[0][:, 0] == np.arange(30)).mean() > 0.9
     monkeypatch.setattr("compress.data.retrieval.BLOCK", 500)
-    np.testing.assert_array_equal(bm25(texts, texts[:30], 7)[0], whole[0])
-    assert bm25(texts[:3], texts[:1], 9)[0].shape == (1, 3)
+    np.testing.assert_array_equal(WordIndex.from_texts(texts).search(texts[:30], 7)[0], whole[0])
+    assert WordIndex.from_texts(texts[:3]).search(texts[:1], 9)[0].shape == (1, 3)
     assert BLOCK > 500
     with pytest.raises(DataError, match="no words"):
-        bm25(["?", "!"], ["a"], 1)
+        WordIndex.from_texts(["?", "!"]).search(["a"], 1)

@@ -30,10 +30,10 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
         ("a/b/c", "no such file or folder"),
         ("{here}/trian.tsv", "no such file or folder.*Did you mean"),
         ("~nobody-of-that-name/set", "no such folder"),
-        ("what is this?", "no data source"),
-        ("", "no data source"),
-        (" ", "no data source"),
-        ("a\0b.tsv", "no data source"),
+        ("what is this?", "is not a data source"),
+        ("", "is not a data source"),
+        (" ", "is not a data source"),
+        ("a\0b.tsv", "is not a data source"),
         (f"{'a/' * 9}{'x' * 5000}.tsv", "cannot be read"),
         ("train=nowhere.tsv", "no such file"),
         ("train={here}/train.tsv,train={here}/train.tsv", "two files"),
@@ -73,9 +73,9 @@ def test_what_may_be_a_source_passes(folder: Folder) -> None:
     ("source", "message"),
     [
         ("nowhere.txt", "no such file or folder"),
-        ("{here}/a.pdf", "no text file by its name"),
+        ("{here}/a.pdf", "its name is not that of a text file"),
         ("{here}/pipe.txt", "pipe, socket or device"),
-        ("", "no data source"),
+        ("", "is not a data source"),
     ],
 )
 def test_a_corpus_that_cannot_be_one(folder: Folder, source: str, message: str) -> None:

@@ -75,14 +75,14 @@ def test_questions_whose_answers_are_nowhere_are_left_out(folder: Folder) -> Non
     lost = asked("one two", {"answers": [answer("three", 0)]}, {"answers": [answer("three", 0), answer("two", 4)]})
     data = loaded(folder, {"train.json": squad(lost), "dev.json": squad(YES)})
     assert [row["answers"] for row in data.train] == [["two"]]
-    assert data.notes[:1] == ("train.json: 1 questions are left out: their answers are not in their texts",)
+    assert data.notes[:1] == ("train.json: left out 1 questions, whose answers are not in their contexts",)
 
 
 def test_a_test_split_without_answers_is_passed_over(folder: Folder) -> None:
     blank = asked("Hidden.", {"answers": []}, {})
     data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES), "test.json": squad(blank)})
     assert data.test is None
-    assert data.notes[:1] == ("test.json has no answers: passed over",)
+    assert data.notes[:1] == ("skipped test.json: it has no answers",)
     with pytest.raises(DataError, match="nothing to learn"):
         loaded(folder, {"train.json": squad(blank), "dev.json": squad(YES)})
 
@@ -100,7 +100,7 @@ def test_validation_is_held_out_by_paragraph(tmp_path: Path) -> None:
     apart = set(data.train["context"][:]), set(data.validation["context"][:])
     assert not apart[0] & apart[1]
     assert (len(data.train), len(data.validation)) == (72, 8)
-    assert "8 of 80 training rows are held out" in data.notes[0]
+    assert "held out 8 of 80 training rows" in data.notes[0]
     again = load_task(str(file), seed=1)
     assert again.validation["context"][:] != data.validation["context"][:]
     assert again.fingerprint != data.fingerprint
@@ -133,7 +133,7 @@ def test_a_file_for_each_split(tmp_path: Path) -> None:
             {"train.json": '{"data": [{"paragraphs": [{"context": "x", "qas": [{"answers": [{"text": 1}]}]}]}]}'},
             r"qas\[0\].answers\[0\]: expected an object with 'text'",
         ),
-        ({"train.json": squad(asked("x", {"answers": [answer("y", 0)]}))}, "no question in it whose answer"),
+        ({"train.json": squad(asked("x", {"answers": [answer("y", 0)]}))}, "has no question whose answer"),
         ({"train.json": squad(YES)}, "too few texts to hold some out"),
         ({"dev.json": squad(YES)}, r"no training split. .* or --data train=.*dev\.json"),
     ],
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_said_with_its_place(files: Mapping[str, str], match: s
 def test_a_kind_that_is_asked_for_is_not_doubted(folder: Folder) -> None:
     with pytest.raises(DataError, match="SQuAD"):
         load_task(folder({"train.json": '[{"text": "a", "label": "b"}]'}), kind="qa")
-    with pytest.raises(DataError, match="qa is learned from the json of SQuAD, or tables with the columns question"):
+    with pytest.raises(DataError, match="expected the json of SQuAD, or tables with the columns question"):
         load_task({"train": pandas.DataFrame({"text": ["a"], "label": ["b"]})}, kind="qa")
     with pytest.raises(DataError, match="owner/name: the hub cannot be reached"):
         load_task("owner/name", kind="qa")
@@ -191,7 +191,7 @@ def test_questions_of_tables_are_those_of_the_same_json(source: Callable[[Path],
         "7", "Where?", ["Paris", "in Paris"], [10, 7],
     )  # fmt: skip
     assert (second["id"], second["answers"]) == ("8", [])
-    assert data.notes[0].endswith("1 questions are left out: their answers are not in their texts")
+    assert data.notes[0].endswith("left out 1 questions, whose answers are not in their contexts")
 
 
 def test_questions_of_one_title_are_held_out_together(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 @cache
 def plain(name: str) -> Tokenizer:
-    return windows.plain(tokenizer(name).backend_tokenizer)
+    return windows.copy_unpadded(tokenizer(name).backend_tokenizer)
 
 
 def asked(name: str, question: str, context: str, max_length: int) -> list[windows.QuestionWindow]:
@@ -112,7 +112,7 @@ def test_a_long_question_leaves_half_of_the_row() -> None:
 
 
 def test_no_room_and_no_place_for_no_answer_are_refused() -> None:
-    with pytest.raises(DataError, match="max_length 4 leaves no room for a text"):
+    with pytest.raises(DataError, match="max_length 4 is too short for a question"):
         asked("tiny", "film film", "good", 4)
     bare = Tokenizer.from_str(tiny.tokenizer().backend_tokenizer.to_str())
     bare.post_processor = TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])

@@ -382,7 +382,7 @@ def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
     told = command.run("search", "--worker")
     assert "needs --storage" in told.err
     told = command.run("search", "--storage", str(tmp_path / "study.db"), "--worker")
-    assert (told.code, "there is no such file" in told.err) == (2, True)
+    assert (told.code, "no such file" in told.err) == (2, True)
 
 
 def test_a_stated_time_ends_workers_too_and_more_of_it_goes_on(

@@ -398,7 +398,7 @@ def read_rows(tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]) -
         ]
     if frame.kind == "tagging":
         return [_read_words(tokenizer, frame, text) for text in texts if isinstance(text, str)]
-    reference = windows.plain(tokenizer)
+    reference = windows.copy_unpadded(tokenizer)
     reference.enable_truncation(frame.max_length, strategy="longest_first")
     return [_row(row.ids, row.type_ids) for row in reference.encode_batch(list(texts))]
 
