@@ -160,5 +160,5 @@ def test_lists_in_json_lines_and_what_is_wrong_with_them(tmp_path: Path) -> None
         load_task(write([*good, {"words": ["a", "b"], "tags": ["O"]}]))
     with pytest.raises(DataError, match=r"the tags in 'tags' are numbers without names"):
         load_task(write([{"words": ["a", "b"], "tags": [0, 1]}]))
-    with pytest.raises(DataError, match=r"tagging is learned from words and tags in columns, or tables with lists"):
+    with pytest.raises(DataError, match=r"files with a word and its tag in each line, or tables with lists"):
         load_task(write([{"text": "a", "label": "x"}] * 2), kind="tagging")
