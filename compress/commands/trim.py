@@ -117,7 +117,9 @@ def trim(
         result = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
             result, proofs[precision] = attach_certificate(result, precision, proof)
-        before, after = (copy_unpadded(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, result))
+        before, after = (
+            copy_unpadded(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, result)
+        )
         alike = float(np.mean([same for _, same in compare_encodings(before, after, texts_of(split))]))
         return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
 

@@ -144,7 +144,7 @@ def test_a_file_that_is_there_is_not_written_over(told: Told, prompt: str, tmp_p
 def test_what_is_wrong_is_told_before_the_model_is_opened(tmp_path: Path, prompt: str) -> None:
     with pytest.raises(PromptError):
         label("intents", "sentimet", tmp_path / "out.jsonl")
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="no such file"):
         label(str(tmp_path / "none.jsonl"), prompt, tmp_path / "out.jsonl")
     with pytest.raises(DataError, match="it contains no text"):
         label(lines(tmp_path / "empty.txt", " "), prompt, tmp_path / "out.jsonl")
