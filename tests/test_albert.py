@@ -1,4 +1,4 @@
-"""ALBERT's stages: a head of its own between the task's, whatever the task."""
+"""ALBERT students, and the sentence-order head between their stages."""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from tests import tiny
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 5])
-def test_the_order_of_segments_has_two_answers_whatever_the_task_has(outputs: int, tmp_path: Path) -> None:
-    """Built for pre-training, kept in between, and then given the task's head."""
+def test_sentence_order_has_two_outputs(outputs: int, tmp_path: Path) -> None:
+    """Build for pre-training, save and load, then change to the task's head."""
     names = {number: f"label {number}" for number in range(outputs)}
     teacher = tiny.bert(outputs)
     teacher.config.id2label = names
@@ -30,7 +30,7 @@ def test_the_order_of_segments_has_two_answers_whatever_the_task_has(outputs: in
     assert teacher.config.id2label == names
 
 
-def test_the_recipes_students_are_the_papers() -> None:
+def test_the_recipes_have_the_papers_students() -> None:
     """12M parameters, of which 4M are tables; one group of layers, an embedding of 128."""
     config = config_for(Recipe.load("albert").student, tiny.config("bert", vocab_size=30_000))
     assert (config.num_hidden_groups, config.embedding_size, config.hidden_size) == (1, 128, 768)

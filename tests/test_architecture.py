@@ -1,4 +1,4 @@
-"""The direction of imports: every package imports only what lies below it, and no two import each other."""
+"""Every package imports only packages below it, and there are no cycles."""
 
 import ast
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ LAYERS = (
     "training", "exporters", "benchmark", "quantization trimming", "reporting", "latency", "tuning", "pruning", "nas",
     "prompting", "papers", "commands", "cli", "__main__",
 )  # fmt: skip
-"""From the ground up. Packages in one entry do not import each other, but for those of the first."""
+"""From the bottom up. Packages of one entry do not import each other, except those of the first."""
 RANK = {package: height for height, layer in enumerate(LAYERS) for package in layer.split()}
 PLUGINS = {"config.reference": "papers"}
-"""Papers are found by name, here alone."""
+"""The only module that imports papers, by name."""
 
 
 def modules() -> dict[str, Path]:
@@ -57,11 +57,11 @@ def _imports(node: ast.AST, *, lazy: bool) -> Iterator[tuple[str, bool]]:
             yield from _imports(child, lazy=lazy or hidden)
 
 
-def test_every_package_has_its_place() -> None:
+def test_every_package_has_a_layer() -> None:
     assert {name.partition(".")[0] for name in MODULES if name} == set(RANK)
 
 
-def test_nothing_is_imported_from_above() -> None:
+def test_no_import_from_above() -> None:
     upwards = [
         f"{name} imports {target}"
         for name, path in MODULES.items() if name
@@ -72,7 +72,7 @@ def test_nothing_is_imported_from_above() -> None:
     assert upwards == []
 
 
-def test_packages_beside_each_other_do_not_import_each_other() -> None:
+def test_no_import_within_a_layer() -> None:
     beside = [
         f"{name} imports {target}"
         for name, path in MODULES.items() if name
@@ -83,7 +83,7 @@ def test_packages_beside_each_other_do_not_import_each_other() -> None:
     assert beside == []
 
 
-def test_no_module_imports_itself_by_a_circle() -> None:
+def test_no_import_cycle() -> None:
     graph = {
         name: {target for target, lazy in imports(path) if not lazy and target != name}
         for name, path in MODULES.items()

@@ -1,4 +1,4 @@
-"""The recipe that is taken where none is named."""
+"""Choose a recipe by the table of `--recipe auto`."""
 
 import json
 from pathlib import Path
@@ -26,31 +26,33 @@ from tests.unshipped import Trained
         ("", True, [], "prompted"),
     ],
 )
-def test_the_first_line_that_fits_is_taken(family: str, prompted: bool, overrides: list[str], name: str) -> None:
+def test_the_first_fitting_line(family: str, prompted: bool, overrides: list[str], name: str) -> None:
     recipe, because = CandidateRecipes.load("auto", overrides).decide(kind="qa", family=family, prompted=prompted)
     assert recipe.name == name
     assert because
 
 
-def test_a_ranking_is_taught_by_margins() -> None:
+def test_a_ranking() -> None:
     recipe, because = CandidateRecipes.load("auto").decide(kind="ranking", family="bert", prompted=False)
     assert recipe.name == "margin-mse"
     assert "reranker" in because
 
 
-def test_a_target_of_the_users_takes_the_place_of_the_tables() -> None:
-    usual, _ = CandidateRecipes.load("auto").decide(kind="tagging", family="bert", prompted=False)
-    assert usual.target.sizes == {"layers": 0.67, "ffn": 0.5}
-    asked, _ = CandidateRecipes.load("auto", ["target.speedup=3"]).decide(kind="tagging", family="bert", prompted=False)
-    assert (asked.target.budgets, asked.target.sizes) == ({"speedup": 3}, {})
+def test_a_target_of_the_user() -> None:
+    default, _ = CandidateRecipes.load("auto").decide(kind="tagging", family="bert", prompted=False)
+    assert default.target.sizes == {"layers": 0.67, "ffn": 0.5}
+    changed, _ = CandidateRecipes.load("auto", ["target.speedup=3"]).decide(
+        kind="tagging", family="bert", prompted=False
+    )
+    assert (changed.target.budgets, changed.target.sizes) == ({"speedup": 3}, {})
 
 
-def test_what_no_recipe_has_is_refused() -> None:
+def test_an_unknown_stage() -> None:
     with pytest.raises(RecipeError, match="no stage 'tripel'"):
         CandidateRecipes.load("auto", ["stages.tripel.lr=1"])
 
 
-def test_a_table_of_ones_own(tmp_path: Path) -> None:
+def test_a_table_of_the_user(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("choices: [{recipe: hinton, kinds: [qa], because: I said so}]", encoding="utf-8")
     found = preflight.load_choices(mine, length=LengthOptions(effort="best"))
@@ -64,7 +66,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
         preflight.load_choices(mine)
 
 
-def test_a_run_says_which_recipe_it_takes_and_why(tmp_path: Path, home: Path, unmeasured: None) -> None:
+def test_a_run_prints_its_recipe_and_the_reason(tmp_path: Path, home: Path, unmeasured: None) -> None:
     mine = tmp_path / "mine.yaml"
     quick = "[stages.0.steps=2, stages.0.max_length=32, teacher.steps=24, teacher.max_length=32]"
     mine.write_text(f"choices: [{{recipe: hinton, set: {quick}, because: it is quick}}]", encoding="utf-8")
@@ -78,7 +80,7 @@ def test_a_run_says_which_recipe_it_takes_and_why(tmp_path: Path, home: Path, un
     assert Recipe.load(tmp_path / "run" / "recipe.yaml").name == "hinton"
 
 
-def test_the_table_is_shown() -> None:
+def test_the_command_shows_the_table() -> None:
     shown = command.run("recipes", "auto")
     assert shown.out.strip() == table_path("auto").read_text(encoding="utf-8").strip()
     (first, *_) = json.loads(command.run("recipes", "auto", "--json").out)["choices"]

@@ -1,4 +1,4 @@
-"""Dropout by bits is dropout: the same share, independent, of the same mean, and from torch's generator."""
+"""Dropout by bits has the same probability, independence and scale as torch's, and uses torch's generator."""
 
 import copy
 
@@ -11,7 +11,7 @@ from tests import tiny
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_elements_are_dropped_with_the_probability_and_the_others_scaled(p: float, dtype: torch.dtype) -> None:
+def test_probability_and_scale(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.ones(501, 1001, dtype=dtype)
     out = drop(x, p)
@@ -25,7 +25,7 @@ def test_elements_are_dropped_with_the_probability_and_the_others_scaled(p: floa
 
 
 def test_neighbours_are_independent() -> None:
-    """Four elements share one draw of 64 bits; each quarter of it counts for itself."""
+    """Four elements share one draw of 64 bits."""
     torch.manual_seed(0)
     dropped = (drop(torch.ones(200_000, 4), 0.5) == 0).float()
     together = torch.corrcoef(dropped.T) - torch.eye(4)
@@ -33,14 +33,14 @@ def test_neighbours_are_independent() -> None:
     assert dropped.mean(0).tolist() == pytest.approx([0.5] * 4, abs=0.005)
 
 
-def test_the_gradient_goes_where_the_value_went() -> None:
+def test_the_gradient() -> None:
     x = torch.ones(7, 13, requires_grad=True)
     out = drop(x, 0.3)
     (gradient,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(gradient, out.detach())
 
 
-def test_torchs_generator_decides() -> None:
+def test_torchs_generator() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
     first, second = drop(torch.ones(33), 0.5), drop(torch.ones(33), 0.5)
@@ -50,13 +50,13 @@ def test_torchs_generator_decides() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
-def test_nothing_is_drawn_where_nothing_is_left_to_chance(p: float) -> None:
+def test_nothing_is_drawn_without_chance(p: float) -> None:
     state = torch.get_rng_state()
     assert torch.equal(drop(torch.ones(5), p), torch.full((5,), 1 - p))
     assert p or torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_model_keeps_its_weights_and_its_answers() -> None:
+def test_a_model_keeps_its_weights_and_outputs() -> None:
     model, plain = tiny.model("bert"), tiny.model("bert")
     draw_faster(model)
     assert sum(type(module) is Dropout for module in model.modules()) > 4

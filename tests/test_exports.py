@@ -1,4 +1,4 @@
-"""The public surface: what may be imported from `compress`, and what importing it costs."""
+"""The public names of `compress`, and the cost of importing it."""
 
 import inspect
 import pkgutil
@@ -20,13 +20,13 @@ PUBLIC = [
 ]  # fmt: skip
 
 
-def test_the_public_names_are_these() -> None:
+def test_public_names() -> None:
     assert compress.__all__ == PUBLIC
     assert dir(compress) == PUBLIC
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_each_is_there_under_its_own_name_and_explained(name: str) -> None:
+def test_every_name_is_documented(name: str) -> None:
     thing = getattr(compress, name)
     assert thing.__name__ == name
     doc = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__  # not a base class's
@@ -35,16 +35,16 @@ def test_each_is_there_under_its_own_name_and_explained(name: str) -> None:
     assert thing.__module__.startswith("compress."), "a name of ours, not one that was imported"
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name() -> None:
     with pytest.raises(AttributeError, match="module 'compress' has no attribute 'Destillation'"):
         _ = compress.Destillation  # type: ignore[attr-defined]
 
 
-def test_the_version_is_the_installed_one() -> None:
+def test_version() -> None:
     assert compress.__version__ == version("compress-kit")
 
 
-def test_importing_compress_imports_nothing_else_that_is_installed() -> None:
+def test_importing_compress_imports_no_dependency() -> None:
     code = (
         "import sys; before = set(sys.modules); import compress; "
         "new = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
@@ -53,6 +53,6 @@ def test_importing_compress_imports_nothing_else_that_is_installed() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_no_module_hides_a_function_of_its_name() -> None:
-    """Python sets the name of an imported module on its package: `compress.search` would be the module from then on."""
+def test_no_module_shadows_a_public_name() -> None:
+    """Python sets an imported module as an attribute of its package: `compress.search` would become a module."""
     assert {module.name for module in pkgutil.iter_modules(compress.__path__)} & set(PUBLIC) == set()

@@ -1,4 +1,4 @@
-"""What is counted is the arithmetic of the matrix products, on whatever device, and the model stays as it was."""
+"""Count parameters, and the FLOPs of matrix products, on any device and without changing the model."""
 
 import pytest
 import torch
@@ -9,21 +9,21 @@ from tests import tiny
 
 
 def by_hand(*, layers: int, hidden: int, ffn: int, tokens: int) -> float:
-    """A BERT: four projections and two products with other tokens, two of the FFN; the pooler once."""
+    """Count those of a BERT: four projections, two attention products, two of the FFN, and the pooler once."""
     attention = 4 * hidden**2 + 2 * tokens * hidden
     return 2 * (layers * (attention + 2 * hidden * ffn) + hidden**2 / tokens)
 
 
 @pytest.mark.parametrize("tokens", [8, 40])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_bert_costs_what_its_products_cost(device: str, tokens: int) -> None:
+def test_bert(device: str, tokens: int) -> None:
     with torch.device(device):
         model = AutoModel.from_config(tiny.config("bert", layers=3))
     assert flops_per_token(model, tokens) == by_hand(layers=3, hidden=32, ffn=64, tokens=tokens)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_modernbert_has_three_products_in_its_feed_forward_and_local_layers_compute_all_pairs(device: str) -> None:
+def test_modernbert(device: str) -> None:
     with torch.device(device):
         model = AutoModel.from_config(tiny.config("modernbert", layers=4, local_attention=4))
     assert model.config.layer_types.count("sliding_attention") == 2
@@ -36,7 +36,7 @@ def test_a_modernbert_has_three_products_in_its_feed_forward_and_local_layers_co
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_llama_costs_what_its_products_cost(device: str) -> None:
+def test_llama(device: str) -> None:
     """Keys and values of two heads for four heads of queries; three products in each feed-forward block."""
     with torch.device(device):
         model = AutoModel.from_config(tiny.config("qwen3", layers=3))
@@ -54,7 +54,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_decoders_have_their_published_parameters(name: str) -> None:
+def test_published_parameters(name: str) -> None:
     family, expected, sizes = PUBLISHED[name]
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     config = CONFIG_MAPPING[family](**dict(zip((*names, "vocab_size"), sizes, strict=True)), tie_word_embeddings=True)
@@ -64,7 +64,7 @@ def test_published_decoders_have_their_published_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*tiny.FAMILIES, "gpt2"])
-def test_every_family_is_counted_and_left_as_it_was(family: str) -> None:
+def test_every_family(family: str) -> None:
     """DeBERTa passes parameters to modules, XLNet has no positions; without weights most give the same figure."""
     config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=50) if family == "gpt2" else tiny.config(family)
     model = AutoModel.from_config(config)
@@ -79,18 +79,18 @@ def test_every_family_is_counted_and_left_as_it_was(family: str) -> None:
         assert flops_per_token(model.to("meta"), 32) == counted
 
 
-def test_a_row_is_no_longer_than_the_model_has_positions() -> None:
+def test_length_is_limited_by_positions() -> None:
     model = tiny.model("roberta", head=AutoModel, max_position_embeddings=18)
     assert flops_per_token(model, 500) == flops_per_token(model, 17)
 
 
-def test_an_encoder_of_an_encoder_decoder_is_counted_alone() -> None:
+def test_the_encoder_of_an_encoder_decoder() -> None:
     config = T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     encoder = AutoModel.from_config(config).get_encoder()
     assert flops_per_token(encoder, 16) == 2 * 2 * (4 * 32 * 32 + 2 * 16 * 32 + 2 * 32 * 64)
 
 
-def test_a_tied_parameter_is_one() -> None:
+def test_tied_parameters_count_once() -> None:
     model = tiny.bert()
     before = count_parameters(model)
     model.bert.encoder.layer[1].intermediate = model.bert.encoder.layer[0].intermediate

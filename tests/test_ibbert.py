@@ -1,4 +1,4 @@
-"""IB-BERT: its size, that it is transformers' MobileBERT where both can be built, and the library's conventions."""
+"""IB-BERT has the paper's size, equals transformers' MobileBERT where both exist, and follows its conventions."""
 
 import json
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def built(head: Any = AutoModelForPreTraining, *, seed: int = 0, **changes: Any)
     return head.from_config(config(**changes)).eval()
 
 
-def test_full_size_is_the_papers_293_million() -> None:
+def test_the_papers_293_million_parameters() -> None:
     with torch.device("meta"):
         model = IBBertModel(IBBertConfig(), add_pooling_layer=False)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -83,7 +83,7 @@ def test_full_size_is_the_papers_293_million() -> None:
 
 
 @pytest.mark.parametrize("activated", [True, False])
-def test_is_transformers_mobilebert_where_both_can_be_built(activated: bool) -> None:
+def test_equals_mobilebert_without_bottleneck(activated: bool) -> None:
     """With a widened stream as wide as the stream itself, MobileBERT's queries have IB-BERT's inputs' width."""
     same = {**SIZES, "intra_bottleneck_size": 16, "classifier_activation": activated}
     ours = built(**same)
@@ -118,7 +118,7 @@ def as_theirs(name: str) -> str:
     raise AssertionError(name)
 
 
-def test_queries_keys_and_values_read_the_stream() -> None:
+def test_queries_read_the_stream() -> None:
     """What transformers' MobileBERT cannot do: with the widened stream twice as wide, it asks for other matrices."""
     layer = built().base_model.encoder.layer[0]
     assert {layer.attention.query.weight.shape, layer.attention.value.weight.shape} == {(32, 16)}
@@ -130,7 +130,7 @@ def test_queries_keys_and_values_read_the_stream() -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_auto_classes_build_save_and_load_it(head: Any, tmp_path: Path) -> None:
+def test_auto_classes(head: Any, tmp_path: Path) -> None:
     model = built(head)
     assert type(model).__name__ == HEADS[head]
     model.save_pretrained(tmp_path)
@@ -141,7 +141,7 @@ def test_auto_classes_build_save_and_load_it(head: Any, tmp_path: Path) -> None:
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
 
 
-def test_another_head_keeps_the_body(tmp_path: Path) -> None:
+def test_another_head_keeps_the_encoder(tmp_path: Path) -> None:
     model = built()
     model.save_pretrained(tmp_path)
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3).eval()
@@ -150,7 +150,7 @@ def test_another_head_keeps_the_body(tmp_path: Path) -> None:
     assert classifier(**tiny.batch()).logits.shape == (3, 3)
 
 
-def test_the_output_matrix_is_the_embedding_and_an_extra_part() -> None:
+def test_the_output_matrix_has_two_parts() -> None:
     model = built()
     head = model.cls.predictions
     assert head.decoder.weight is model.get_input_embeddings().weight
@@ -161,7 +161,7 @@ def test_the_output_matrix_is_the_embedding_and_an_extra_part() -> None:
     torch.testing.assert_close(model(**tiny.batch()).prediction_logits, expected_BLV)
 
 
-def test_more_tokens_leave_the_others_as_they_were() -> None:
+def test_resize_token_embeddings() -> None:
     model = built()
     before = model(**tiny.batch()).prediction_logits
     model.resize_token_embeddings(SIZES["vocab_size"] + 5, mean_resizing=False)
@@ -181,7 +181,7 @@ def losses(head: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("head", [head for head in HEADS if head is not AutoModel])
-def test_labels_give_a_loss_that_reaches_every_weight(head: Any) -> None:
+def test_the_loss_reaches_every_weight(head: Any) -> None:
     model = built(head).train()
     model.set_attn_implementation("sdpa")
     out = model(**tiny.batch(), **losses(head, tiny.batch()))
@@ -202,7 +202,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_pads_change_nothing() -> None:
+def test_padding_changes_nothing() -> None:
     model, batch = built(), tiny.batch((7, 5))
     alone = {name: value[1:, :5] for name, value in batch.items()}
     # the trigram of the last token sees the pad's embedding, which is zero
@@ -210,7 +210,7 @@ def test_pads_change_nothing() -> None:
     torch.testing.assert_close(model(**batch).prediction_logits[1:, :5], model(**alone).prediction_logits)
 
 
-def test_signals_show_every_layer_under_sdpa() -> None:
+def test_signals_of_every_layer() -> None:
     model, eager = built(), built()
     open_attention(model)
     eager.set_attn_implementation("eager")
@@ -229,14 +229,14 @@ def test_signals_show_every_layer_under_sdpa() -> None:
         torch.testing.assert_close(scores.masked_fill(~mask_B11L, -torch.inf).softmax(-1), probabilities)
 
 
-def test_its_shape_is_read_as_it_is() -> None:
+def test_shape() -> None:
     shape = Shape.from_config(config())
     assert (shape.hidden, shape.heads, shape.head_size, shape.ffn, shape.embedding) == (16, 4, 8, 64, 8)
     mobile = Shape.from_config(MobileBertConfig())
     assert (mobile.hidden, mobile.heads, mobile.head_size, mobile.ffn, mobile.embedding) == (512, 4, 32, 512, 128)
 
 
-def test_pre_training_asks_the_head_at_masked_positions_only() -> None:
+def test_the_head_runs_only_at_masked_positions() -> None:
     model, batch = built(), tiny.batch((7, 5))
     labels = torch.full((2, 7), -100)
     labels[0, 2], labels[1, 1] = 9, 12
@@ -247,11 +247,11 @@ def test_pre_training_asks_the_head_at_masked_positions_only() -> None:
     torch.testing.assert_close(few, nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
 
 
-def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+def test_heads_must_divide_the_width() -> None:
     with pytest.raises(ValueError, match="intra_bottleneck_size 32 is not a multiple of num_attention_heads 3"):
         IBBertForPreTraining(config(num_attention_heads=3))
 
 
-def test_one_kind_of_input_is_needed() -> None:
+def test_ids_or_embeddings() -> None:
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         built(AutoModel)(attention_mask=tiny.batch()["attention_mask"])

@@ -1,4 +1,4 @@
-"""A recipe is right, or every problem in it is named at once."""
+"""Load recipes, and report every problem at once."""
 
 import re
 import subprocess
@@ -55,7 +55,7 @@ def test_a_good_recipe(tmp_path: Path) -> None:
     assert recipe.teacher.objective == (Term("bert.labels"),)
 
 
-def test_finetune_needs_no_objective_distill_does(tmp_path: Path) -> None:
+def test_only_finetune_has_a_default_objective(tmp_path: Path) -> None:
     stages = [{"finetune": "task", "lr": 1e-3}, {"distill": "it", "lr": 1e-3}]
     assert problems(written(tmp_path, GOOD | {"stages": stages})) == ["mine.yaml: stages[1].objective: is missing"]
     assert Recipe.load(written(tmp_path, GOOD | {"stages": stages[:1]})).stages[0].objective == (Term("bert.labels"),)
@@ -67,8 +67,8 @@ def test_finetune_needs_no_objective_distill_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "number"), [("5e-5", 5e-5), ("5.0e-5", 5e-5), ("1E-3", 1e-3), (".5e-3", 5e-4), ("0.001", 1e-3), ("1", 1.0)]
 )
-def test_numbers_as_people_write_them(tmp_path: Path, text: str, number: float) -> None:
-    """YAML 1.1 takes 5e-5 for text."""
+def test_numbers_in_scientific_notation(tmp_path: Path, text: str, number: float) -> None:
+    """YAML 1.1 reads 5e-5 as text."""
     name = written(tmp_path, yaml.safe_dump(GOOD).replace("lr: 0.001", f"lr: {text}").replace("2.0", text))
     recipe = Recipe.load(name)
     assert recipe.stages[0].lr == number
@@ -79,7 +79,7 @@ def test_numbers_as_people_write_them(tmp_path: Path, text: str, number: float) 
 # Everything wrong at once
 
 
-def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> None:
+def test_all_problems_at_once(tmp_path: Path) -> None:
     tree = {
         "paper": GOOD["paper"] | {"yaer": 2020},
         "abuot": "C",
@@ -137,6 +137,7 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         ("about: c\nstages: [\n", "mine.yaml: not readable as YAML: line 3, column 1: "),
         ("about: !!timestamp soon\n", "not readable as YAML"),
         ("about: 2020-99-99\n", "not readable as YAML"),
+        (b"about: \xff\xfe\n", "mine.yaml: not readable as YAML"),
         (f"about: {'1' * 5000}\n", "not readable as YAML"),
         ("[" * 20_000, "mine.yaml: not readable as YAML: line 1, column 101: nested more than 100 deep"),
         ("\n".join(f"{' ' * at}a:" for at in range(200)), "nested more than 100 deep"),
@@ -145,23 +146,19 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         ("about: |\n" + " x\n" * 30_000, "mine.yaml: is larger than 65,536 bytes"),
     ],
 )
-def test_files_that_are_no_recipe(tmp_path: Path, text: str, message: str) -> None:
-    assert any(message in problem for problem in problems(written(tmp_path, text)))
+def test_invalid_files(tmp_path: Path, text: str | bytes, message: str) -> None:
+    (tmp_path / "mine.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert any(message in problem for problem in problems(str(tmp_path / "mine.yaml")))
 
 
-def test_a_file_that_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_bytes(b"about: \xff\xfe\n")
-    assert "mine.yaml: not readable as YAML" in problems(str(tmp_path / "mine.yaml"))[0]
-
-
-def test_two_stages_of_one_name(tmp_path: Path) -> None:
+def test_duplicate_stage_names(tmp_path: Path) -> None:
     for name in ("second", "teacher"):
         stages = [GOOD["stages"][0] | {"distill": name}, GOOD["stages"][1]]
         stages = stages if name == "second" else stages[:1]
         assert f"two stages are called {name}" in problems(written(tmp_path, GOOD | {"stages": stages}))[0]
 
 
-def test_a_name_that_is_no_recipe(tmp_path: Path) -> None:
+def test_unknown_recipes(tmp_path: Path) -> None:
     known = loader.names()[0]
     assert f"no recipe '{known}x'. Did you mean '{known}'?" in problems(f"{known}x")[0]
     assert "no such recipe file" in problems(str(tmp_path / "absent.yaml"))[0]
@@ -171,7 +168,7 @@ def test_a_name_that_is_no_recipe(tmp_path: Path) -> None:
 # Extends
 
 
-def test_extends_merges_mappings_and_replaces_the_rest(tmp_path: Path) -> None:
+def test_extends(tmp_path: Path) -> None:
     written(tmp_path, GOOD | {"name": "parent"}, "parent")
     child = {"extends": "parent", "about": "D", "student": {"hidden": 64}, "stages": GOOD["stages"][1:]}
     recipe = Recipe.load(written(tmp_path, child))
@@ -180,7 +177,7 @@ def test_extends_merges_mappings_and_replaces_the_rest(tmp_path: Path) -> None:
     assert [stage.name for stage in recipe.stages] == ["second"]
 
 
-def test_extends_one_of_ours(tmp_path: Path) -> None:
+def test_extends_a_built_in_recipe(tmp_path: Path) -> None:
     parent = loader.names()[0]
     recipe = Recipe.load(written(tmp_path, {"extends": parent, "about": "D"}))
     assert recipe == Recipe.load(parent).model_copy(update={"name": "mine", "about": "D"})
@@ -194,10 +191,10 @@ def test_extends_one_level_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parent", ["../x", "/etc/passwd", "..", "", ["tinybert"], 5, "a/b", "x\0y"])
-def test_extends_names_a_recipe_and_no_path(tmp_path: Path, parent: object) -> None:
+def test_extends_takes_no_path(tmp_path: Path, parent: object) -> None:
     written(tmp_path.parent, GOOD, "x")
-    (said,) = problems(written(tmp_path, {"extends": parent}))
-    assert "expected the name of one of our recipes, or of a file beside this one" in said
+    (problem,) = problems(written(tmp_path, {"extends": parent}))
+    assert "expected the name of one of our recipes, or of a file beside this one" in problem
 
 
 # Overrides
@@ -225,7 +222,7 @@ def test_set_by_number_and_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "paper"), [("electra-small", False), ("minilm", True)])
-def test_epochs_that_are_set_take_the_place_of_steps(name: str, paper: bool) -> None:
+def test_set_epochs_replaces_steps(name: str, paper: bool) -> None:
     assert Recipe.load(name, paper=paper).training[0].steps
     stage = Recipe.load(name, ["stages.0.epochs=2"], paper=paper).training[0]
     assert (stage.epochs, stage.steps) == (2, None)
@@ -263,12 +260,12 @@ def test_epochs_that_are_set_take_the_place_of_steps(name: str, paper: bool) -> 
         ("stages.0.optimizer=adam", "mine.yaml: stages[0].optimizer: Input should be 'adamw', 'lamb' or 'adafactor'"),
     ],
 )
-def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
+def test_invalid_overrides(tmp_path: Path, override: str, message: str) -> None:
     assert any(message in problem for problem in problems(written(tmp_path, GOOD), override))
 
 
-def test_an_optimizers_settings(tmp_path: Path) -> None:
-    """Each of them is kept by the resolved recipe; Adam's are not taken for another's."""
+def test_optimizer_settings(tmp_path: Path) -> None:
+    """The resolved recipe keeps them; those of AdamW are refused for other optimizers."""
     name = written(tmp_path, GOOD)
     assert {stage.optimizer for stage in Recipe.load(name).training} == {"adamw"}
     lamb = Recipe.load(name, ["stages.0.optimizer=lamb", "stages.0.betas=[0.8, 0.9]", "stages.0.eps=1e-6"])
@@ -283,7 +280,7 @@ def test_an_optimizers_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", loader.names())
-def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) -> None:
+def test_the_resolved_recipe_is_equal(name: str, tmp_path: Path) -> None:
     recipe = Recipe.load(name)
     resolved = recipe.to_yaml()
     again = Recipe.load(written(tmp_path, resolved, "resolved"))
@@ -300,18 +297,18 @@ def test_every_loss_and_option_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", loader.names())
-def test_a_recipe_opens_with_its_citation_and_its_command(name: str) -> None:
+def test_the_header_has_citation_and_command(name: str) -> None:
     title, command, *_ = loader.locate(name).read_text(encoding="utf-8").splitlines()
     assert re.search(r"arXiv:\d{4}\.\d{5}$|https://\S+$", title)
     assert re.match(rf"#   compress (distill|pretrain|prune) .*--recipe {name} ", command)
 
 
 SOURCE = re.compile(r"ours: \w|(Table|Sec\.|Eq\.|Alg\.) \d|\b[A-Z]\.\d|README|TRL|\b(code|scripts?|json)\b")
-"""What a comment says of a number: where it is from, or `ours:` and why."""
+"""The source of a number in its comment, or `ours:` and the reason."""
 
 
 def uncited(text: str) -> list[str]:
-    """The lines with a number whose source is neither behind it nor behind a key that opens a block around it."""
+    """Return the lines with a number that has no source, neither in its own comment nor in that of its block."""
     lines, found = text.splitlines(), set[int]()
 
     def cited(line: int) -> bool:
@@ -334,7 +331,7 @@ def uncited(text: str) -> list[str]:
     return [lines[line] for line in sorted(found)]
 
 
-def test_numbers_without_a_source_are_found() -> None:
+def test_find_numbers_without_source() -> None:
     text = """\
 paper: {year: 2020}
 student: {layers: 2, heads: 4}    # Table 1
@@ -356,18 +353,18 @@ stages:                           # Sec. 3
 
 
 @pytest.mark.parametrize("name", loader.names())
-def test_every_number_of_a_recipe_has_its_source_or_is_ours_with_the_reason(name: str) -> None:
+def test_every_number_has_a_source(name: str) -> None:
     assert uncited(loader.locate(name).read_text(encoding="utf-8")) == []
 
 
-def test_there_are_recipes_and_each_is_in_the_table() -> None:
+def test_every_recipe_is_in_the_table() -> None:
     assert len(loader.names()) >= 6
     table = loader.folder() / "README.md"
     rows = re.findall(r"^\|\s*\[?`([a-z0-9-]+)`", table.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert sorted(rows) == loader.names()
 
 
-def test_reading_a_recipe_is_light() -> None:
+def test_loading_a_recipe_imports_no_torch() -> None:
     code = (
         "import sys; from compress.config import loader, recipe; recipe.Recipe.load(loader.names()[0]);"
         "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"

@@ -1,5 +1,6 @@
-"""One block of weights serves several layers, as in ALBERT's groups: through training, resumption and files."""
+"""Layers share weights, as in ALBERT's groups, through training, resumption and files."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def logits(model: Any) -> Tensor:
 
 
 def pattern(model: Any, role: str) -> list[int]:
-    """For each layer, the first layer that has the very same weight."""
+    """Return, for each layer, the first layer with the same parameter."""
     own: dict[int, Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         weight = weight_of(name)
@@ -47,7 +48,7 @@ def pattern(model: Any, role: str) -> list[int]:
         (6, 4, list(range(6)), [0, 0, 2, 3, 3, 5]),
     ],
 )
-def test_layers_of_a_group_have_the_very_same_weights(
+def test_layers_of_a_group_share_parameters(
     attention: int | None, ffn: int | None, of_attention: list[int], of_ffn: list[int]
 ) -> None:
     model = tiny.model("bert", layers=6)
@@ -57,7 +58,7 @@ def test_layers_of_a_group_have_the_very_same_weights(
 
 
 @pytest.mark.parametrize("family", [*KNOWN, *APART])
-def test_every_known_family_is_shared_whole(family: str) -> None:
+def test_every_family(family: str) -> None:
     model, one = tiny.model(family, layers=3), tiny.model(family, layers=1)
     share(model, attention=1, ffn=1)
     first_has_none = 32 if family == "modernbert" else 0  # the norm before attention, of the other layers
@@ -68,7 +69,7 @@ def test_every_known_family_is_shared_whole(family: str) -> None:
 @pytest.mark.parametrize(
     ("attention", "ffn", "millions"), [(None, None, 108), (1, None, 83), (None, 1, 57), (1, 1, 31)]
 )
-def test_parameters_are_those_of_the_papers_table_4(attention: int | None, ffn: int | None, millions: int) -> None:
+def test_parameters_of_table_4(attention: int | None, ffn: int | None, millions: int) -> None:
     """E = 768, ALBERT's 30,000 tokens, each weight counted once. The table seems to leave out some 0.6M of a pooler."""
     with torch.device("meta"):
         model = BertModel(BertConfig(vocab_size=30_000))
@@ -76,7 +77,7 @@ def test_parameters_are_those_of_the_papers_table_4(attention: int | None, ffn: 
     assert count_parameters(model) / 1e6 == pytest.approx(millions, abs=1.1)
 
 
-def test_a_shared_bert_is_transformers_own_albert() -> None:
+def test_equals_albert() -> None:
     model = tiny.model("bert", layers=4)
     share(model, attention=2, ffn=2)
     albert = tiny.model("albert", layers=4, num_hidden_groups=2, embedding_size=32)
@@ -84,7 +85,7 @@ def test_a_shared_bert_is_transformers_own_albert() -> None:
     torch.testing.assert_close(logits(albert), logits(model), rtol=0, atol=2e-4)
 
 
-def test_the_gradient_is_the_sum_over_the_layers() -> None:
+def test_gradients_are_summed() -> None:
     shared, apart = tiny.model("bert", layers=3), tiny.model("bert", layers=3)
     share(shared, ffn=1)
     apart.load_state_dict(shared.state_dict())
@@ -97,7 +98,7 @@ def test_the_gradient_is_the_sum_over_the_layers() -> None:
 # Files
 
 
-def test_a_shared_model_is_saved_as_an_ordinary_one_and_shared_again(tmp_path: Path) -> None:
+def test_save_and_share_again(tmp_path: Path) -> None:
     model = tiny.model("bert", layers=4)
     share(model, attention=1, ffn=2)
     model.save_pretrained(tmp_path)
@@ -110,7 +111,7 @@ def test_a_shared_model_is_saved_as_an_ordinary_one_and_shared_again(tmp_path: P
     assert torch.equal(logits(loaded), logits(model))
 
 
-def test_a_model_that_shares_nothing_is_left_alone() -> None:
+def test_nothing_shared() -> None:
     model = tiny.model("bert")
     before = count_parameters(model)
     share_again(model)
@@ -119,8 +120,8 @@ def test_a_model_that_shares_nothing_is_left_alone() -> None:
     assert not hasattr(model.config, "shared_layers")
 
 
-def test_a_spec_shares_whatever_head_comes_and_goes(tmp_path: Path) -> None:
-    """From one stage to the next: another head, and loaded again."""
+def test_sharing_survives_another_head(tmp_path: Path) -> None:
+    """Change the head, save, and load again, as between stages."""
     spec = StudentSpec(init="teacher", share={"attention": 1, "ffn": 2})
     student = build(spec, tiny.model("bert", layers=4))
     speaking = heads.under(student, "masked_lm", None)
@@ -132,7 +133,7 @@ def test_a_spec_shares_whatever_head_comes_and_goes(tmp_path: Path) -> None:
         assert pattern(model, "ffn_in") == [0, 0, 2, 2]
 
 
-def test_a_student_does_not_share_because_its_teacher_does(tmp_path: Path) -> None:
+def test_sharing_is_not_inherited_from_the_teacher(tmp_path: Path) -> None:
     teacher = build(StudentSpec(share={"ffn": 1}), tiny.model("bert", layers=4))
     student = build(StudentSpec(init="teacher"), teacher)
     student.save_pretrained(tmp_path)
@@ -140,7 +141,7 @@ def test_a_student_does_not_share_because_its_teacher_does(tmp_path: Path) -> No
         assert pattern(model, "ffn_in") == [0, 1, 2, 3]
 
 
-def test_an_onnx_file_holds_the_weights_once(tmp_path: Path) -> None:
+def test_an_onnx_file_stores_weights_once(tmp_path: Path) -> None:
     model = tiny.model("bert", layers=4)
     share(model, attention=1, ffn=1)
     to_onnx(model, tmp_path / "shared.onnx")
@@ -163,8 +164,8 @@ def lesson() -> Any:
     return step
 
 
-def test_what_is_shared_stays_shared_through_training_and_resumption(tmp_path: Path) -> None:
-    """Interrupted in the fifth step, and not: the same weights, still one set, and moved."""
+def test_resumed_training_keeps_sharing(tmp_path: Path) -> None:
+    """An interrupted run ends with the same weights as an uninterrupted one."""
     stage, whole, broken, resumed = learning.stage(checkpoint=3), lesson(), lesson(), lesson()
     before = whole.student.bert.encoder.layer[1].output.dense.weight.detach().clone()
 
@@ -173,7 +174,13 @@ def test_what_is_shared_stays_shared_through_training_and_resumption(tmp_path: P
         return step.student
 
     learn(whole, "whole")
-    broken.register_forward_pre_hook(Interrupting(4))
+    passes = count()
+
+    def interrupt_fifth_pass(*_: Any) -> None:
+        if next(passes) == 4:
+            raise KeyboardInterrupt
+
+    broken.register_forward_pre_hook(interrupt_fifth_pass)
     with pytest.raises(KeyboardInterrupt):
         learn(broken, "broken")
     assert list((tmp_path / "broken").rglob("checkpoint-3/model.safetensors"))
@@ -184,30 +191,17 @@ def test_what_is_shared_stays_shared_through_training_and_resumption(tmp_path: P
     assert not torch.equal(student.bert.encoder.layer[1].output.dense.weight, before)
 
 
-class Interrupting:
-    """Ctrl-C after so many forward passes."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __call__(self, *_: Any) -> None:
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
-
-
-# What it does not do
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("groups", "message"),
-    [({"attention": 5}, "student.share.attention: 5; the student has 4 layers"), ({"ffn": 0}, "student.share.ffn: 0")],
+    ("family", "groups", "message"),
+    [
+        ("bert", {"attention": 5}, "student.share.attention: 5; the student has 4 layers"),
+        ("bert", {"ffn": 0}, "student.share.ffn: 0"),
+        ("albert", {"attention": 1}, r"found albert; albert models share by config: \{num_hidden_groups: G\}"),
+    ],
 )
-def test_numbers_of_groups_that_are_none_are_refused(groups: dict[str, int], message: str) -> None:
+def test_errors(family: str, groups: dict[str, int], message: str) -> None:
     with pytest.raises(StudentError, match=message):
-        share(tiny.model("bert", layers=4), **groups)
-
-
-def test_an_albert_shares_by_config() -> None:
-    with pytest.raises(StudentError, match=r"found albert; albert models share by config: \{num_hidden_groups: G\}"):
-        share(tiny.model("albert"), attention=1)
+        share(tiny.model(family, layers=4), **groups)

@@ -1,4 +1,4 @@
-"""What `read` shows is what the model computes, for every family, and asking changes nothing."""
+"""Signals equal what the model computes, for every family, and reading them changes nothing."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def probabilities(scores_BHLL: Tensor, mask_BL: Tensor, *, looks_back: bool = Fa
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", READABLE)
-def test_scores_are_those_of_eager_attention(family: str) -> None:
+def test_scores_and_layers_equal_eager_attention(family: str) -> None:
     batch = tiny.batch()
     shown = read(opened(family), batch, ALL)
     eager = tiny.model(family, eager=True)(**batch, output_attentions=True, output_hidden_states=True)
@@ -51,7 +51,7 @@ def test_scores_are_those_of_eager_attention(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", READABLE)
-def test_reading_leaves_the_logits_as_they_are(family: str) -> None:
+def test_reading_keeps_the_logits(family: str) -> None:
     batch = tiny.batch()
     plain = tiny.model(family)(**batch).logits
     shown = read(opened(family), batch, ALL).logits
@@ -61,8 +61,8 @@ def test_reading_leaves_the_logits_as_they_are(family: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [3, 16, 21])
-def test_attention_written_out_is_that_of_torch(tokens: int, dtype: torch.dtype) -> None:
-    """Values, and gradients of values and scores together; a token that looks at nothing is a pad and not compared."""
+def test_explicit_attention_equals_sdpa(tokens: int, dtype: torch.dtype) -> None:
+    """Compare outputs, and gradients of outputs and scores together."""
     torch.manual_seed(0)
     seen_BLL = torch.rand(2, 1, tokens, tokens) < 0.7
     seen_BLL[..., 0] = True
@@ -88,8 +88,8 @@ def test_attention_written_out_is_that_of_torch(tokens: int, dtype: torch.dtype)
         torch.testing.assert_close(mine, expected, **close)
 
 
-def test_attention_drops_weights_as_often_as_it_is_told() -> None:
-    """With equal weights and values of 1, the outputs tell how many of 16 weights were kept."""
+def test_attention_dropout() -> None:
+    """With equal weights and values of 1, an output counts how many of its 16 weights were kept."""
     query = torch.zeros(64, 2, 16, 8)
     torch.manual_seed(0)
     out, _ = _tap(nn.Module(), query, query, torch.ones(64, 2, 16, 8), None, is_causal=False, dropout=0.25)
@@ -101,7 +101,7 @@ def test_attention_drops_weights_as_often_as_it_is_told() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", READABLE)
-def test_queries_keys_and_values_are_split_into_heads(family: str) -> None:
+def test_shapes_of_heads(family: str) -> None:
     batch = tiny.batch((7, 5))
     shown = read(opened(family), batch, ATTENTION)
     size = 4 if family == "mobilebert" else 8
@@ -115,8 +115,8 @@ def test_queries_keys_and_values_are_split_into_heads(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_decoder_shows_keys_after_rotary_positions_for_each_head_that_reads_them(family: str) -> None:
-    """Of two heads of keys and values, each read by two heads of queries; Qwen3's are normed, and 12 wide."""
+def test_rotary_positions_and_grouped_heads_of_decoders(family: str) -> None:
+    """Two query heads share each key and value head; Qwen3 normalises them, and has heads 12 wide."""
     model, batch = opened(family, num_key_value_heads=2), tiny.batch((7, 7))
     shown, attention = read(model, batch, ALL), model.model.layers[0].self_attn
     entered = model.model.layers[0].input_layernorm(shown.embeddings)
@@ -137,7 +137,7 @@ def test_a_decoder_shows_keys_after_rotary_positions_for_each_head_that_reads_th
 @torch.no_grad()
 @pytest.mark.parametrize("pos_att_type", [["c2p"], ["p2c"], ["c2p", "p2c"]])
 @pytest.mark.parametrize("share_att_key", [True, False])
-def test_each_position_term_of_deberta(share_att_key: bool, pos_att_type: list[str]) -> None:
+def test_position_terms_of_deberta(share_att_key: bool, pos_att_type: list[str]) -> None:
     changes = {"share_att_key": share_att_key, "pos_att_type": pos_att_type}
     batch = tiny.batch()
     shown = read(opened("deberta-v2", **changes), batch, ALL)
@@ -150,7 +150,7 @@ def test_each_position_term_of_deberta(share_att_key: bool, pos_att_type: list[s
 @torch.no_grad()
 @pytest.mark.parametrize("head", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert"])
-def test_every_head_shows_the_same_layers(family: str, head: Any) -> None:
+def test_layers_under_every_head(family: str, head: Any) -> None:
     batch = tiny.batch()
     model = opened(family, head=head)
     shown = read(model, batch, ALL - {"logits", "pair"})
@@ -161,7 +161,7 @@ def test_every_head_shows_the_same_layers(family: str, head: Any) -> None:
 
 
 class Calls:
-    """Counts the forward passes of a module."""
+    """Count the forward passes of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.count = 0
@@ -182,7 +182,7 @@ def test_the_head_runs_only_for_logits() -> None:
 
 
 @torch.no_grad()
-def test_nothing_is_shown_that_was_not_asked_for() -> None:
+def test_only_requested_signals_are_read() -> None:
     model = opened("bert")
     shown = read(model, tiny.batch(), frozenset({"logits"}))
     assert (shown.hidden, shown.attention) == ((), ())
@@ -191,7 +191,7 @@ def test_nothing_is_shown_that_was_not_asked_for() -> None:
 
 
 @torch.no_grad()
-def test_inputs_a_model_does_not_take_and_labels_are_left_out() -> None:
+def test_unknown_inputs_and_labels_are_dropped() -> None:
     batch = tiny.batch()
     extra = {"token_type_ids": torch.zeros_like(batch["input_ids"]), "labels": torch.full((3,), 99), "length": 7}
     model = tiny.model("distilbert")
@@ -216,7 +216,7 @@ def hooks(model: nn.Module) -> int:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", DISENTANGLED)
-def test_deberta_is_let_go_of_afterwards_even_on_error(family: str) -> None:
+def test_deberta_hooks_are_removed(family: str) -> None:
     model = opened(family)
     read(model, tiny.batch(), ALL)
     assert hooks(model) == 0
@@ -230,7 +230,7 @@ def test_deberta_is_let_go_of_afterwards_even_on_error(family: str) -> None:
 
 
 def test_models_share_nothing() -> None:
-    """Two models read in turn, one of them never opened: no global state."""
+    """Reading two models in turn changes no global state."""
     teacher, student, plain = opened("bert", layers=3), opened("bert"), tiny.model("bert")
     shown = [read(model, tiny.batch(), ALL) for model in (teacher, student, teacher)]
     assert [len(each.scores) for each in shown] == [3, 2, 3]
@@ -244,7 +244,7 @@ GRADIENT_FAMILIES = ["bert", "distilbert", "mobilebert", "llama", *DISENTANGLED]
 
 @pytest.mark.parametrize("family", GRADIENT_FAMILIES)
 @pytest.mark.parametrize("signal", sorted(ATTENTION))
-def test_gradients_flow_through_what_is_shown(family: str, signal: str) -> None:
+def test_gradients_flow_through_attention(family: str, signal: str) -> None:
     model = opened(family)
     last = getattr(read(model, tiny.batch(), ATTENTION), signal)[-1]
     last.square().sum().backward()
@@ -286,10 +286,10 @@ def test_reentrant_checkpointing_is_refused(family: str) -> None:
         open_attention(model)
 
 
-# What cannot be read
+# Errors
 
 
-def test_xlnet_shows_no_attention_and_says_so() -> None:
+def test_xlnet_has_no_readable_attention() -> None:
     model = tiny.model("xlnet")
     open_attention(model)
     with pytest.raises(ObjectiveError, match=r"XLNetForSequenceClassification shows no attention .* leave attention"):
@@ -297,6 +297,6 @@ def test_xlnet_shows_no_attention_and_says_so() -> None:
     assert len(read(model, tiny.batch(), frozenset({"layers"})).layers) == 2
 
 
-def test_a_model_that_was_not_opened_says_so() -> None:
+def test_attention_must_be_opened_first() -> None:
     with pytest.raises(ObjectiveError, match=r"call signals\.open_attention\(model\) first"):
         read(tiny.model("bert"), tiny.batch(), frozenset({"scores"}))

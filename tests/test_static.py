@@ -1,4 +1,4 @@
-"""Static vectors: the mean of a table's rows, drawn out of a teacher as model2vec does, shipped as any student."""
+"""Static students: the mean of a table's rows, computed from a teacher by model2vec, and shipped like any student."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def drawn(teacher: Any, *, hidden: int = WIDTH, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_an_answer_is_a_linear_head_on_the_mean_of_the_real_tokens(normalize: bool) -> None:
+def test_logits_are_linear_in_the_mean_of_real_tokens(normalize: bool) -> None:
     model, batch = classifier(normalize=normalize), tiny.batch((7, 5, 1))
     with torch.no_grad():
         found = model(**batch).logits
@@ -80,7 +80,7 @@ def test_order_and_padding_do_not_matter() -> None:
     assert torch.allclose(nothing[0], model.classifier.bias)
 
 
-def test_it_learns_from_labels_and_shows_what_objectives_read() -> None:
+def test_loss_and_signals() -> None:
     model, batch = classifier(), tiny.batch()
     labels = torch.tensor([0, 2, 1])
     out = model(**batch, labels=labels)
@@ -96,7 +96,7 @@ def test_it_learns_from_labels_and_shows_what_objectives_read() -> None:
         model()
 
 
-def test_it_saves_loads_and_has_a_shape_without_layers(tmp_path: Path) -> None:
+def test_save_load_and_shape(tmp_path: Path) -> None:
     model, batch = classifier(), tiny.batch()
     model.save_pretrained(tmp_path)
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
@@ -108,7 +108,7 @@ def test_it_saves_loads_and_has_a_shape_without_layers(tmp_path: Path) -> None:
     assert (shape.layers, shape.hidden, shape.ffn, shape.classes) == (0, WIDTH, 0, 3)
 
 
-def test_its_file_computes_the_same_and_its_cost_is_known(tmp_path: Path) -> None:
+def test_onnx_parity_and_cost(tmp_path: Path) -> None:
     model = classifier()
     to_onnx(model, tmp_path / "model.onnx")
     assert parity(model, tmp_path / "model.onnx", [tiny.batch((7, 5, 1)), tiny.batch((12,), seed=1)]) < 1e-5
@@ -118,8 +118,8 @@ def test_its_file_computes_the_same_and_its_cost_is_known(tmp_path: Path) -> Non
     assert model_cost(model.config).parameters == count_parameters(model)
 
 
-def test_vectors_are_the_teachers_states_of_each_token_alone() -> None:
-    """In as many directions as there are, unweighted, distances between vectors are those between states."""
+def test_vectors_keep_distances_between_the_teachers_states() -> None:
+    """Use all directions, unweighted, and states of each token by itself."""
     teacher = tiny.model("bert", hidden=16, head=AutoModel)
     student = drawn(teacher, hidden=16, sif=0.0, batch=7)
     tokenizer, table = tiny.tokenizer(), student.get_input_embeddings().weight.detach()
@@ -134,7 +134,7 @@ def test_vectors_are_the_teachers_states_of_each_token_alone() -> None:
     assert torch.allclose(known, known[0].expand_as(known), rtol=1e-3)
 
 
-def test_fewer_directions_are_the_principal_ones() -> None:
+def test_fewer_dimensions_are_principal() -> None:
     teacher = tiny.model("bert", hidden=16, head=AutoModel)
     narrow, wide = (drawn(teacher, hidden=hidden, sif=0.0).get_input_embeddings().weight for hidden in (4, 16))
     words = [number for number in range(wide.shape[0]) if wide[number].abs().sum() > 0]
@@ -144,7 +144,7 @@ def test_fewer_directions_are_the_principal_ones() -> None:
     assert bool((spread[:-1] >= spread[1:] - 1e-6).all())
 
 
-def test_frequent_tokens_say_less_and_special_ones_nothing() -> None:
+def test_frequency_weights() -> None:
     teacher = tiny.model("bert", hidden=16, head=AutoModel)
     weighted, plain = (drawn(teacher, sif=sif).get_input_embeddings().weight.detach() for sif in (1e-4, 0.0))
     tokenizer = tiny.tokenizer()
@@ -159,7 +159,7 @@ def test_frequent_tokens_say_less_and_special_ones_nothing() -> None:
     assert float(weighted.pow(2).mean().sqrt()) == pytest.approx(WIDTH**-0.5, rel=0.2)
 
 
-def test_places_of_the_vocabulary_that_are_kept_free_are_no_ranks() -> None:
+def test_unused_tokens_have_no_rank() -> None:
     words = Words.from_tokenizer(tiny.tokenizer(("[unused0]", "a", "[unused12]", "unused", *tiny.WORDS[1:])))
     assert words.unused_V is not None
     free = [len(tiny.SPECIAL), len(tiny.SPECIAL) + 2]
@@ -169,7 +169,7 @@ def test_places_of_the_vocabulary_that_are_kept_free_are_no_ranks() -> None:
     assert weights[free].tolist() == [1.0, 1.0]
 
 
-def test_teachers_wrap_tokens_in_their_own_way() -> None:
+def test_special_tokens_around() -> None:
     words = Words.from_tokenizer(tiny.tokenizer())
     tokenizer = tiny.tokenizer()
     assert (words.before, words.after) == ((tokenizer.cls_token_id,), (tokenizer.sep_token_id,))
@@ -178,7 +178,7 @@ def test_teachers_wrap_tokens_in_their_own_way() -> None:
         assert drawn(tiny.model(family, head=AutoModel)).get_input_embeddings().weight.isfinite().all()
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_errors() -> None:
     teacher = tiny.model("bert", hidden=16)
     with pytest.raises(
         StudentError, match=r"student.hidden: 32; the teacher's states have 16 .*--set student.hidden=16"
@@ -192,7 +192,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         build(spec(), teacher, kind="tagging")
 
 
-def test_the_teacher_stays_as_it_was() -> None:
+def test_the_teacher_is_unchanged() -> None:
     teacher = tiny.model("bert").train()
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     drawn(teacher)
@@ -200,7 +200,7 @@ def test_the_teacher_stays_as_it_was() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
 
 
-def test_the_students_of_a_teacher_list_it(tmp_path: Path) -> None:
+def test_it_is_listed(tmp_path: Path) -> None:
     teacher = tiny.checkpoint(tmp_path / "teacher")
     recipe = Recipe.load("static", ["student.hidden=8"])
     listing = list_students(teacher, [recipe])
@@ -208,35 +208,27 @@ def test_the_students_of_a_teacher_list_it(tmp_path: Path) -> None:
     assert (line.size.layers, line.size.hidden, line.size.encoder_parameters) == (0, 8, 0)
 
 
-def test_a_wrong_option_is_found_before_anything_runs(tmp_path: Path) -> None:
-    told = command.run(
-        *command.Shelf.fill(tmp_path).distill(
-            tmp_path / "run", "--set", "student.init.siff=1", "--set", "student.hidden=8", recipe="static"
-        )
-    )
-    assert command.refused(told, tmp_path / "run", "model2vec.from_teacher has no option 'siff'", "'sif'")
+def test_a_misspelt_option(shelf: command.Shelf, tmp_path: Path) -> None:
+    words = ("--set", "student.init.siff=1", "--set", "student.hidden=8")
+    result = command.run(*shelf.distill(tmp_path / "run", *words, recipe="static"))
+    assert command.refused(result, tmp_path / "run", "model2vec.from_teacher has no option 'siff'", "'sif'")
 
 
 @pytest.mark.slow
-def test_the_recipe_ships_a_student_that_answers_and_reads_texts(tmp_path: Path) -> None:
-    """Distilled, measured, quantised, and exported with its tokenizer inside; one word decides these texts."""
-    shelf = command.Shelf.fill(tmp_path)
-    shorter = {
-        "student.hidden": 16,
-        "teacher.steps": 40,
-        "teacher.lr": 0.01,
-        "stages.0.steps": 120,
-        "stages.0.lr": 0.02,
-    }
-    changed = {**shorter, "teacher.max_length": 32, "stages.0.max_length": 32}
-    words = [word for name, value in changed.items() for word in ("--set", f"{name}={value}")]
-    told = command.run(*shelf.distill(tmp_path / "run", *words, "--gate", "warn", recipe="static"))
-    assert told.code == 0, told.err
+def test_the_recipe_end_to_end(shelf: command.Shelf, tmp_path: Path) -> None:
+    """Distil, measure, quantise, and export with the tokenizer inside; one word decides these texts."""
+    changes = {
+        "student.hidden": 16, "teacher.steps": 40, "teacher.lr": 0.01, "teacher.max_length": 32,
+        "stages.0.steps": 120, "stages.0.lr": 0.02, "stages.0.max_length": 32,
+    }  # fmt: skip
+    words = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
+    result = command.run(*shelf.distill(tmp_path / "run", *words, "--gate", "warn", recipe="static"))
+    assert result.code == 0, result.err
     bundle = compress.Bundle.load(tmp_path / "run" / "bundle")
     texts = ["a good film", "the bad plot was slow"]
     for precision in ("int8", "fp32"):
-        found: list[Any] = list(bundle.predict(texts, precision=precision))
-        assert [each.label for each in found] == ["positive", "negative"]
+        answers: list[Any] = list(bundle.predict(texts, precision=precision))
+        assert [answer.label for answer in answers] == ["positive", "negative"]
     exported = command.run("export", str(bundle.path), "--for", "text", "--out", str(tmp_path / "texts"))
     assert exported.code == 0, exported.err
     assert len(list((tmp_path / "texts").rglob("*.onnx"))) == 1

@@ -1,5 +1,6 @@
-"""Students have the published sizes, start from what was asked for, and are plain transformers models."""
+"""Build students: their sizes, what they are initialised from, and that they are plain transformers models."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tests import learning, tiny
 from tests.slicing import families
 from tests.slicing.oracle import masked
 
+G, L = "full_attention", "sliding_attention"
+
 # Sizes
 
 PUBLISHED = {
@@ -38,7 +41,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_of_published_students_of_bert_base(name: str) -> None:
+def test_published_sizes(name: str) -> None:
     """Backbones, poolers included where there is one; ALBERT's vocabulary is its own."""
     expected, spec = PUBLISHED[name]
     teacher = BertConfig(vocab_size=30_000) if name == "ALBERT-base" else BertConfig()
@@ -47,7 +50,7 @@ def test_parameters_of_published_students_of_bert_base(name: str) -> None:
     assert sum(parameter.numel() for parameter in student.parameters()) == expected
 
 
-def test_sizes_left_out_are_the_teachers_and_shares_are_of_them() -> None:
+def test_default_sizes_and_shares() -> None:
     teacher = tiny.config("bert", layers=6, hidden=64, heads=4)
     config = config_for(StudentSpec(layers=0.5, hidden=0.5, heads=2), teacher)
     sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
@@ -59,7 +62,7 @@ def test_sizes_left_out_are_the_teachers_and_shares_are_of_them() -> None:
 @pytest.mark.parametrize(
     "family", ["distilbert", "roberta", "electra", "mobilebert", "albert", "deberta-v2", "modernbert"]
 )
-def test_another_family_keeps_vocabulary_labels_and_room(family: str) -> None:
+def test_another_family_keeps_vocabulary_labels_and_positions(family: str) -> None:
     teacher = tiny.config("bert")
     teacher.id2label = {0: "no", 1: "perhaps", 2: "yes"}
     tutor = AutoModelForSequenceClassification.from_config(teacher)
@@ -70,28 +73,35 @@ def test_another_family_keeps_vocabulary_labels_and_room(family: str) -> None:
     assert student.eval()(**longest).logits.shape == (1, 3)
 
 
-def test_an_encoder_decoder_of_anothers_vocabulary_begins_its_answers_with_padding() -> None:
-    spec = StudentSpec.model_validate(
-        {"family": "t5", "layers": 1, "hidden": 16, "ffn": 32, "heads": 2, "init": "scratch"}
-    )
-    student = build(spec, tiny.bert(2), head="seq2seq")
+def test_an_encoder_decoder_starts_answers_with_padding() -> None:
+    student = build(StudentSpec(family="t5", layers=1, hidden=16, ffn=32, heads=2), tiny.bert(2), head="seq2seq")
     begun = student.prepare_decoder_input_ids_from_labels(torch.tensor([[5, 6]]))
     assert begun.tolist() == [[student.config.pad_token_id, 5]]
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("family", "spec", "message"),
     [
-        (StudentSpec(family="bart_"), "no model family 'bart_'. Did you mean 'bart'?"),
-        (StudentSpec(hidden=30), "hidden 30 is not a multiple of heads 4"),
-        (StudentSpec(layers=1.5), "student.layers: 1.5 is neither a whole number nor a share of the teacher's 2"),
-        (StudentSpec(layers=0.1), "student.layers: 0.1 is neither"),
-        (StudentSpec(family="distilbert", embedding=8), "student.embedding: distilbert models have no such size"),
+        ("bert", StudentSpec(family="bart_"), "no model family 'bart_'. Did you mean 'bart'?"),
+        ("bert", StudentSpec(hidden=30), "hidden 30 is not a multiple of heads 4"),
+        ("bert", StudentSpec(layers=1.5), "layers: 1.5 is neither a whole number nor a share of the teacher's 4"),
+        ("bert", StudentSpec(layers=0.05), "student.layers: 0.05 is neither"),
+        ("bert", StudentSpec(family="distilbert", embedding=8), "embedding: distilbert models have no such size"),
+        ("bert", StudentSpec(hidden=64, init="teacher"), "hidden 64 is more than the teacher's 32"),
+        ("bert", StudentSpec(init="techer"), "'techer' is neither scratch, teacher, nor a folder"),
+        ("bert", StudentSpec(family="mobilebert", init="teacher"), "not of bert -> mobilebert; use init: scratch"),
+        ("albert", StudentSpec(init="teacher", layers=1), "not of albert -> albert"),
+        ("mobilebert", StudentSpec(init="teacher", layers=1), "or leave out every size"),
+        ("xlnet", StudentSpec(init="teacher", layers=1), "or leave out every size"),
+        ("modernbert", StudentSpec(layers=2, init="teacher", copy_layers="last"), "the first layer of modernbert"),
+        ("modernbert", StudentSpec(hidden=24, init="teacher"), "cannot make heads of 6 out of modernbert's heads of 8"),
+        ("modernbert", StudentSpec(family="bert", init="teacher"), "not of modernbert -> bert"),
+        ("modernbert", StudentSpec(layers=2, config={"layer_types": [G]}), "names 1 layers; the student has 2"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(spec: StudentSpec, message: str) -> None:
-    with pytest.raises(StudentError, match=message.replace("?", r"\?").replace(".", r"\.")):
-        config_for(spec, tiny.config("bert"))
+def test_invalid_students(family: str, spec: StudentSpec, message: str) -> None:
+    with pytest.raises(CompressError, match=re.escape(message)):
+        build(spec, tiny.model(family, layers=4))
 
 
 # From the teacher's layers
@@ -110,7 +120,7 @@ def test_sizes_that_do_not_fit_are_refused(spec: StudentSpec, message: str) -> N
         ((0, 0, -1), 3, 4, [0, 0, 3]),
     ],
 )
-def test_which_layers_are_copied(rule: Any, students: int, teachers: int, layers: list[int]) -> None:
+def test_select_layers(rule: Any, students: int, teachers: int, layers: list[int]) -> None:
     assert select_layers(rule, students, teachers) == layers
 
 
@@ -122,23 +132,22 @@ def test_which_layers_are_copied(rule: Any, students: int, teachers: int, layers
         ((0, 1, -5), r"must name 3 layers"),
     ],
 )
-def test_layers_that_are_not_there_are_refused(rule: tuple[int, ...], message: str) -> None:
+def test_select_missing_layers(rule: tuple[int, ...], message: str) -> None:
     with pytest.raises(StudentError, match=message):
         select_layers(rule, 3, 4)
 
 
-@pytest.mark.parametrize("family", [*KNOWN, *APART])
-def test_a_whole_copy_computes_what_its_teacher_does(family: str) -> None:
-    teacher = tiny.model(family, labels=3)
+@pytest.mark.parametrize("family", [*KNOWN, *APART, "mobilebert", "albert", "deberta", "xlnet"])
+def test_a_full_copy_equals_its_teacher(family: str) -> None:
+    teacher, batch = tiny.model(family), tiny.batch()
     torch.manual_seed(1)
     student = build(StudentSpec(init="teacher"), teacher).eval()
-    batch = tiny.batch()
     assert torch.equal(student(**batch).logits, teacher(**batch).logits)
     ours, theirs = student.state_dict(), teacher.state_dict()
     assert all(ours[name].data_ptr() != theirs[name].data_ptr() for name in ours), "a copy, not the same memory"
 
 
-def test_a_shallow_copy_holds_the_chosen_layers() -> None:
+def test_a_shallow_copy_has_the_chosen_layers() -> None:
     teacher = tiny.model("bert", layers=4)
     student = build(StudentSpec(layers=3, init="teacher", copy_layers=(3, 0, 2)), teacher).eval()
     ours, theirs = student.state_dict(), teacher.state_dict()
@@ -148,9 +157,6 @@ def test_a_shallow_copy_holds_the_chosen_layers() -> None:
         assert all(torch.equal(ours[n], theirs[n.replace(f"layer.{mine}.", f"layer.{other}.")]) for n in names)
     rest = [name for name in ours if ".layer." not in name]
     assert all(torch.equal(ours[name], theirs[name]) for name in rest)
-
-
-G, L = "full_attention", "sliding_attention"
 
 
 @pytest.mark.parametrize(
@@ -165,16 +171,14 @@ G, L = "full_attention", "sliding_attention"
         (StudentSpec(layers=2, config={"layer_types": [L, G]}), [L, G]),
     ],
 )
-def test_local_and_global_layers_are_the_teachers_that_are_copied_or_in_its_rhythm(
-    spec: StudentSpec, kinds: list[str]
-) -> None:
+def test_local_and_global_layers(spec: StudentSpec, kinds: list[str]) -> None:
     teacher = tiny.config("modernbert", layers=8)
     assert config_for(spec, teacher).layer_types == kinds
     assert teacher.layer_types == [G, L, L, G, L, L, G, L]
     assert len(config_for(StudentSpec(family="modernbert", layers=30), tiny.config("bert")).layer_types) == 30
 
 
-def test_a_shallow_modernbert_computes_what_its_teacher_does_without_the_other_layers() -> None:
+def test_a_shallow_modernbert_equals_its_teacher_without_the_other_layers() -> None:
     teacher = tiny.model("modernbert", layers=4, local_attention=4)
     student = build(StudentSpec(layers=3, init="teacher", copy_layers=(0, 2, 3)), teacher).eval()
     assert student.config.layer_types == [G, L, G]
@@ -192,20 +196,6 @@ def test_a_narrower_modernbert_is_a_slice_of_its_teacher() -> None:
     with masked(teacher, kept):
         expected = families.logits(teacher)
     torch.testing.assert_close(families.logits(student), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (StudentSpec(layers=2, init="teacher", copy_layers="last"), r"layers \[2, 3\]: the first layer of modernbert"),
-        (StudentSpec(hidden=24, init="teacher"), "cannot make heads of 6 out of modernbert's heads of 8"),
-        (StudentSpec(family="bert", init="teacher"), "not of modernbert -> bert"),
-        (StudentSpec(layers=2, config={"layer_types": [G]}), "layer_types names 1 layers; the student has 2"),
-    ],
-)
-def test_what_a_modernbert_cannot_begin_as_is_refused(spec: StudentSpec, message: str) -> None:
-    with pytest.raises(CompressError, match=message):
-        build(spec, tiny.model("modernbert", layers=4))
 
 
 # From another family
@@ -227,7 +217,7 @@ def layers(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
         ("ernie", "bert"),
     ],
 )
-def test_a_copy_in_another_family_has_the_teachers_states(teacher: str, student: str) -> None:
+def test_a_copy_in_another_family_has_the_same_states(teacher: str, student: str) -> None:
     """For one segment; the families pool differently, so logits may differ. RoBERTa's positions start after the pad."""
     tutor = tiny.model(teacher)
     pupil = build(StudentSpec(family=student, init="teacher"), tutor).eval()
@@ -239,18 +229,11 @@ def test_a_copy_in_another_family_has_the_teachers_states(teacher: str, student:
     )
 
 
-def test_families_that_are_not_known_are_refused() -> None:
-    with pytest.raises(StudentError, match=r"init: teacher knows the weights of bert, .*, not of albert -> albert"):
-        build(StudentSpec(init="teacher", layers=1), tiny.model("albert"))
-    with pytest.raises(StudentError, match="not of bert -> mobilebert; use init: scratch"):
-        build(StudentSpec(family="mobilebert", init="teacher"), tiny.model("bert"))
-
-
 # Narrower
 
 
 def silenced(model: Any, *, heads: Sequence[int] = (), neurons: Sequence[int] = (), hidden: Sequence[int] = ()) -> Any:
-    """They write nothing in any layer."""
+    """Zero their outputs in every layer."""
     for layer in model.bert.encoder.layer:
         for head in heads:
             layer.attention.output.dense.weight.data[:, head * 8 : (head + 1) * 8] = 0
@@ -259,13 +242,13 @@ def silenced(model: Any, *, heads: Sequence[int] = (), neurons: Sequence[int] = 
     return model
 
 
-def test_neurons_that_write_nothing_are_left_out_first() -> None:
+def test_silent_neurons_are_cut_first() -> None:
     teacher = silenced(tiny.model("bert"), neurons=range(0, 64, 2))
     student = build(StudentSpec(ffn=32, init="teacher"), teacher).eval()
     torch.testing.assert_close(student(**tiny.batch()).logits, teacher(**tiny.batch()).logits, rtol=0, atol=1e-6)
 
 
-def test_heads_and_dimensions_that_write_nothing_are_left_out_first() -> None:
+def test_silent_heads_and_dimensions_are_cut_first() -> None:
     """Heads go with dimensions, as their product is the width: half of both, heads as wide as before."""
     silent = [i for i in range(32) if i % 4 in (1, 2)]
     teacher = silenced(tiny.model("bert"), heads=[0, 2], hidden=silent)
@@ -285,7 +268,7 @@ def test_heads_and_dimensions_that_write_nothing_are_left_out_first() -> None:
 
 
 @pytest.mark.parametrize("family", KNOWN)
-def test_every_family_is_narrowed_in_every_size(family: str) -> None:
+def test_every_family_can_be_narrowed(family: str) -> None:
     spec = StudentSpec(layers=1, hidden=16, ffn=32, heads=2, init="teacher")
     student = build(spec, tiny.model(family))
     out = student(**tiny.batch(), labels=torch.tensor([0, 1, 2]))
@@ -293,15 +276,10 @@ def test_every_family_is_narrowed_in_every_size(family: str) -> None:
     out.loss.backward()
 
 
-def test_wider_than_the_teacher_is_refused() -> None:
-    with pytest.raises(StudentError, match="can only narrow, but hidden 64 is more than the teacher's 32"):
-        build(StudentSpec(hidden=64, init="teacher"), tiny.model("bert"))
-
-
 # From a checkpoint, and saved as one
 
 
-def test_a_checkpoint_gives_its_weights_and_the_teachers_labels(tmp_path: Path) -> None:
+def test_init_from_a_checkpoint(tmp_path: Path) -> None:
     saved = tiny.model("distilbert", layers=1, labels=2, seed=4)
     saved.save_pretrained(tmp_path)
     teacher = tiny.model("bert")
@@ -314,19 +292,14 @@ def test_a_checkpoint_gives_its_weights_and_the_teachers_labels(tmp_path: Path) 
     assert student(**tiny.batch()).logits.shape == (3, 3)
 
 
-def test_a_checkpoint_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_vocabulary(tmp_path: Path) -> None:
     tiny.model("bert", vocab_size=50).save_pretrained(tmp_path)
     with pytest.raises(StudentError, match=r"has 50 tokens, the teacher \d+: student and teacher must share"):
         build(StudentSpec(init=str(tmp_path)), tiny.model("bert"))
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudentError, match="'techer' is neither scratch, teacher, nor a folder"):
-        build(StudentSpec(init="techer"), tiny.model("bert"))
-
-
 def test_a_trained_student_is_a_plain_model(tmp_path: Path) -> None:
-    """Neither projections nor anything else of distillation is saved with it."""
+    """Projections and other parts of distillation are not saved with it."""
     step = learning.step()
     train(step, learning.stage(steps=2), learning.rows(), learning.collate(), learning.run(tmp_path / "run"))
     step.student.save_pretrained(tmp_path / "saved")
@@ -338,7 +311,7 @@ def test_a_trained_student_is_a_plain_model(tmp_path: Path) -> None:
     assert torch.equal(loaded.eval()(**batch).logits, step.student.eval()(**batch).logits)
 
 
-def test_a_student_attends_as_its_family_does_best_not_as_its_teacher_was_opened() -> None:
+def test_the_attention_implementation_is_not_the_teachers() -> None:
     opened = tiny.model("bert")
     open_attention(opened)
     assert build(StudentSpec(layers=1), opened).config._attn_implementation == "sdpa"
@@ -346,7 +319,7 @@ def test_a_student_attends_as_its_family_does_best_not_as_its_teacher_was_opened
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-def test_a_narrower_student_begins_with_the_units_of_most_importance(family: str) -> None:
+def test_a_narrower_student_keeps_the_most_important_units(family: str) -> None:
     teacher = tiny.model(family, layers=2, hidden=32, seed=4)
     random = torch.Generator().manual_seed(1)
     plan = SlicePlan.from_model(teacher)
@@ -370,8 +343,6 @@ def test_a_narrower_student_begins_with_the_units_of_most_importance(family: str
         ("modernbert", {"layers": 4}, {"family": "teacher", "layers": 2, "copy_layers": "uniform"}, "scratch"),
     ],
 )
-def test_init_auto_is_the_teacher_where_it_can_be_cut_to_the_students_sizes(
-    family: str, teacher: dict[str, int], sizes: dict[str, int], init: str
-) -> None:
+def test_init_auto(family: str, teacher: dict[str, int], sizes: dict[str, int], init: str) -> None:
     spec = StudentSpec.model_validate({"family": "bert", "init": "auto", **sizes})
     assert resolve_init(spec, tiny.config(family, **{"hidden": 32, **teacher})).init == init

@@ -1,4 +1,4 @@
-"""Functions of the user's own: where they may come from, when they are imported, and what is said when they fail."""
+"""The user's own functions: where they may come from, when they are imported, and errors when they fail."""
 
 import sys
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ number = 3
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
-    """Every test begins without the modules and the path of the one before."""
+def restored_modules() -> Iterator[None]:
+    """Remove modules and paths that a test added."""
     modules, path = set(sys.modules), list(sys.path)
     yield
     sys.path[:] = path
@@ -47,7 +47,7 @@ def as_it_was() -> Iterator[None]:
 
 
 def folder(tmp_path: Path, source: str = GOOD_LOSS, name: str = "mine.py") -> Path:
-    """A folder with one module, which leaves a file beside it when it is imported."""
+    """Write a folder with one module, which leaves a file when it is imported."""
     file = tmp_path / "code" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     mark = tmp_path / "imported"
@@ -72,7 +72,7 @@ def problem(tmp_path: Path, allowed: Path | str | None, **line: object) -> str:
     return said
 
 
-def test_it_is_imported_from_the_folder_that_is_named(tmp_path: Path) -> None:
+def test_import_from_the_folder(tmp_path: Path) -> None:
     name, code = recipe(tmp_path, temperature=2.0), folder(tmp_path)
     read = Recipe.load(name)
     assert not imported(tmp_path)
@@ -91,14 +91,14 @@ def _one() -> object:
     return torch.ones(1)
 
 
-def test_a_function_without_a_mark_is_told_what_it_reads(tmp_path: Path) -> None:
+def test_reads_of_an_unmarked_function(tmp_path: Path) -> None:
     loaded = Recipe.load(recipe(tmp_path, loss="mine.plain", reads="layers"), allow_code=folder(tmp_path))
     assert find_loss(loaded.training[0].objective[0]).reading.signal == "layers"
     loaded = Recipe.load(recipe(tmp_path, loss="mine.plain"), allow_code=tmp_path / "code")
     assert "does not declare what it reads" in check_terms(loaded.training[0].objective, "here")[0]
 
 
-def test_modules_beside_it_and_packages_are_in_reach(tmp_path: Path) -> None:
+def test_packages_and_neighbouring_modules(tmp_path: Path) -> None:
     code = folder(tmp_path, "from pack.losses import margin\n")
     folder(tmp_path, "", "pack/__init__.py")
     folder(tmp_path, GOOD_LOSS, "pack/losses.py")
@@ -106,7 +106,7 @@ def test_modules_beside_it_and_packages_are_in_reach(tmp_path: Path) -> None:
         assert Recipe.load(recipe(tmp_path, loss=name), allow_code=code).training[0].objective[0].code is not None
 
 
-def test_other_functions_than_losses_and_those_of_spaces(tmp_path: Path) -> None:
+def test_functions_of_stages_and_spaces(tmp_path: Path) -> None:
     code = folder(tmp_path)
     lines = {"corrupt": "mine.plain", "step": {"by": "mine.plain"}, "rows": "mine.plain"}
     student = {"init": {"by": "mine.plain"}}
@@ -121,7 +121,7 @@ def test_other_functions_than_losses_and_those_of_spaces(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("loss", ["mine.margin", "no.such.module", "math.gcd", "torch.nn.functional.mse_loss"])
-def test_without_a_folder_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
+def test_nothing_is_imported_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
     monkeypatch.chdir(folder(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
     said = problem(tmp_path, None, loss=loss)
@@ -130,7 +130,7 @@ def test_without_a_folder_nothing_is_imported(tmp_path: Path, monkeypatch: pytes
     assert not imported(tmp_path)
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_a_missing_folder(tmp_path: Path) -> None:
     assert "there is no such folder" in problem(tmp_path, tmp_path / "absent")
     assert "there is no such folder" in problem(tmp_path, "unittest", loss="unittest.case.main")
 
@@ -149,11 +149,11 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         ("numpy.mean", "'numpy': is not in"),
     ],
 )
-def test_what_is_not_there(tmp_path: Path, loss: str, said: str) -> None:
+def test_unknown_functions(tmp_path: Path, loss: str, said: str) -> None:
     assert said in problem(tmp_path, folder(tmp_path), loss=loss)
 
 
-def test_a_module_of_the_same_name_elsewhere_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_the_same_name_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder(tmp_path)))
     allowed = tmp_path / "allowed"
     allowed.mkdir()
@@ -161,7 +161,7 @@ def test_a_module_of_the_same_name_elsewhere_is_not_taken(tmp_path: Path, monkey
     assert not imported(tmp_path)
 
 
-def test_an_installed_package_is_allowed_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path, "", "pack/__init__.py")
     monkeypatch.syspath_prepend(str(folder(tmp_path, GOOD_LOSS, "pack/losses.py")))
     (tmp_path / "empty").mkdir()
@@ -190,7 +190,7 @@ def test_a_module_that_fails_on_import(tmp_path: Path, source: str, said: str) -
     assert "\n" not in told
 
 
-def test_a_changed_function_makes_another_run(tmp_path: Path) -> None:
+def test_digests(tmp_path: Path) -> None:
     loaded = Recipe.load(recipe(tmp_path), allow_code=folder(tmp_path))
     before = user_code.digests(loaded)
     folder(tmp_path, GOOD_LOSS + "\n# changed\n")
@@ -208,7 +208,7 @@ def own(tmp_path: Path, **line: object) -> str:
     return tiny.recipe(tmp_path / "recipes", yaml.safe_dump(tree))
 
 
-def test_a_recipe_beside_a_module_runs_nothing(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_beside_the_recipe_is_not_run(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = own(tmp_path)
     monkeypatch.chdir(folder(tmp_path))
     (tmp_path / "recipes" / "mine.py").write_text((tmp_path / "code" / "mine.py").read_text())
@@ -228,9 +228,7 @@ def test_a_recipe_beside_a_module_runs_nothing(shelf: Shelf, tmp_path: Path, mon
         ("--corpus ./nowhere", {}, "nowhere"),
     ],
 )
-def test_it_is_imported_after_every_other_check(
-    shelf: Shelf, tmp_path: Path, words: str, changed: dict[str, str], said: str
-) -> None:
+def test_other_checks_come_first(shelf: Shelf, tmp_path: Path, words: str, changed: dict[str, str], said: str) -> None:
     more = [*words.split(), "--allow-code", str(folder(tmp_path))]
     told = command.run(*shelf.distill(tmp_path / "run", *more, recipe=own(tmp_path), **changed))
     assert told.code == 2
@@ -238,21 +236,19 @@ def test_it_is_imported_after_every_other_check(
     assert not imported(tmp_path)
 
 
-def test_a_module_that_exits_does_not_end_the_command_well(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_module_that_exits(shelf: Shelf, tmp_path: Path) -> None:
     more = ["--allow-code", str(folder(tmp_path, "raise SystemExit(0)"))]
     told = command.run(*shelf.distill(tmp_path / "run", *more, recipe=own(tmp_path)))
     assert refused(told, tmp_path / "run", "SystemExit")
 
 
-def test_arguments_that_are_not_those_of_a_loss_are_told_before_anything_is_loaded(
-    shelf: Shelf, tmp_path: Path
-) -> None:
+def test_wrong_arguments_are_found_first(shelf: Shelf, tmp_path: Path) -> None:
     more = ["--allow-code", str(folder(tmp_path))]
     name = own(tmp_path, loss="mine.four", reads="logits")
     told = command.run(*shelf.distill(tmp_path / "run", *more, recipe=name))
     assert refused(told, tmp_path / "run", "expected def four(student, teacher[, mask], *, option=...)")
 
 
-def test_a_recipe_with_allowed_code_comes_to_its_training(shelf: Shelf, tmp_path: Path) -> None:
+def test_allowed_code_reaches_training(shelf: Shelf, tmp_path: Path) -> None:
     more = ["--allow-code", str(folder(tmp_path))]
     assert accepted(*shelf.distill(tmp_path / "run", *more, recipe=own(tmp_path, temperature=2.0)))

@@ -1,4 +1,4 @@
-"""Losses that compare attention leave out the pairs that a local layer does not see, and only these."""
+"""Losses on attention ignore exactly the pairs that a local layer does not see."""
 
 import math
 from typing import Any
@@ -35,14 +35,14 @@ def band(mask_BL: Tensor, window: int) -> Tensor:
 
 
 def model(**changes: Any) -> Any:
-    """Three layers, global, local and local, which see two tokens to either side."""
+    """Make a model of three layers, global, local and local; a local one sees two tokens to either side."""
     made = tiny.model("modernbert", layers=3, local_attention=4, **changes)
     open_attention(made)
     return made
 
 
 @torch.no_grad()
-def test_scores_of_local_and_global_layers_are_those_that_the_model_uses() -> None:
+def test_scores_of_local_and_global_layers() -> None:
     batch = tiny.batch(LENGTHS)
     shown = read(model(), batch, ATTENTION)
     eager = tiny.model("modernbert", layers=3, local_attention=4, eager=True)(**batch, output_attentions=True)
@@ -59,13 +59,13 @@ def test_scores_of_local_and_global_layers_are_those_that_the_model_uses() -> No
 
 
 @torch.no_grad()
-def test_a_window_that_nothing_is_beyond_is_none() -> None:
+def test_a_window_wider_than_the_text() -> None:
     shown = read(model(), tiny.batch((3, 2)), ATTENTION)
     assert all(layer.seen_BLL is None for layer in shown.attention)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_pairs_that_are_not_seen_count_for_nothing(name: str) -> None:
+def test_unseen_pairs_do_not_count(name: str) -> None:
     loss, options = LOSSES[name], OPTIONS.get(name, {})
     mask_BL = tiny.batch(LENGTHS)["attention_mask"]
     shape = (3, 4, 12, 12) if loss.reading.signal == "scores" else (3, 4, 12, 6)
@@ -82,7 +82,7 @@ def test_pairs_that_are_not_seen_count_for_nothing(name: str) -> None:
         torch.testing.assert_close(loss(spoilt, teacher, near_BLL, **options), local)
 
 
-def test_the_formulas_of_local_layers_as_loops() -> None:
+def test_formulas_as_loops() -> None:
     """TinyBERT's mean of each example over pairs in the window, weighted by squares of lengths; MiniLM's softmaxes."""
     mask_BL = tiny.batch(LENGTHS)["attention_mask"]
     draw = torch.Generator().manual_seed(1)
@@ -117,7 +117,7 @@ def compared(terms: list[Term], batch: dict[str, Tensor], **counted: Any) -> dic
 
 
 @torch.no_grad()
-def test_the_objective_gives_a_loss_the_pairs_that_both_layers_see() -> None:
+def test_the_objective_passes_the_common_window() -> None:
     batch = tiny.batch(LENGTHS)
     near_BLL, mask_BL = band(batch["attention_mask"], 2), batch["attention_mask"]
     student, teacher = (read(model(seed=seed), batch, ATTENTION) for seed in (1, 0))
@@ -131,8 +131,8 @@ def test_the_objective_gives_a_loss_the_pairs_that_both_layers_see() -> None:
 
 
 @torch.no_grad()
-def test_means_stay_exact_in_parts_of_a_batch() -> None:
-    """Dropout is off, so that the whole batch and its halves are answered alike."""
+def test_accumulated_means_are_exact() -> None:
+    """Without dropout, the whole batch and its halves have the same outputs."""
     batch = tiny.batch((12, 9, 2, 5))
     terms = [Term("tinybert.attention"), Term("minilm.key_relations", layers="last", options={"heads": 2})]
     halves = [{name: each[at : at + 2] for name, each in batch.items()} for at in (0, 2)]
@@ -148,7 +148,7 @@ def of_all_pairs(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) ->
 
 
 @torch.no_grad()
-def test_a_loss_that_bears_no_windows_is_refused_where_there_is_one() -> None:
+def test_a_loss_without_windows() -> None:
     term = Term(of_all_pairs, layers="uniform")  # type: ignore[arg-type]
     assert compared([term], tiny.batch((3, 2)))["total"] > 0
     with pytest.raises(ObjectiveError, match="layer 1 of the student or 1 of the teacher attends within a window"):
@@ -156,7 +156,7 @@ def test_a_loss_that_bears_no_windows_is_refused_where_there_is_one() -> None:
 
 
 @torch.no_grad()
-def test_the_head_of_a_masked_modernbert_runs_at_the_chosen_positions() -> None:
+def test_the_head_runs_at_chosen_positions() -> None:
     batch, asked = tiny.batch(LENGTHS), frozenset({"logits"})
     masked, classifying = tiny.model("modernbert", head=AutoModelForMaskedLM), tiny.model("modernbert")
     at_BL = batch["attention_mask"].bool()
