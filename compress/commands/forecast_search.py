@@ -81,7 +81,7 @@ def forecast_search(
             config.teacher, config.data, recipe, run, columns=config.columns, number_format=config.training,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
-        shapes, kind = Shapes.of(space, base_teacher.model.config), context.data.task.kind
+        shapes, kind = Shapes.from_space(space, base_teacher.model.config), context.data.task.kind
         check_stages(space, recipe, base_teacher, context, run)
         context = replace(context, console=Console(quiet=True))
         trials = Trials(context, run, Path(folder) / "home")

@@ -178,7 +178,7 @@ def load_context(
             config.teacher, config.data, recipe, run,
             columns=config.columns, number_format=config.training, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
-        shapes = Shapes.of(config.space, base_teacher.model.config)
+        shapes = Shapes.from_space(config.space, base_teacher.model.config)
         for line in shapes.dropped:
             print_note(console, line)
         check_stages(config.space, recipe, base_teacher, training, run)

@@ -1,10 +1,10 @@
-"""Count the terms that the latency of a shape is made of, from its config alone.
+"""Count the terms of a shape's latency from its config.
 
-Counted is the graph that ships (`exporters.onnx.to_onnx`), not the model. Of a classifier that reads the first token
-the last layer computes keys and values of all tokens and everything else of one, and every head carries the mask as one
-feature more, but in ModernBERT. For EXACT families the counts are those of the exported graph, product by product;
-other families count as plain layers of their shape, computed whole. A fit within one family does not mind: what is
-proportional is absorbed.
+The counts are those of the exported graph (`exporters.onnx.to_onnx`), not of the model. In a classifier that reads the
+first token, the last layer computes keys and values of all tokens but everything else of one; except in ModernBERT,
+every head carries the mask as an extra feature. For EXACT families the counts match the exported graph, product by
+product; other families count as plain layers of their shape, all of them complete. A fit within one family absorbs
+proportional errors.
 """
 
 from collections import defaultdict
@@ -21,38 +21,38 @@ PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "al
 BOTTLENECKED = ("mobilebert", "ib-bert")
 MODERN = ("modernbert",)
 EXACT = (*PLAIN, *BOTTLENECKED, *MODERN, "static-embedding")
-"""Families whose exported graph is known product by product."""
+"""Families whose counts match the exported graph product by product."""
 
 READS_ONE = ("classification", "multilabel", "regression", "ranking")
-"""Kinds whose head reads the first token alone, in the families of PLAIN and BOTTLENECKED, and of MODERN where it is
-not said to take a mean."""
+"""Kinds whose head reads only the first token, in PLAIN and BOTTLENECKED families, and in MODERN ones unless they pool
+by a mean."""
 
 ACTIVATIONS = ("hidden_act", "activation", "activation_function", "dense_act_fn", "hidden_activation")
-"""The names of families' settings for the function between the two products of the feed-forward network."""
+"""The families' names of the setting for the activation function of the feed-forward network."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Amounts of work in one forward, by name; an absent one is 0.
+    """Amounts of work in one forward, by name; missing ones are 0.
 
-    fixed                1, whatever the shape
-    layers               layers computed: calls of operators
+    fixed                1 for every shape
+    layers               layers computed, for the calls of operators
     projections          multiply-adds of queries, keys, values, outputs, bottlenecks and embedding projections
     feed_forward         multiply-adds of feed-forward networks
     attention            multiply-adds of queries x keys and probabilities x values
     softmax              probabilities
     weights              numbers read from memory for the products
-    activation NAME      numbers that go through this activation
-    norm NAME            numbers that go through this norm, and the sums beside it
+    activation NAME      inputs of this activation
+    norm NAME            inputs of this norm and of the sums beside it
     """
 
     counts: Mapping[str, float]
     flops: float
-    """FLOPs of the model as torch computes it, a multiply-add being two: nothing is cut at its end."""
+    """FLOPs of the model in torch, a multiply-add being two, with a complete last layer."""
 
     @staticmethod
     def from_config(config: Any, setting: Setting, kind: Kind | None = "classification") -> "Terms":
-        """Count for a transformers config at this setting; `kind` None: an encoder, which answers with all tokens."""
+        """Count for a transformers config at this setting. kind None: an encoder, which outputs all tokens."""
         if config.model_type == "static-embedding":
             return _static(config, setting)
         cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED, *MODERN)
@@ -62,10 +62,10 @@ class Terms:
 
 @dataclass(frozen=True)
 class _Block:
-    """One layer, per token: multiply-adds with weights, features of attention, numbers changed one by one.
+    """A layer's work per token: multiply-adds with weights, features of attention, elementwise operations.
 
-    context    multiply-adds that keys and values need: of all tokens, in any layer
-    answer     of queries, output and bottlenecks: of the tokens that are read
+    context    multiply-adds of keys and values, needed of all tokens in every layer
+    answer     multiply-adds of queries, output and bottlenecks, needed of the tokens that are read
     width      features of the queries, and of the values, over all heads
     """
 
@@ -84,7 +84,7 @@ def _blocks(config: Any) -> list[_Block]:
     if config.model_type in BOTTLENECKED:
         return [_bottleneck_block(config)] * shape.layers
     width, grouped = shape.heads * shape.head_size, config.model_type in GROUPED
-    products = 3 if grouped or config.model_type in MODERN else 2  # of its gates too
+    products = 3 if grouped or config.model_type in MODERN else 2  # with gates
     plain = _Block(
         context=2 * shape.hidden * (config.num_key_value_heads * shape.head_size if grouped else width),
         answer=2 * shape.hidden * width,
@@ -98,7 +98,7 @@ def _blocks(config: Any) -> list[_Block]:
 
 
 def _bottleneck_block(config: Any) -> _Block:
-    """Describe a layer of MobileBERT, which narrows, or of IB-BERT, which widens: each computes `inner` wide."""
+    """Describe a layer of MobileBERT, which narrows to `inner` features, or of IB-BERT, which widens to them."""
     stream, inner, ffn = config.hidden_size, config.true_hidden_size, config.intermediate_size
     if config.model_type == "ib-bert":
         return _Block(
@@ -130,7 +130,7 @@ def _count(config: Any, blocks: Sequence[_Block], setting: Setting, kind: Kind |
     embedded, head, heads = _embedding(config), _head(config, kind), rows if kind in READS_ONE else tokens
     activation = next((found for name in ACTIVATIONS if (found := getattr(config, name, None))), "none")
     norm = getattr(config, "normalization_type", "layer_norm")
-    # One more feature of queries, or keys, for the mask in every head, computed from all that these read.
+    # The mask is an extra feature of queries, or keys, in every head, computed from all their inputs.
     reads = config.true_hidden_size if config.model_type == "mobilebert" else Shape.from_config(config).hidden
     mask = int(reads) if config.model_type in (*PLAIN, *BOTTLENECKED) else 0
     counts = defaultdict[str, float](float, fixed=1.0, layers=len(blocks))
@@ -170,8 +170,8 @@ def _embedding(config: Any) -> int:
 
 
 def _head(config: Any, kind: Kind | None) -> int:
-    """Count the multiply-adds of the head each time it is applied: of a pooler, where there is one, and classifier."""
-    if kind is None or kind == "embedding":  # a linear map of one vector a text is next to nothing
+    """Count the multiply-adds of one application of the head: of its pooler, if any, and its classifier."""
+    if kind is None or kind == "embedding":  # a linear map of one vector per text is negligible
         return 0
     shape = Shape.from_config(config)
     pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)

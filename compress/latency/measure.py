@@ -1,8 +1,8 @@
-"""Measure the latency of shapes: random weights through the exporter and quantiser that ship, timed on the device.
+"""Measure the latency of shapes with random weights, exported and quantised like a shipped model.
 
-Weights do not matter to time, so nothing is trained: a shape is built, exported as `Bundle.write` exports it, and
-timed beside the others in turns. Other work makes runs slower, never faster, so what counts is the fastest tenth of the
-runs, once another race confirms it; docs/latency-prediction.md has what that is worth on a busy machine.
+Latency does not depend on the weights, so nothing is trained: a shape is built, exported as by `Bundle.write`, and
+timed in turns with others. Other processes only make runs slower, so the fastest tenth of the runs counts, once another
+race confirms it; docs/latency-prediction.md describes its accuracy on a busy machine.
 """
 
 import tempfile
@@ -20,25 +20,31 @@ from compress.benchmark.devices import Device
 from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import FILES, Precision
+from compress.exporters.fp16 import to_float16
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.exporters.session import rows_for
+from compress.exporters.weight_only import quantize_weights
 from compress.latency.features import Terms
 from compress.models import heads
+from compress.models.sharing import share_again
 from compress.progress import show_progress
 from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
 AGREE = 1.05
-"""The largest ratio of the p10s of the best passes of two races of one file for both to be undisturbed."""
+"""The largest ratio between a file's p10 in its best two races for both to count as undisturbed."""
 
 TOGETHER = 8
-"""Files open on the device at once: a phone holds no more."""
+"""Files open on the device at once; a phone cannot hold more."""
 
 SWEEPS, MORE = 3, 5
-"""Races of every file, and further ones of those that were disturbed: two in a row can be, alike."""
+"""Races of every file, and further races of disturbed files: two in a row can be disturbed alike."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A measured shape. `ms`: as `race` measures it; `noisy`: no second race confirms it."""
+    """A measured shape. ms: see `race`; noisy: no second race confirms it."""
 
     name: str
     terms: Terms
@@ -63,12 +69,12 @@ def sample(
 ) -> tuple[Sample, ...]:
     """Measure shapes for a LatencyModel to fit to, and other `files` in the same race: see `exported` and `race`.
 
-    Raises SearchError for what cannot be built or is longer than its positions, ExportError from the export,
+    Raises SearchError for a shape that cannot be built or has too few positions, ExportError from the export,
     DeviceError from the device. Leaves no file behind.
     """
-    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as made:
-        files = {**made, **files}
-        found = race(files, device, setting, rounds=rounds, runs=runs, say=say)
+    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as exports:
+        files = {**exports, **files}
+        latencies = race(files, device, setting, rounds=rounds, runs=runs, say=say)
         return tuple(
             Sample(
                 name=name,
@@ -78,7 +84,7 @@ def sample(
                 noise=each.noise,
                 file_mb=files[name].stat().st_size / 1e6,
             )
-            for name, each in found.items()
+            for name, each in latencies.items()
         )
 
 
@@ -94,9 +100,8 @@ def exported(
 ) -> Iterator[dict[str, Path]]:
     """Yield ONNX files of models of these configs, with random weights and the head of `kind`, deleted on exit.
 
-    precision: of all files, or of each by its name. kind: None for no head. segments: whether the tokenizer makes
-    token types (`exporters.onnx.makes_segments`). The weights are the same each time, and torch's own generator stays
-    as it was.
+    precision: of all files, or by name. kind: None for no head. segments: whether the tokenizer makes token types
+    (`exporters.onnx.makes_segments`). The weights are the same each time, and torch's generator is not affected.
     """
     precisions = dict.fromkeys(configs, precision) if isinstance(precision, str) else precision
     for each in precisions.values():
@@ -104,8 +109,6 @@ def exported(
             raise SearchError(f"precision {each}: no such precision.{did_you_mean(each, FILES)}")
     if not configs:
         raise SearchError("no shapes to measure; expected at least one config")
-    from compress.exporters.onnx import to_onnx
-
     with tempfile.TemporaryDirectory(prefix="compress-shapes-") as scratch:
         files = {}
         say(f"exporting {len(configs)} shapes with random weights")
@@ -128,12 +131,12 @@ def race(
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
-    """Measure the latency of files, by name, robustly against what else the machine does.
+    """Measure the latency of files, by name, robustly against other work on the machine.
 
-    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs` forwards in all. All race SWEEPS
-    times; a file whose best passes in two races do not agree races again, MORE times at most. p50_ms is the median of
-    an undisturbed pass: the least p10 of a pass, times the least ratio of median to p10. `noisy` where no second race
-    has a pass whose p10 is within AGREE of the least.
+    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs` forwards in all. Every file races
+    SWEEPS times; if its best passes in two races do not agree, it races again, MORE times at most. p50_ms is the median
+    of an undisturbed pass: the least p10 of a pass, times the least ratio of median to p10. `noisy`: no second race has
+    a pass whose p10 is within AGREE of the least.
     """
     races: list[dict[str, Latency]] = []
     for sweep in range(SWEEPS + MORE):
@@ -153,11 +156,11 @@ def race(
 def choose_spread(
     candidates: Mapping[str, Any], count: int, setting: Setting, kind: Kind | None = "classification"
 ) -> list[str]:
-    """Choose the names of `count` candidates (all, where there are no more) whose terms lie far apart.
+    """Choose the names of `count` candidates (or all, if there are fewer) whose terms are far apart.
 
-    The one with the fewest FLOPs, the one with the most, then ever the one farthest from all chosen, in the logarithms
-    of the terms, each scaled to its range: every kind of shape is measured, and few predictions go beyond the measured.
-    The same candidates in any order give the same choice. Raises SearchError for fewer than 2.
+    Start with the fewest and the most FLOPs, then add the one farthest from all chosen ones, in the logarithms of the
+    terms, each scaled to its range: so that all kinds of shapes are measured, and few predictions are extrapolations.
+    The choice does not depend on the order of the candidates. Raises SearchError for fewer than 2.
     """
     if count < 2 or not candidates:
         raise SearchError(f"{count} of {len(candidates)} shapes to measure: expected at least 2, of at least 1 shape")
@@ -177,8 +180,6 @@ def choose_spread(
 
 
 def _build_model(name: str, config: Any, setting: Setting, kind: Kind | None) -> Any:
-    from compress.models.sharing import share_again
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
@@ -194,34 +195,27 @@ def _build_model(name: str, config: Any, setting: Setting, kind: Kind | None) ->
 
 def _convert(full: Path, path: Path, setting: Setting, precision: Precision) -> None:
     if precision == "int8":
-        from compress.exporters.int8 import quantize_dynamic
-
         quantize_dynamic(full, path)
     elif precision == "fp16":
-        from compress.exporters.fp16 import to_float16
-        from compress.exporters.session import rows_for
-
         to_float16(full, path, rows_for(full, setting.seq))
     elif precision in ("w8", "q4"):
-        from compress.exporters.weight_only import quantize_weights
-
         quantize_weights(full, path, bits=8 if precision == "w8" else 4)
     else:
         full.replace(path)
 
 
 def _summarise(name: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
-    """Sum up the races of one file."""
-    mine = sorted((each[name] for each in races if name in each), key=lambda each: min(each.lows))
-    least, confirming = (min(each.lows) for each in mine[:2])
-    spread = min(p50 / low for each in mine for p50, low in zip(each.passes, each.lows, strict=True))
+    """Summarise the races of one file."""
+    own = sorted((each[name] for each in races if name in each), key=lambda each: min(each.lows))
+    least, confirming = (min(each.lows) for each in own[:2])
+    spread = min(p50 / low for each in own for p50, low in zip(each.passes, each.lows, strict=True))
     noisy = confirming > AGREE * least
-    noise = f"the fastest runs took {least:.2f} ms in one of {len(mine)} races, {confirming:.2f} ms in the next best"
+    noise = f"the fastest runs took {least:.2f} ms in one of {len(own)} races, {confirming:.2f} ms in the next best"
     return replace(
-        mine[0],
+        own[0],
         p50_ms=least * spread,
         noisy=noisy,
         noise=noise if noisy else "",
-        passes=tuple(p50 for each in mine for p50 in each.passes),
-        lows=tuple(low for each in mine for low in each.lows),
+        passes=tuple(p50 for each in own for p50 in each.passes),
+        lows=tuple(low for each in own for low in each.lows),
     )

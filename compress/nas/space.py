@@ -1,7 +1,7 @@
-"""The students of a space that a teacher allows: which there are, how one is drawn, and what it would be.
+"""The students of a space that are possible with a teacher: list them, draw one, and build its config.
 
 space = Space.load("width-depth")
-shapes = Shapes.of(space, teacher.config)
+shapes = Shapes.from_space(space, teacher.config)
 choice = shapes.suggest(trial)        # {"layers": 3, "hidden": 256, "heads": 8, "ffn": 1024}
 config = shapes.config(choice)
 """
@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 from compress.config.recipe import StudentSpec
 from compress.errors import PruneError, SearchError, StudentError
 from compress.models import heads
+from compress.models.sharing import share
 from compress.models.student import config_for
 from compress.nas.config import SIZES, Space, Value
 from compress.slicing.shape import Shape
@@ -30,34 +31,33 @@ if TYPE_CHECKING:
     import optuna
 
 Choice = Mapping[str, int | float | str]
-"""One student, every size a count: keys as the axes of a space."""
+"""One student, by the axes of the space, with every size as a count."""
 
 COUPLED = (
     ("layers", "share.attention", "share.ffn", "config.num_hidden_groups"),
     ("hidden", "heads", "embedding", "bottleneck", "config.intra_bottleneck_size", "config.embedding_size"),
 )
-"""Axes of which one may forbid values of another: widths must divide into heads, groups of layers into layers."""
+"""Axes whose values can exclude each other: widths must divide into heads, layers into groups of layers."""
 
 
 def architecture_key(choice: Choice) -> str:
-    """16 hex digits, the same for the same student in whatever order it is written."""
+    """Hash a choice to 16 hex digits, regardless of the order of its axes."""
     canonical = json.dumps(dict(choice), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Axes that are chosen together, and every combination of their values that there is."""
+    """Axes that are chosen together, and the possible combinations of their values."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
 
     def suggest(self, trial: "optuna.Trial") -> tuple[Value, ...]:
-        """Let the sampler draw a choice; it is always a student that can be. Numbers at even distances are suggested
-        as they are, words as words, all else by its place."""
+        """Let the sampler draw a combination: evenly spaced numbers and words as they are, others by their index."""
         if len(self.names) == 1:
             values = [row[0] for row in self.rows]
-            if steps := _even(values):
+            if steps := _as_range(values):
                 return (trial.suggest_int(self.names[0], steps.start, steps.stop - 1, step=steps.step),)
             if not all(isinstance(value, int | float) for value in values):
                 chosen: Value = trial.suggest_categorical(self.names[0], [str(value) for value in values])
@@ -67,9 +67,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Shapes:
-    """A space, held against one teacher.
+    """The students of a space that are possible with one teacher.
 
-    dropped   what of the space no student of this teacher can have, in words
+    dropped   values of the space that no student of this teacher can have, in words
     """
 
     space: Space
@@ -78,35 +78,50 @@ class Shapes:
     dropped: tuple[str, ...] = ()
 
     @staticmethod
-    def of(space: Space, teacher: PreTrainedConfig) -> "Shapes":
-        """Hold a space against a teacher.
+    def from_space(space: Space, teacher: PreTrainedConfig) -> "Shapes":
+        """List the possible students.
 
-        Raises SearchError, with every problem, for values this teacher cannot have, and for an empty space.
+        Raises SearchError, with every problem, for values that are impossible with this teacher, and for an empty
+        space.
         """
         axes = _count_sizes(space, teacher)
         empty = Shapes(space, teacher, ())
-        blocks, dropped = [], []
-        for group in _groups(space, axes):
-            found, reasons = empty._possible(group)
-            if not found:
+        blocks, dropped = list[Block](), list[str]()
+        for group in _group_axes(space, axes):
+            rows, reasons = list[tuple[Value, ...]](), list[str]()
+            for row in group.rows:
+                try:
+                    empty._resolve(dict(zip(group.names, row, strict=True)))
+                except (PruneError, StudentError) as error:
+                    reasons.append(str(error))
+                else:
+                    rows.append(row)
+            if not rows:
                 raise SearchError(
                     f"{space.name}: the space is empty: no student has {' and '.join(group.names)} as listed: "
                     f"{'; '.join(dict.fromkeys(reasons))}"
                 )
-            blocks += _independent(group.names, found, tied=group.names in set(space.tied))
+            values = [tuple(dict.fromkeys(row[at] for row in rows)) for at in range(len(group.names))]
+            if group.names not in set(space.tied) and len(rows) == math.prod(map(len, values)):
+                blocks += [
+                    Block((name,), tuple((value,) for value in each))
+                    for name, each in zip(group.names, values, strict=True)
+                ]  # every combination is possible, so each axis is chosen by itself
+            else:
+                blocks.append(Block(group.names, tuple(rows)))
             dropped += [
                 f"{name} {value}: in no student that {teacher.model_type} allows"
                 for at, name in enumerate(group.names)
                 for value in dict.fromkeys(row[at] for row in group.rows)
-                if value not in {row[at] for row in found}
+                if value not in values[at]
             ]
         shapes = Shapes(space, teacher, tuple(blocks), tuple(dropped))
         shapes._check_settings()
         return shapes
 
     def suggest(self, trial: "optuna.Trial") -> Choice:
-        """Let the sampler draw a choice; it is always a student that can be."""
-        return self._as_counts([block.suggest(trial) for block in self.blocks])
+        """Let the sampler draw a choice, which is always a possible student."""
+        return self._as_choice([block.suggest(trial) for block in self.blocks])
 
     def key(self, choice: Choice) -> str:
         return architecture_key(choice)
@@ -118,22 +133,22 @@ class Shapes:
     def every(self) -> Iterator[Choice]:
         """Yield all students."""
         for rows in itertools.product(*(block.rows for block in self.blocks)):
-            yield self._as_counts(rows)
+            yield self._as_choice(rows)
 
     def drawn(self, count: int, seed: int) -> list[Choice]:
-        """Draw at most `count` different students at random, those of all first and of all last values among them."""
+        """Draw at most `count` different students at random, including those of all first and of all last values."""
         if self.size() <= count:
             return list(self.every())
         draw = random.Random(seed)
-        ends = [self._as_counts([block.rows[at] for block in self.blocks]) for at in (0, -1)]
-        found = {architecture_key(choice): choice for choice in ends}
-        while len(found) < count:
-            choice = self._as_counts([draw.choice(block.rows) for block in self.blocks])
-            found[architecture_key(choice)] = choice
-        return list(found.values())
+        ends = [self._as_choice([block.rows[at] for block in self.blocks]) for at in (0, -1)]
+        choices = {architecture_key(choice): choice for choice in ends}
+        while len(choices) < count:
+            choice = self._as_choice([draw.choice(block.rows) for block in self.blocks])
+            choices[architecture_key(choice)] = choice
+        return list(choices.values())
 
     def config(self, choice: Choice) -> PreTrainedConfig:
-        """Make the student's transformers config. Raises StudentError or PruneError where there is no such student."""
+        """Make the student's transformers config. Raises StudentError or PruneError if there is no such student."""
         if self.space.mode == "supernet":
             return resize_config(self.teacher, self.sizes(choice))
         config = config_for(self.spec(choice), self.teacher)
@@ -146,11 +161,11 @@ class Shapes:
         return config
 
     def sizes(self, choice: Choice) -> Sizes:
-        """supernet: what of it the student is."""
+        """Return the sizes of a supernet's student."""
         return Sizes.from_request(self.teacher, **{name: float(choice[name]) for name in SIZES if name in choice})
 
     def spec(self, choice: Choice) -> StudentSpec:
-        """plain: what to build."""
+        """Return the specification of a student that is built from scratch."""
         sizes = {name: choice[name] for name in SIZES if name in choice}
         settings, shared = (
             {name.removeprefix(prefix): value for name, value in choice.items() if name.startswith(prefix)}
@@ -162,85 +177,69 @@ class Shapes:
             tree | {"config": student.config | settings, "share": dict(student.share) | shared}
         )
 
-    def _as_counts(self, rows: Sequence[tuple[Value, ...]]) -> Choice:
-        """Write every size as the count that it comes to, so that equal students are written alike."""
-        asked: dict[str, Value] = {}
+    def _as_choice(self, rows: Sequence[tuple[Value, ...]]) -> Choice:
+        """Write every size as its count, so that equal students are written alike."""
+        values: dict[str, Value] = {}
         for block, row in zip(self.blocks, rows, strict=True):
-            asked |= zip(block.names, row, strict=True)
-        return self._settle(asked)
+            values |= zip(block.names, row, strict=True)
+        return self._resolve(values)
 
-    def _settle(self, asked: Mapping[str, Any]) -> Choice:
+    def _resolve(self, values: Mapping[str, Any]) -> Choice:
         if self.space.mode == "supernet":
-            sizes = self.sizes(asked).plain()
+            sizes = self.sizes(values).plain()
             sizes.pop("head_size")
-            return {**sizes, **({"precision": asked["precision"]} if "precision" in asked else {})}
-        shape = Shape.from_config(self.config(asked))
+            return {**sizes, **({"precision": values["precision"]} if "precision" in values else {})}
+        shape = Shape.from_config(self.config(values))
         sizes = {name: getattr(shape, name) for name in ("layers", "hidden", "heads", "ffn")}
-        return {**asked, **sizes}
-
-    def _possible(self, group: Block) -> tuple[list[tuple[Value, ...]], list[str]]:
-        """Return the rows that make a student, and why the others do not."""
-        found, reasons = [], []
-        for row in group.rows:
-            try:
-                self._settle(dict(zip(group.names, row, strict=True)))
-            except (PruneError, StudentError) as error:
-                reasons.append(str(error))
-            else:
-                found.append(row)
-        return found, reasons
+        return {**values, **sizes}
 
     def _check_settings(self) -> None:
-        """Build one student for each value of a `config.` axis: families say only then that they do not know it."""
+        """Build one student for each value of a `config.` axis: only then do families refuse unknown values."""
         problems = []
         for at, block in enumerate(self.blocks):
             if not any(name.startswith(("config.", "share.")) for name in block.names):
                 continue
             for row in block.rows:
                 rows = [row if other == at else each.rows[0] for other, each in enumerate(self.blocks)]
-                if why := self._unbuildable(self._as_counts(rows)):
-                    value = ", ".join(f"{name} {value}" for name, value in zip(block.names, row, strict=True))
-                    problems.append(f"{self.space.name}: {value}: {why}")
+                choice = self._as_choice(rows)
+                try:
+                    with torch.device("meta"):
+                        share(heads.create(self.config(choice), "task", "classification"), **self.spec(choice).share)
+                    continue
+                except StudentError as error:
+                    problem = str(error)
+                except (KeyError, ValueError, TypeError) as error:
+                    problem = f"transformers refuses it: {' '.join(str(error).split())[:200]}"
+                value = ", ".join(f"{name} {value}" for name, value in zip(block.names, row, strict=True))
+                problems.append(f"{self.space.name}: {value}: {problem}")
         if problems:
             raise SearchError("\n".join(problems))
 
-    def _unbuildable(self, choice: Choice) -> str | None:
-        from compress.models.sharing import share
-
-        try:
-            with torch.device("meta"):
-                share(heads.create(self.config(choice), "task", "classification"), **self.spec(choice).share)
-        except StudentError as error:
-            return str(error)
-        except (KeyError, ValueError, TypeError) as error:
-            return f"transformers refuses it: {' '.join(str(error).split())[:200]}"
-        return None
-
 
 def _count_sizes(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, ...]]:
-    """Turn shares of the teacher into counts. Raises SearchError with every problem."""
+    """Turn shares of the teacher's sizes into counts. Raises SearchError with every problem."""
     whole, problems = Sizes.from_config(teacher), []
-    theirs = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
+    own = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
     axes: dict[str, tuple[Value, ...]] = {}
     for name, values in space.axes.items():
         if name not in SIZES:
             axes[name] = values
             continue
-        has = name in whole.plain() if space.mode == "supernet" else name in theirs
-        if not has:
+        if name not in (whole.plain() if space.mode == "supernet" else own):
             problems.append(f"{space.name}: axes.{name}: {teacher.model_type} models have no such size")
             continue
-        counts = [value if isinstance(value, int) else max(1, round(float(value) * theirs[name])) for value in values]
+        counts = [value if isinstance(value, int) else max(1, round(float(value) * own[name])) for value in values]
         if name == "heads" and "hidden" not in space.axes and space.mode == "supernet":
             stream = whole.hidden if whole.bottleneck is None else whole.bottleneck
+            divisors = [n for n in range(1, own[name] + 1) if stream % n == 0]
             counts = [
-                _divisor(count, stream, theirs[name]) if isinstance(value, float) else count
+                min(divisors, key=lambda n: (abs(n - count), -n)) if isinstance(value, float) else count
                 for count, value in zip(counts, values, strict=True)
             ]
-        if space.mode == "supernet" and (larger := [count for count in counts if count > theirs[name]]):
+        if space.mode == "supernet" and (larger := [count for count in counts if count > own[name]]):
             problems.append(
-                f"{space.name}: axes.{name}: {larger[-1]} is more than the teacher's {theirs[name]}; a supernet is the "
-                "teacher itself, its students are parts of it (mode: plain builds others)"
+                f"{space.name}: axes.{name}: {larger[-1]} is more than the teacher's {own[name]}; the students of a "
+                "supernet are parts of the teacher (mode: plain builds others)"
             )
         axes[name] = tuple(counts) if any(name in names for names in space.tied) else tuple(dict.fromkeys(counts))
     if problems:
@@ -248,13 +247,8 @@ def _count_sizes(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Val
     return axes
 
 
-def _divisor(count: int, width: int, most: int) -> int:
-    """Find the number of heads nearest to `count` that `width` divides into."""
-    return min((n for n in range(1, most + 1) if width % n == 0), key=lambda n: (abs(n - count), -n))
-
-
-def _groups(space: Space, axes: Mapping[str, tuple[Value, ...]]) -> Iterator[Block]:
-    """Group the axes that may constrain each other, with every combination, possible or not."""
+def _group_axes(space: Space, axes: Mapping[str, tuple[Value, ...]]) -> Iterator[Block]:
+    """Group the axes whose values can exclude each other, with every combination, possible or not."""
     left = dict(axes)
     for names in space.tied:
         yield Block(tuple(names), tuple(dict.fromkeys(zip(*(left.pop(name) for name in names), strict=True))))
@@ -266,20 +260,12 @@ def _groups(space: Space, axes: Mapping[str, tuple[Value, ...]]) -> Iterator[Blo
         yield Block((name,), tuple((value,) for value in values))
 
 
-def _independent(names: tuple[str, ...], rows: Sequence[tuple[Value, ...]], *, tied: bool) -> list[Block]:
-    """Axes of which every combination is possible are chosen one by one."""
-    values = [tuple(dict.fromkeys(row[at] for row in rows)) for at in range(len(names))]
-    if not tied and len(rows) == math.prod(map(len, values)):
-        return [Block((name,), tuple((value,) for value in each)) for name, each in zip(names, values, strict=True)]
-    return [Block(names, tuple(rows))]
-
-
-def _even(values: Sequence[Value]) -> range | None:
-    """Return the range that whole numbers are, where they are one."""
+def _as_range(values: Sequence[Value]) -> range | None:
+    """Return the range that holds exactly these whole numbers, if there is one."""
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return None
-    whole = [int(value) for value in values]
-    step = whole[1] - whole[0] if len(whole) > 1 else 1
-    if step > 0 and whole == list(range(whole[0], whole[-1] + 1, step)):
-        return range(whole[0], whole[-1] + 1, step)
+    counts = [int(value) for value in values]
+    step = counts[1] - counts[0] if len(counts) > 1 else 1
+    if step > 0 and counts == list(range(counts[0], counts[-1] + 1, step)):
+        return range(counts[0], counts[-1] + 1, step)
     return None

@@ -1,7 +1,7 @@
-"""A worker: join the study of a search that runs elsewhere, and evaluate shapes for it until it ends.
+"""A worker: join the study of a search in another process, and evaluate shapes for it until it ends.
 
-Start as many as you like, at any time; what they need is in the study. One that is killed loses nothing: its trial is
-run again, with the same parameters, by another process.
+Any number of workers can start at any time; the study holds their inputs. If a worker is killed, another process runs
+its trial again with the same parameters.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from compress.provenance import redact
 from compress.training.context import TrainingContext
 
 StageRunner = Callable[[Teacher, Teacher, TrainingContext], RunStages]
-"""Make what runs stages with this base teacher and task teacher: `commands.search.stage_runner`."""
+"""Make a function that runs stages with a base teacher and a task teacher: `commands.search.stage_runner`."""
 ATTRIBUTE = "for workers"
 """The attribute of the study that holds WorkerInputs."""
 
@@ -42,10 +42,10 @@ ATTRIBUTE = "for workers"
 class WorkerInputs:
     """The inputs of a worker, kept in the study.
 
-    search    search.yaml
-    latencies    the latency models
-    weights   folder of the supernet, or of the teacher that trains each trial; digest: of its content
-    steps     of each trial's training
+    search     the text of search.yaml
+    latencies  the latency models
+    weights    folder of the supernet, or of the teacher that trains each trial; digest: of its content
+    steps      steps of each trial's training
     """
 
     search: str
@@ -57,22 +57,20 @@ class WorkerInputs:
 
     @staticmethod
     def from_study(study: "optuna.Study") -> "WorkerInputs":
-        """Load them. Raises SearchError where `write_inputs` has not been called."""
-        found: Any = study.user_attrs.get(ATTRIBUTE)
-        if not isinstance(found, dict):
-            raise SearchError(f"study {study.study_name!r}: its search has not begun its trials; start workers then")
-        return WorkerInputs(**found)
+        """Load the inputs. Raises SearchError before `write_inputs` was called."""
+        inputs: Any = study.user_attrs.get(ATTRIBUTE)
+        if not isinstance(inputs, dict):
+            raise SearchError(f"study {study.study_name!r}: its search has not started its trials yet; try again then")
+        return WorkerInputs(**inputs)
 
 
 def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
-    """Write what workers need into the study, once the supernet is trained, or the teacher fine-tuned."""
-    plain = isinstance(context.student_evaluator, ScratchEvaluator)
-    stage = context.search.space.supernet
+    """Write the inputs of workers into the study, once the supernet is trained, or the teacher fine-tuned."""
+    evaluator, stage = context.student_evaluator, context.search.space.supernet
     folder = context.task_teacher.folder if stage is None else context.run.result(stage.name)
-    steps = context.student_evaluator.stage.steps if isinstance(context.student_evaluator, ScratchEvaluator) else None
     inputs = WorkerInputs(
         context.search.to_yaml(), context.costs.latencies.to_json(), str(folder.resolve()), teacher.identify(folder),
-        context.training.bf16, steps if plain else None,
+        context.training.bf16, evaluator.stage.steps if isinstance(evaluator, ScratchEvaluator) else None,
     )  # fmt: skip
     if study.user_attrs.get(ATTRIBUTE) != vars(inputs):
         study.set_user_attr(ATTRIBUTE, vars(inputs))
@@ -88,13 +86,13 @@ def join(
     allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> None:
-    """Evaluate shapes of the search in this storage until it has all it asks for, or `minutes` have passed.
+    """Evaluate shapes for the search in this storage until it ends, or `minutes` have passed.
 
-    name      of its study, where the storage holds several
-    weights   the folder of the supernet (or teacher) here, where it is not at the path that the search knows it by
-    allow_code  the folder of functions that are not ours and that its space names
+    name        of its study, if the storage holds several
+    weights     the folder of the supernet (or teacher) on this machine, if its path differs from the search's
+    allow_code  the folder of the user's own functions that the space names
 
-    Raises SearchError where the study or the weights cannot be reached, or are not those of the search.
+    Raises SearchError if the study or the weights cannot be reached, or are not those of the search.
     """
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -103,7 +101,14 @@ def join(
         if study.user_attrs.get("over"):
             return say("the search has ended")
         inputs = WorkerInputs.from_study(study)
-        folder = _find_weights(inputs, weights, redact(storage))
+        folder = weights or Path(inputs.weights)
+        if not (folder / "config.json").is_file():
+            raise SearchError(
+                f"{redact(storage)}: its search needs the weights in {folder}, which are not on this machine: mount or "
+                "copy that folder here, and pass its path with --weights"
+            )
+        if teacher.identify(folder) != inputs.digest:
+            raise SearchError(f"{folder}: are not the weights of this search, or damaged; copy {inputs.weights} again")
         search = SearchConfig.from_yaml(inputs.search, redact(storage)).with_code(allow_code)
         evaluator = _make_evaluator(
             search, inputs, folder, study.study_name, console=console, stage_runner=stage_runner
@@ -111,18 +116,6 @@ def join(
         run_trials(study, evaluator, seconds=None if minutes is None else 60 * minutes, worker=True, say=say)
     finally:
         close_study(study)
-
-
-def _find_weights(inputs: WorkerInputs, weights: Path | None, where: str) -> Path:
-    folder = weights or Path(inputs.weights)
-    if not (folder / "config.json").is_file():
-        raise SearchError(
-            f"{where}: its search needs the weights in {folder}, which this machine does not have: mount or copy that "
-            "folder here, and say where it is with --weights"
-        )
-    if teacher.identify(folder) != inputs.digest:
-        raise SearchError(f"{folder}: are not the weights of this search, or not whole; copy {inputs.weights} again")
-    return folder
 
 
 def _make_evaluator(
@@ -136,11 +129,11 @@ def _make_evaluator(
     latencies = LatencyTable.from_json(inputs.latencies)
     if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)
-        costs = CostModel(search, Shapes.of(search.space, whole.config), latencies, task.kind)
+        costs = CostModel(search, Shapes.from_space(search.space, whole.config), latencies, task.kind)
         return SupernetEvaluator.from_model(costs, whole, evaluator, training)
     task_teacher = teacher.load(search.teacher, folder, task)
     task_teacher.model.to(PartialState().device)
-    costs = CostModel(search, Shapes.of(search.space, task_teacher.model.config), latencies, task.kind)
+    costs = CostModel(search, Shapes.from_space(search.space, task_teacher.model.config), latencies, task.kind)
     stage = search.space.short
     if inputs.steps is not None:
         stage = stage.model_copy(update={"steps": inputs.steps})

@@ -1,9 +1,9 @@
-"""The prune stage: model -> smaller model. What matters least is cut, what is kept is written down beside the result.
+"""The prune stage: cut the least important units of a model, and record which units were kept.
 
 stages/<name>/model/               the smaller model, a plain transformers checkpoint
 stages/<name>/model/kept.json      sizes before and after, and the units kept: of this stage's model, and (layers,
-                                   hidden) of the teacher's
-stages/<name>/model/importance.safetensors    one vector for each group of units, by its name
+                                   hidden) of the teacher
+stages/<name>/model/importance.safetensors    a vector for each group of units, by its name
 stages/<name>/model/training.json  the seconds it took
 """
 
@@ -33,7 +33,6 @@ from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
 from compress.slicing.rules import FAMILIES, GROUPED, ROTARY
 from compress.slicing.select import Kept, check_layers, choose
-from compress.slicing.shape import Shape
 from compress.slicing.sizes import OWN_WIDTH, Sizes, select_layers
 from compress.training.context import TrainingContext
 from compress.training.run import Run
@@ -43,44 +42,44 @@ KEPT = "kept.json"
 
 
 def check_family(model: PreTrainedModel) -> None:
-    """Raise PruneError for a model that has no slice plan, and say what can be done instead."""
+    """Raise PruneError, with an alternative, for a model without a slice plan."""
     try:
         SlicePlan.from_model(model)
     except PruneError as error:
         if model.config.model_type in FAMILIES:
             raise
         raise PruneError(
-            f"{error}. `compress.slicing.torch_pruning` cuts some others from Python, by one share for all; what it "
-            "leaves recovers by any recipe that has --set student.init=FOLDER"
+            f"{error}. `compress.slicing.torch_pruning` cuts some other families from Python, by one share for all "
+            "sizes; any recipe with --set student.init=FOLDER then trains the result"
         ) from None
 
 
 def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
-    """Compute what this stage leaves of a teacher with this config. Raises PruneError."""
+    """Compute the sizes that this stage leaves of a teacher with this config. Raises PruneError."""
     wanted = recipe.target.sizes
     if not wanted:
         raise PruneError(
-            f"{recipe.name}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as "
-            "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
+            f"{recipe.name}: has no target: give sizes, as in --set target.ffn=0.5, or a budget, as in "
+            "--set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
     whole, target, family = Sizes.from_config(config), Sizes.from_request(config, **wanted), config.model_type
     together = whole.heads // config.num_key_value_heads if family in GROUPED else None
-    found = interpolate_sizes(
+    sizes = interpolate_sizes(
         whole, target, stage.way, tied=family not in OWN_WIDTH, rotary=family in ROTARY, together=together
     )
     if stage.rule is not None:
-        check_layers(family, select_layers(stage.rule, found.layers, Shape.from_config(config).layers))
-    return found
+        check_layers(family, select_layers(stage.rule, sizes.layers, whole.layers))
+    return sizes
 
 
 def interpolate_sizes(
     whole: Sizes, target: Sizes, way: float, *, tied: bool = True, rotary: bool = False, together: int | None = None
 ) -> Sizes:
-    """Compute the sizes this share of the way from one to the other, rounded to sizes that a model can have.
+    """Interpolate between two sizes by the share `way`, rounded to sizes that a model can have.
 
-    tied: attention is as wide as the stream it is in; the heads then get the size that comes nearest to all targets.
-    rotary: their size goes by whole factors (`sizes.fits_rotary`).
-    together: so many heads share keys and values, and the number of heads divides the stream (`rules.GROUPED`).
+    tied: attention is as wide as its stream, so heads get the size that comes nearest to all interpolated values.
+    rotary: the size of heads changes by whole factors (`sizes.fits_rotary`).
+    together: the number of heads that share keys and values; the number of heads divides the stream (`rules.GROUPED`).
     """
     if way == 1:
         return target
@@ -94,7 +93,12 @@ def interpolate_sizes(
             for heads in range(begin["heads"], end["heads"] - 1, -1)
             for size in range(1, begin[stream] // heads + 1)
             if end[stream] <= heads * size and (size == begin["head_size"] or end["head_size"] != begin["head_size"])
-            if not rotary or _by_whole_factors(begin["head_size"], size, end["head_size"])
+            if not rotary
+            or size in (begin["head_size"], end["head_size"])
+            or (
+                size % 2 == 0
+                and all(not (size % each and each % size) for each in (begin["head_size"], end["head_size"]))
+            )
         )
         between |= min(fitting, key=lambda each: round(sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6))
     elif together is not None:
@@ -108,12 +112,6 @@ def interpolate_sizes(
     return replace(whole, **between)
 
 
-def _by_whole_factors(begin: int, between: int, end: int) -> bool:
-    return between in (begin, end) or (
-        between % 2 == 0 and all(not (between % each and each % between) for each in (begin, end))
-    )
-
-
 def prune_stage(
     stage: Prune,
     model: PreTrainedModel,
@@ -124,9 +122,9 @@ def prune_stage(
     sizes: Sizes,
     before: Mapping[str, Any] | None,
 ) -> PreTrainedModel:
-    """Cut `model` down to `sizes` by the stage's importance, and keep the result in the run's directory of this stage.
+    """Cut `model` to `sizes` by the stage's importance, and write the result to the stage's folder of the run.
 
-    before: what the prune stage before this one has kept, if there was one. Every process keeps the same units.
+    before: the record of the previous prune stage, if there was one. Every process keeps the same units.
     """
     started = time.perf_counter()
     seed = run.seed + int(io.hash_value(stage.name)[:6], 16)
@@ -140,7 +138,7 @@ def prune_stage(
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     if sizes.layers < plan.sizes.layers and stage.rule is None and LAYERS not in rated:
-        context.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
+        context.console.print(f"{stage.name}: {stage.importance.by} does not rate layers; keeping evenly spread ones")
     kept = choose(plan, rated, sizes, layers=stage.rule) if stage.way else rank_units(plan, rated)
     small = slice_model(model, kept)
     importance.check_agreement(kept)
@@ -158,14 +156,14 @@ def prune_stage(
     if sizes.heads < plan.sizes.heads and sizes.attention == plan.sizes.attention:
         print_note(
             context.console,
-            "fewer heads only get larger where attention is as wide as its stream; to make it smaller, give hidden too "
-            "(MobileBERT: bottleneck)",
+            "attention stays as wide as its stream, so fewer heads are larger heads; for a smaller model, give hidden "
+            "too (MobileBERT: bottleneck)",
         )
     return small
 
 
 def make_record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Describe what is kept, as JSON holds it; -1 is a new unit."""
+    """Describe the kept units for kept.json; -1 is a new unit."""
     layers = list(kept.layers)
     hidden = kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden)).tolist()
     if before is not None:
@@ -181,6 +179,6 @@ def make_record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, 
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read what a finished prune stage has kept."""
-    found: dict[str, Any] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
-    return found
+    """Read the kept.json of a finished prune stage."""
+    record: dict[str, Any] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+    return record

@@ -24,7 +24,7 @@ BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, 
 def costs(**budget: Any) -> CostModel:
     """Of the space width-depth, on a device that takes 0.2 ms and another for each 500 million operations."""
     space = Space.load("width-depth")
-    shapes, setting = Shapes.of(space, BERT), Setting()
+    shapes, setting = Shapes.from_space(space, BERT), Setting()
     samples = []
     for choice in shapes.drawn(12, seed=0):
         terms = Terms.from_config(shapes.config(choice), setting)

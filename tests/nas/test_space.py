@@ -35,16 +35,16 @@ def space(axes: Mapping[str, Any], mode: str = "supernet", **more: Any) -> Space
 
 
 def shapes(axes: Mapping[str, Any], mode: str = "supernet", teacher: Any = BERT, **more: Any) -> Shapes:
-    return Shapes.of(space(axes, mode, **more), teacher)
+    return Shapes.from_space(space(axes, mode, **more), teacher)
 
 
 @pytest.mark.parametrize("name", space_names())
 def test_every_space_of_ours_has_students_of_an_ordinary_teacher_and_survives_its_yaml(name: str) -> None:
     found = Space.load(name)
     assert Space.from_tree(yaml.safe_load(found.to_yaml()), name) == found
-    drawn = Shapes.of(found, BERT).drawn(5, seed=0)
+    drawn = Shapes.from_space(found, BERT).drawn(5, seed=0)
     assert len({architecture_key(choice) for choice in drawn}) == 5
-    assert all(Shapes.of(found, BERT).config(choice).vocab_size == BERT.vocab_size for choice in drawn)
+    assert all(Shapes.from_space(found, BERT).config(choice).vocab_size == BERT.vocab_size for choice in drawn)
 
 
 def test_the_spaces_are_these() -> None:

@@ -231,9 +231,9 @@ def says_zero(student: Any, batches: Any, plan: SlicePlan) -> Importance:
     ("call", "said"),
     [
         (Call("molchanov.taylor", {"targets": "teacher"}), "no teacher was given"),
-        (Call("own.ffn", code=says_nothing_of_ffn), r"says nothing of ffn\.0, ffn\.1"),
+        (Call("own.ffn", code=says_nothing_of_ffn), r"does not rate ffn\.0, ffn\.1"),
         (Call("own.nan", code=says_nan), "is not finite"),
-        (Call("own.zero", code=says_zero), "everything is of importance 0"),
+        (Call("own.zero", code=says_zero), "the importance of everything is 0"),
         (Call("movement.movement", {"steps": 40, "lr": 1e30}), "lower lr"),
     ],
 )
