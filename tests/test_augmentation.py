@@ -27,7 +27,7 @@ from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
 from compress.training.augment import FEW_ROWS, VARIANTS, add_stages, augment, near_words, variants
-from compress.training.replacements import Asked, candidates, nearest
+from compress.training.replacements import CandidateOptions, find_candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
 from tests import tiny
@@ -54,7 +54,7 @@ def tokenizer() -> Any:
 
 
 def found(text: str, lm: Any, tokenizer: Any, **asked: Any) -> dict[str, list[str]]:
-    table = candidates(pa.array([text]), lm, tokenizer, Asked(**{"most": 7} | asked))
+    table = find_candidates(pa.array([text]), lm, tokenizer, CandidateOptions(**{"most": 7} | asked))
     row = table.to_pylist()[0]
     return {text[a:b]: some for a, b, some in zip(row["starts"], row["ends"], row["candidates"], strict=True)}
 
@@ -98,12 +98,12 @@ def test_words_masked_together_are_masked_in_one_pass_and_are_no_neighbours(lm: 
 
 def test_batches_change_nothing(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = pa.array([TEXT, "", "good film", "the", "slow sharp warm story"])
-    asked = Asked(7)
-    together = candidates(texts, lm, tokenizer, asked).to_pylist()
+    options = CandidateOptions(7)
+    together = find_candidates(texts, lm, tokenizer, options).to_pylist()
     monkeypatch.setattr("compress.training.replacements.ENCODING", "another")
     monkeypatch.setattr("compress.training.replacements.TOKENS_PER_BATCH", 1)
     monkeypatch.setattr("compress.training.replacements.TEXTS_PER_WRITE", 2)
-    assert candidates(texts, lm, tokenizer, asked).to_pylist() == together
+    assert find_candidates(texts, lm, tokenizer, options).to_pylist() == together
     assert [len(row["starts"]) for row in together] == [5, 0, 2, 0, 4]
 
 
@@ -356,7 +356,7 @@ def test_near_words_take_no_language_model(tokenizer: Any) -> None:
     got = list(near_words(SINGLE, encoder, tokenizer, rng=np.random.default_rng(0), candidates=3))
     made = {row["text"] for row in got} - set(SINGLE["text"])
     last = {text.split()[-1] for text in made if text.startswith("the")}
-    assert last == {"slow", *nearest({"slow"}, encoder, tokenizer, most=3, file=None, every=True)["slow"]}
+    assert last == {"slow", *nearest({"slow"}, encoder, tokenizer, most=3, file=None, single_tokens=True)["slow"]}
     assert got[0] == SINGLE[0] and len(got) > 10
 
 

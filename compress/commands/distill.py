@@ -51,7 +51,14 @@ from compress.slicing.sizes import resize_config
 from compress.training.augment import TEXTS, add_stages, reads_corpus, trains_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.embedding import VectorSource, with_teacher, with_vectors
-from compress.training.finetune import TeacherCheck, check_head, check_logits, general, load_general, load_task_teacher
+from compress.training.finetune import (
+    TeacherCheck,
+    check_head,
+    check_logits,
+    load_task_teacher,
+    load_with_head,
+    with_pretrained_head,
+)
 from compress.training.objective import check_terms
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
@@ -363,7 +370,7 @@ def load_inputs(
     bf16 = use_bf16(number_format, recipe, base_teacher, console)
     context = TrainingContext(
         task_data, texts, tokenizer, Collate(tokenizer), bf16, console, base_teacher=base_teacher,
-        masked_lm=lambda: general(base_teacher, "masked_lm", recipe.teacher_lm, context, run),
+        masked_lm=lambda: with_pretrained_head(base_teacher, "masked_lm", recipe.teacher_lm, context, run),
     )  # fmt: skip
     return base_teacher, context
 
@@ -413,10 +420,11 @@ class StageModels:
                 raise RecipeError([f"{self.recipe.name}: stage {stage.name} learns from the task teacher: give --data"])
             return self.task_teacher
         if stage.teacher == "general":
-            teacher = general(self.base_teacher, stage.head, self.recipe.teacher_lm, self.context, self.run)
+            lm_stage = self.recipe.teacher_lm
+            teacher = with_pretrained_head(self.base_teacher, stage.head, lm_stage, self.context, self.run)
         else:
             before = ancestor(self.recipe.stages, stage)
-            teacher = load_general(before.name, self._result(before), stage.head, kind=self.context.kind)
+            teacher = load_with_head(before.name, self._result(before), stage.head, kind=self.context.kind)
         for name in ("id2label", "label2id", "problem_type"):  # students that are built from it get the task's head
             setattr(teacher.model.config, name, getattr(self.base_teacher.model.config, name))
         teacher.model.to(PartialState().device)

@@ -46,7 +46,7 @@ from compress.records.latency import Setting
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model, trains_language_model
 from compress.training.context import TrainingContext
-from compress.training.finetune import kept_folder, load_general, with_head
+from compress.training.finetune import cache_folder, load_with_head, with_head
 from compress.training.objective import Objective
 from compress.training.run import Run
 from compress.training.stage import (
@@ -173,11 +173,11 @@ def forecast_stages(
 def _language_model(stage: Stage, teacher: Teacher, trials: "Trials") -> list[Phase]:
     """Forecast the training of a language model of the teacher, if the checkpoint has none."""
     context = trials.context
-    found = load_general(teacher.name, teacher.folder, "masked_lm", kind=context.kind, allow_pickle=teacher.pickled)
+    found = load_with_head(teacher.name, teacher.folder, "masked_lm", kind=context.kind, allow_pickle=teacher.pickled)
     if found.trained:
         return []
     text = context.text
-    if is_whole(kept_folder(teacher, (f"lm-{text.name}", text.fingerprint), stage, context, trials.run)):
+    if is_whole(cache_folder(teacher, (f"lm-{text.name}", text.fingerprint), stage, context, trials.run)):
         return [Phase(stage.name, cached=True)]
     return [trials.try_stage(stage, found.model.requires_grad_(True), None)[0]]
 
@@ -209,7 +209,7 @@ class Trials:
         data, teacher = self.context.data, base_teacher
         if teacher.trained:
             phase = Phase(stage.name, cached=True, note="has a head for the task")
-        elif is_whole(kept_folder(teacher, (data.name, data.fingerprint), stage, self.context, self.run)):
+        elif is_whole(cache_folder(teacher, (data.name, data.fingerprint), stage, self.context, self.run)):
             phase, teacher = Phase(stage.name, cached=True), with_head(teacher, stage, self.context, self.run)
         else:
             phase, _ = self.try_stage(stage, copy.deepcopy(teacher.model).requires_grad_(True), None)

@@ -111,7 +111,7 @@ def prepare(
     with closing(run):
         with state.main_process_first():
             folder = checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
-            base_teacher = finetune.load_general(teacher, folder, "encoder", allow_pickle=options.allow_pickle)
+            base_teacher = finetune.load_with_head(teacher, folder, "encoder", allow_pickle=options.allow_pickle)
             task_data = load_task(data, seed=options.seed) if data else None
             text = load_corpus(corpus) if corpus else None
         run.confirm(

@@ -1,22 +1,22 @@
-"""Make more rows for a task: words are replaced by others that fit. Jiao et al. 2020, arXiv:1909.10351, Algorithm 1.
+"""Augment a task's rows by replacing words with others that fit. Jiao et al. 2020, arXiv:1909.10351, Algorithm 1.
 
-A word may be replaced when it is of letters a-z only and no stop word. One that is a single token is masked, in
-`[CLS] masked text [SEP] text [SEP]`, and what the model finds most probable may stand for it, parts of words left out;
-one of several tokens may be replaced by the words with the nearest vectors.
+A word may be replaced if it consists of letters a-z and is no stop word. A single token is masked, in
+`[CLS] masked text [SEP] text [SEP]`, and replaced by one of the model's most probable whole words; a word of several
+tokens is replaced by one of the words with the nearest vectors.
 
 Deviations from the paper and from the authors' data_augmentation.py:
-- of a pair each side gets its variants while the other stays as it is; theirs varies the second side beside the last
-  variant of the first, because the row is changed in place.
-- vectors are, unless a GloVe file is given, made of the model's own input embeddings, the mean over a word's tokens,
-  over the words of the texts and of the vocabulary; a word is not its own neighbour.
+- each side of a pair is varied while the other stays as it is; theirs varies the second side beside the last variant
+  of the first, because the row is changed in place.
+- unless a GloVe file is given, word vectors are the means of the model's input embeddings over a word's tokens, for the
+  words of the texts and of the vocabulary; a word is not its own neighbour.
 - the rest of a text stays as written; theirs is lower-cased and joined by spaces, the same tokens to an uncased model.
-- special tokens are never candidates; a word left without candidates stays.
-- stop words are scikit-learn's English ones beside the authors', so that 207 more words stay, as `serious`, `interest`.
-- words with accents stay; theirs, beside an uncased model, takes the accents off first.
-- neighbours are words of letters a-z, looked up and given in lower case; theirs takes any token of the file, looks
-  words up as they are written, and gives those that begin with a capital letter neighbours that do.
-- questions about a text and tagged words, which the authors' code does not know, are varied as pairs and single texts.
-- words behind the 128th token of a text stay as they are.
+- special tokens are never candidates; a word without candidates stays.
+- stop words are the authors' and scikit-learn's English ones, so that 207 more words stay, such as `serious`.
+- words with accents stay; theirs, with an uncased model, removes the accents first.
+- neighbours are words of letters a-z in lower case; theirs takes any token of the file, looks words up as they are
+  written, and gives capitalised words capitalised neighbours.
+- questions about a text, and tagged words, which the authors' code does not support, are varied like pairs and texts.
+- words after the 128th token of a text stay as they are.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from compress.data import cache
 from compress.data.corpus import Corpus
 from compress.data.tokenize import fingerprint
 from compress.errors import DataError, ObjectiveError
-from compress.training.replacements import Asked
-from compress.training.replacements import candidates as find
+from compress.training.replacements import CandidateOptions, find_candidates
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,26 +71,26 @@ def augment(
 ) -> Iterator[dict[str, Any]]:
     """Yield each row of the split, followed by up to `copies` different variants of each of its texts.
 
-    Texts are `text`, `text_pair`, the `question` but not its context, in which answers have their place, and `words`,
-    each of which keeps its tag; what else is in a row is copied.
+    Texts are `text`, `text_pair`, the `question` but not its context, which contains the answers, and `words`, each of
+    which keeps its tag; the other columns are copied.
 
     lm           a model with a masked language model's head, which uses `tokenizer`
-    probability  that a word is replaced, p_t; `candidates`: how many words may stand for it, K; both Sec. 4.2's
-    beside       masked texts are shown with the text as it is beside them (authors' code); without it half the cost
+    probability  of replacing a word, p_t; `candidates`: the number of words that may replace it, K; both Sec. 4.2's
+    beside       show the original text beside the masked one (authors' code); without it half the cost
     together     words of a text that are masked in one pass; 1 is the paper's, more is that many times cheaper
-    vectors      a GloVe text file; the first 100,000 rows are read
-    classes_only only tasks of classes get variants, no numbers, spans or tags: the paper's prediction stage, which
-                 takes STS-B and SQuAD as they are
-    limit        at most so many rows, chosen at random, get variants
+    vectors      a GloVe text file, of which the first 100,000 rows are read
+    classes_only vary tasks of classes only, no numbers, spans or tags: the paper's prediction stage, which takes STS-B
+                 and SQuAD as they are
+    limit        the most rows that get variants, chosen at random
 
-    Nothing but the texts, and a batch of rows, is held in memory. The same generator gives the same rows. Raises
-    DataError for a model that fills in no masks, and for numbers that make no sense.
+    Only the texts and a batch of rows are held in memory. The same generator gives the same rows. Raises DataError for
+    a model that cannot fill in masks, and for invalid numbers.
     """
-    _check(copies, probability, candidates, together)
-    asked = Asked(candidates, vectors, together=together, beside=beside)
-    if classes_only and not _classes(split):
-        return iter(split)
-    return _vary(split, lm, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
+    source = CandidateOptions(candidates, vectors, together=together, beside=beside)
+    return _vary(
+        split, lm, tokenizer, source, rng=rng, copies=copies, probability=probability, classes_only=classes_only,
+        limit=limit,
+    )  # fmt: skip
 
 
 def near_words(
@@ -107,70 +106,80 @@ def near_words(
     classes_only: bool = False,
     limit: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Augment as `augment` does, with every word treated as one of several tokens: the nearest vectors replace it.
+    """Augment as `augment` does, but replace every word by words with near vectors, as if it had several tokens.
 
-    Not the paper's, which asks its language model first: it takes seconds, and any encoder will do. Raises DataError.
+    This is not in the paper, which asks a language model first. It takes seconds, with any encoder. Raises DataError.
     """
-    _check(copies, probability, candidates, 1)
-    if classes_only and not _classes(split):
-        return iter(split)
-    asked = Asked(candidates, vectors, masked=False)
-    return _vary(split, encoder, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
+    source = CandidateOptions(candidates, vectors, masked=False)
+    return _vary(
+        split, encoder, tokenizer, source, rng=rng, copies=copies, probability=probability, classes_only=classes_only,
+        limit=limit,
+    )  # fmt: skip
 
 
 def _vary(
     split: Dataset,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: Asked,
+    source: CandidateOptions,
     *,
     rng: np.random.Generator,
     copies: int,
     probability: float,
+    classes_only: bool,
     limit: int | None,
 ) -> Iterator[dict[str, Any]]:
+    if copies < 1 or source.most < 1 or source.together < 1 or not 0 < probability <= 1:
+        raise DataError(
+            f"augmentation: copies {copies}, candidates {source.most}, together {source.together}, probability "
+            f"{probability}: expected at least 1 of the first three, and a probability above 0 and at most 1"
+        )
+    label = split.features.arrow_schema.field("label").type if "label" in split.column_names else pa.null()
+    if classes_only and not (pa.types.is_integer(label) or pa.types.is_list(label)):
+        yield from split
+        return
     chosen = np.zeros(len(split), bool)
     chosen[rng.permutation(len(split))[:limit]] = True
-    columns = _texts(split)
+    columns = _read_texts(split)
     texts = pc.unique(pa.chunked_array([c for each in columns.values() for c in each.filter(pa.array(chosen)).chunks]))
-    slots = find(texts, model, tokenizer, asked)
+    table = find_candidates(texts, model, tokenizer, source)
     places = {name: pc.index_in(column, texts).to_numpy() for name, column in columns.items()}
     for start in range(0, len(split), ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
-        rows = split.select(range(start, min(some.stop, len(split)))).to_list()
-        words = {name: _slots(slots, at[some][chosen[some]]) for name, at in places.items()}
-        for row, wanted in zip(rows, chosen[some].tolist(), strict=True):
+        batch = slice(start, start + ROWS_AT_ONCE)
+        rows = split.select(range(start, min(batch.stop, len(split)))).to_list()
+        slots = {name: _read_slots(table, at[batch][chosen[batch]]) for name, at in places.items()}
+        for row, varied in zip(rows, chosen[batch].tolist(), strict=True):
             yield row
-            for name in words if wanted else ():
-                whole = isinstance(row[name], str)
-                text = row[name] if whole else " ".join(row[name])
-                if not whole and any(" " in word for word in row[name]):
-                    raise DataError(f"augmentation: a word holds a space, as in {row[name]}; leave `augment` out here")
-                for variant in variants(text, next(words[name]), rng, copies, probability):
-                    yield row | {name: variant if whole else variant.split(" ")}
+            for name in slots if varied else ():
+                is_text = isinstance(row[name], str)
+                text = row[name] if is_text else " ".join(row[name])
+                if not is_text and any(" " in word for word in row[name]):
+                    raise DataError(f"augmentation: a word contains a space, as in {row[name]}; leave `augment` out")
+                for variant in variants(text, next(slots[name]), rng, copies, probability):
+                    yield row | {name: variant if is_text else variant.split(" ")}
 
 
 def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float) -> list[str]:
-    """Make up to `copies` texts, all different and none the original, each word replaced with `probability`."""
+    """Make up to `copies` different variants of a text, in which each word is replaced with `probability`."""
     if not words:
         return []
     counts = [len(some) for *_, some in words]
     replaced = rng.random((copies, len(words))) < probability
     picked = np.where(replaced, rng.integers(counts, size=replaced.shape), -1).tolist()
     cuts = [0, *(at for start, end, _ in words for at in (start, end)), len(text)]
-    parts = [text[start:end] for start, end in pairwise(cuts)]  # what stays and what may go, in turn
-    made = []
+    parts = [text[start:end] for start, end in pairwise(cuts)]  # fixed text and words, alternating
+    copied = []
     for picks in picked:
         copy = parts.copy()
         for number, pick in enumerate(picks):
             if pick >= 0:
                 copy[2 * number + 1] = words[number][2][pick]
-        made.append("".join(copy))
-    return [each for each in dict.fromkeys(made) if each != text]
+        copied.append("".join(copy))
+    return [variant for variant in dict.fromkeys(copied) if variant != text]
 
 
-def _texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
-    """Yield the columns of texts; words are joined by spaces."""
+def _read_texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of texts; words are joined by spaces."""
     names = [name for name in TEXTS if name in split.column_names]
     tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_AT_ONCE))
     columns = {name: [chunk for table in tables for chunk in table[name].chunks] for name in names}
@@ -179,79 +188,68 @@ def _texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
     return {name: pa.chunked_array(chunks, pa.string()) for name, chunks in columns.items()}
 
 
-def _classes(split: Dataset) -> bool:
-    label = split.features.arrow_schema.field("label").type if "label" in split.column_names else pa.null()
-    return bool(pa.types.is_integer(label) or pa.types.is_list(label))
-
-
-def _slots(found: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
-    table = found.take(pa.array(places.astype(np.int64)))
+def _read_slots(candidates: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
+    table = candidates.take(pa.array(places.astype(np.int64)))
     for columns in zip(*(table[name].to_pylist() for name in ("starts", "ends", "candidates")), strict=True):
         yield list(zip(*columns, strict=True))
 
 
-def _check(copies: int, probability: float, candidates: int, together: int) -> None:
-    if copies < 1 or candidates < 1 or together < 1 or not 0 < probability <= 1:
-        raise DataError(
-            f"augmentation: copies {copies}, candidates {candidates}, together {together}, probability {probability}: "
-            "expected at least 1 of the first three, and a probability above 0 and at most 1"
-        )
-
-
 FEW_ROWS: Final = 10_000
-"""Rows of a training split up to which variants of them are tried."""
+"""The most training rows for which variants are tried."""
 VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
 QUICK_COPIES: Final = 4
-"""Variants of a row, of all of its texts together, that a quick stage reads."""
+"""Variants of a row, over all of its texts, that a quick stage reads."""
 
 
 def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 1) -> Recipe:
-    """Let each stage of `augment: auto` be followed by one on more rows, whose student is kept where it is better.
+    """Add after each stage with `augment: auto` a stage on more rows, whose student is kept if it is better.
 
-    These are variants of the task's rows, where there are few, and the texts of the corpus, where there is one for the
-    task. At the effort `quick` the stage itself reads variants, but fewer, from its first step on. Nothing is added
-    where the length of the stage is given.
+    These are variants of the task's rows if there are few rows, and the texts of a corpus if there is one for the task.
+    With `quick` effort the stage itself reads variants, but fewer, from its first step on. Nothing is added to a stage
+    of fixed length.
 
-    rows, texts   of the training split, and of each row: those that may be varied
+    rows, texts   number of training rows, and of texts of each row that may be varied
     """
     stages, suffix = list[AnyStage](), recipe.free_suffix("-augmented")
     for stage in recipe.stages:
         if isinstance(stage, Prune) or stage.augment != "auto":
             stages.append(stage)
             continue
-        few, reads = texts > 0 and rows <= FEW_ROWS and stage.open_ended, corpus and stage.may_read_texts
+        few = texts > 0 and rows <= FEW_ROWS and stage.open_ended
         quick = few and stage.effort == "quick"
-        fewer = Call("tinybert.near_words", {"copies": max(1, QUICK_COPIES // texts)}) if quick else None
-        stages.append(stage.model_copy(update={"augment": fewer}))
-        later = VARIANTS if few and not quick else None
-        if stage.open_ended and (reads or later):
-            more = {"augment": later, "corpus": reads}
-            kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
-            added = {"name": stage.name + suffix, "improve": True, "student": None, "cache_teacher": kept}
-            stages.append(stage.model_copy(update=more | added))
+        own = Call("tinybert.near_words", {"copies": max(1, QUICK_COPIES // texts)}) if quick else None
+        stages.append(stage.model_copy(update={"augment": own}))
+        more: dict[str, Any] = {
+            "augment": VARIANTS if few and not quick else None,
+            "corpus": corpus and stage.may_read_texts,
+        }
+        if stage.open_ended and any(more.values()):
+            cache = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
+            more |= {"name": stage.name + suffix, "improve": True, "student": None, "cache_teacher": cache}
+            stages.append(stage.model_copy(update=more))
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 
 ENCODING: Final = "1"
-"""Part of every cache key: raise it when what is written of the same rows changes."""
+"""Part of every cache key: raise it when the rows made from the same split change."""
 
 CORPUS_COLUMNS: Final = ("text", "text_pair", "question", "context")
 
 
 def asks_language_model(call: Call) -> bool:
-    """Return True if this augmentation asks a language model, as its second parameter `lm` says; else any encoder."""
+    """Return True if this augmentation needs a language model (its parameter `lm`) rather than any encoder."""
     try:
         return "lm" in inspect.signature(call.function).parameters
-    except ObjectiveError:  # no such function: told where recipes are checked
+    except ObjectiveError:  # no such function, which is reported where recipes are checked
         return True
 
 
 def trains_language_model(recipe: Recipe) -> bool:
-    """Return True if a stage asks the teacher's language model, which is trained where the teacher has none."""
+    """Return True if a stage needs the teacher's language model, which is trained if the teacher has none."""
     return any(
-        (isinstance(each.augment, Call) and asks_language_model(each.augment))
-        or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
-        for each in recipe.training
+        (isinstance(stage.augment, Call) and asks_language_model(stage.augment))
+        or (stage.kind == "distill" and stage.teacher == "general" and stage.head == "masked_lm")
+        for stage in recipe.training
     )
 
 
@@ -259,17 +257,17 @@ def reads_corpus(recipe: Recipe) -> bool:
     """Return True if a stage reads unlabelled text, or the teacher's language model may be trained on it."""
     return (
         trains_language_model(recipe)
-        or any(each.data == "text" for each in recipe.stages)
-        or any(each.corpus for each in recipe.training)
+        or any(stage.data == "text" for stage in recipe.stages)
+        or any(stage.corpus for stage in recipe.training)
     )
 
 
-def augmented(
+def augment_split(
     split: Dataset, call: Call, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, lm_digest: str, seed: int
 ) -> Dataset:
-    """Return the rows that `call` (split, language model, tokenizer, rng) makes of a split, in the split's columns.
+    """Return the rows that `call` (split, language model, tokenizer, rng) makes of a split, with the split's columns.
 
-    Streamed once to the cache, by the fingerprints of split and tokenizer, the model's digest, the options and seed.
+    They are written to the cache once for the same split, tokenizer, model, options and seed.
     """
     read, options = (split._fingerprint, fingerprint(tokenizer)), json.dumps(dict(call.options), sort_keys=True)
     key = cache.digest("augmented", ENCODING, *read, call.by, options, *source_files(call.code), lm_digest, str(seed))
@@ -283,7 +281,7 @@ def augmented(
 
 
 def task_text(data: TaskData, split: Dataset) -> Corpus:
-    """Return the texts of a task's split as a corpus: one document for each example."""
+    """Return the texts of a task's split as a corpus, with one document per example."""
     names = [name for name in CORPUS_COLUMNS if name in split.column_names]
 
     def documents() -> Iterator[str]:

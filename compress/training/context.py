@@ -20,7 +20,7 @@ from compress.data.tokenize import encode, encode_task
 from compress.errors import DataError
 from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
-from compress.training.augment import asks_language_model, augmented, task_text
+from compress.training.augment import asks_language_model, augment_split, task_text
 from compress.training.schedule import TimeLimit
 from compress.training.unlabelled import with_texts
 
@@ -30,9 +30,9 @@ HELD_OUT_TOKENS: Final = 200_000
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """Hold what stages work on: the task, unlabelled text where there is any, and how batches are made of them.
+    """Provide what stages work on: the task's data, unlabelled text if there is any, and how batches are collated.
 
-    Stages that augment the task's rows ask `masked_lm()`, the teacher's language model, or `base_teacher`, the teacher
+    Stages that augment the task's rows use `masked_lm()`, the teacher's language model, or `base_teacher`, the teacher
     as the user named it.
     """
 
@@ -80,7 +80,7 @@ class TrainingContext:
             split = self.data.validation if held_out else self.data.train
             if isinstance(stage.augment, Call) and lm is not None:
                 self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
-                split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
+                split = augment_split(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
             if stage.corpus and not held_out:
                 without = len(split)
                 split = with_texts(split, self.data, self.corpus, seed=seed)

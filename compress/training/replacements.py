@@ -1,9 +1,9 @@
-"""Find what each word of a text may be replaced by, from a masked language model and from word vectors; kept on disk.
+"""Find candidates to replace each word of a text, by a masked language model and by word vectors, and cache them.
 
-Jiao et al. 2020, arXiv:1909.10351, Algorithm 1, lines 4-9. `augment` draws from it and states what differs.
+Jiao et al. 2020, arXiv:1909.10351, Algorithm 1, lines 4-9. `augment` draws from them and lists the deviations.
 
-Shapes: B passes, L tokens, R masked positions, V vocabulary, M candidates, W words asked about, P words of a pool,
-D width of a word vector.
+Shapes: B passes, L tokens, R masked positions, V vocabulary, M candidates, W words that are looked up, P words of a
+pool, D width of a word vector.
 """
 
 from __future__ import annotations
@@ -37,68 +37,68 @@ if TYPE_CHECKING:
 
 WORDS_PER_BATCH: Final = 512
 GLOVE_ROWS: Final = 100_000
-"""Rows of a vector file that are read, the most frequent words: as the authors' code."""
+"""Rows of a vector file that are read, the most frequent words, as in the authors' code."""
 
 PLAIN: Final = re.compile(r"[a-z]+")
 
 
 def nearest(
-    seen: Collection[str],
+    occurring: Collection[str],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
     most: int,
     file: str | None,
-    every: bool = False,
+    single_tokens: bool = False,
 ) -> dict[str, list[str]]:
-    """Find the `most` words with the largest cosine to each seen word that is several tokens, or to `every` one.
+    """Find the `most` words with the largest cosine to each occurring word of several tokens, or also of one token.
 
-    Vectors come from a GloVe text file, or are the means of the tokens' input embeddings, over the seen words and the
-    vocabulary's. Only words of letters a-z count; those without a vector are left out. Raises DataError.
+    Vectors come from a GloVe text file, or are the means of the tokens' input embeddings, for the occurring words and
+    those of the vocabulary. Only words of letters a-z that have a vector are included. Raises DataError.
     """
-    words = {word for word in seen if PLAIN.fullmatch(word)}
+    words = {word for word in occurring if PLAIN.fullmatch(word)}
     if not words:
         return {}
     if file:
         pool, vectors_PD = _glove(Path(file))
     else:
-        whole = {str(tokenizer.decode([each])).strip().lower() for each in range(len(tokenizer))}
-        pool = sorted(words | {word for word in whole if PLAIN.fullmatch(word)})
+        vocabulary = {str(tokenizer.decode([token])).strip().lower() for token in range(len(tokenizer))}
+        pool = sorted(words | {word for word in vocabulary if PLAIN.fullmatch(word)})
         vectors_PD = _embed_words(pool, model, tokenizer)
     place = {word: at for at, word in enumerate(pool)}
-    known = sorted(words & place.keys())
-    if known and not every:
-        known = [word for word, ids in zip(known, _pieces(known, tokenizer), strict=True) if len(ids) > 1]
+    queries = sorted(words & place.keys())
+    if queries and not single_tokens:
+        queries = [word for word, ids in zip(queries, _pieces(queries, tokenizer), strict=True) if len(ids) > 1]
     vectors_PD = normalize(vectors_PD, dim=-1)
     near: dict[str, list[str]] = {}
-    for start in range(0, len(known), WORDS_PER_BATCH):
-        some = known[start : start + WORDS_PER_BATCH]
-        cosine_WP = vectors_PD[[place[word] for word in some]] @ vectors_PD.T
+    for start in range(0, len(queries), WORDS_PER_BATCH):
+        batch = queries[start : start + WORDS_PER_BATCH]
+        cosine_WP = vectors_PD[[place[word] for word in batch]] @ vectors_PD.T
         best_WM = cosine_WP.topk(min(most + 1, len(pool))).indices.tolist()
-        for word, best in zip(some, best_WM, strict=True):
+        for word, best in zip(batch, best_WM, strict=True):
             near[word] = [pool[at] for at in best if pool[at] != word][:most]
     return near
 
 
 def _pieces(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return token ids of words as they are inside a text: after a space."""
+    """Return the token ids of words inside a text, that is after a space."""
     ids: list[list[int]] = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
     return ids
 
 
 @torch.inference_mode()
 def _embed_words(words: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Return (P, D): of each word the mean of its tokens' input embeddings."""
+    """Sum the input embeddings of each word's tokens, (P, D): the direction is that of their mean."""
     table: Any = model.get_input_embeddings()
     pieces = _pieces(words, tokenizer)
-    flat = torch.tensor([each for ids in pieces for each in ids], device=table.weight.device)
+    flat = torch.tensor([token for ids in pieces for token in ids], device=table.weight.device)
     owner = torch.repeat_interleave(torch.arange(len(words)), torch.tensor([len(ids) for ids in pieces]))
     total_PD = torch.zeros(len(words), table.weight.shape[1])
-    return total_PD.index_add_(0, owner, table.weight[flat].float().cpu())  # the mean's direction is the sum's
+    return total_PD.index_add_(0, owner, table.weight[flat].float().cpu())
 
 
 def _glove(path: Path) -> tuple[list[str], Tensor]:
-    """Read the words and vectors of a text file with a word and its numbers a line. Raises DataError."""
+    """Read the words and vectors of a text file with a word and its numbers on each line. Raises DataError."""
     words, rows = [], []
     try:
         with path.open(encoding="utf-8") as file:
@@ -116,17 +116,15 @@ def _glove(path: Path) -> tuple[list[str], Tensor]:
     except ValueError as error:
         raise DataError(f"{path}, line {number}: expected a word and its numbers, separated by spaces") from error
     if not words:
-        raise DataError(
-            f"{path}: there is no word in it; expected a word and its numbers a line, as GloVe is given out"
-        )
+        raise DataError(f"{path}: contains no words; expected a word and its numbers on each line, as GloVe has them")
     return words, torch.from_numpy(np.stack(rows))
 
 
 ENCODING: Final = "2"
-"""Part of every cache key: raise it when what `candidates` writes changes."""
+"""Part of every cache key: raise it when `find_candidates` writes other rows for the same texts."""
 
 LONGEST: Final = 128
-"""Tokens of a text that are looked at; words behind them stay as they are."""
+"""Tokens of a text that are read; words after them stay as they are."""
 TEXTS_PER_WRITE: Final = 4096
 TOKENS_PER_BATCH: Final = 8192
 
@@ -137,14 +135,14 @@ _NEGATED = (
     *("might", "must", "need", "sha", "should", "was", "were", "wo", "would"),
 )
 CONTRACTED: Final = frozenset(f"{verb}n" for verb in _NEGATED) | {"d", "ll", "m", "ma", "o", "s", "t", "ve", "y"}
-"""What a contraction leaves where it is cut at its apostrophe."""
+"""The parts of contractions that are cut at their apostrophes."""
 OTHERS: Final = frozenset({"did", "does", "doing", "having", "just", "theirs"})
-"""With the former, the authors' stop words that scikit-learn's list lacks."""
+"""The rest of the authors' stop words that scikit-learn's list lacks."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """Place a word at text[start:end]; `token`: its place among the text's tokens, None where it is several of them."""
+    """A word at text[start:end]; `token`: its index among the text's tokens, None if it has several tokens."""
 
     start: int
     end: int
@@ -152,12 +150,12 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Say how candidates are found.
+class CandidateOptions:
+    """Configure the search for candidates.
 
     most      candidates per word
     vectors   a GloVe file; None: the model's embeddings
-    masked    words of one token by masks, `together` of a text in one pass, the text as it is `beside` that or not
+    masked    mask words of a single token, `together` of a text in one pass, with the original text `beside` or not
     """
 
     most: int
@@ -167,169 +165,155 @@ class Asked:
     beside: bool = True
 
 
-def candidates(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> pa.Table:
-    """Make one row for each of `texts`: `starts`, `ends` of the words that have candidates, and their `candidates`.
+def find_candidates(
+    texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: CandidateOptions
+) -> pa.Table:
+    """Return one row for each of `texts`: `starts` and `ends` of the words that have candidates, and `candidates`.
 
-    Computed once for the same texts, model and settings, then memory-mapped. Raises DataError for a model or tokenizer
-    that cannot fill in masks, and for a file of vectors that is none.
+    They are computed once for the same texts, model and options, then memory-mapped. Raises DataError for a model or
+    tokenizer that cannot fill in masks, and for an invalid file of vectors.
     """
     if not tokenizer.is_fast:
-        raise DataError(
-            f"{type(tokenizer).__name__} does not tell where in a text its tokens are: use a fast tokenizer"
-        )
-    if asked.masked and (tokenizer.mask_token_id is None or not has_lm_head(lm)):
+        raise DataError(f"{type(tokenizer).__name__} gives no offsets of tokens in a text: use a fast tokenizer")
+    if options.masked and (tokenizer.mask_token_id is None or not has_lm_head(lm)):
         raise DataError(f"{type(lm).__name__} fills in no masks: give a model with a masked language model's head")
-    if asked.vectors and not Path(asked.vectors).is_file():
-        raise DataError(f"{asked.vectors}: there is no such file of word vectors")
-    entry = cache.cached(
-        cache.home() / "candidates" / _key(texts, lm, tokenizer, asked),
-        lambda folder: cache.write(folder / "rows.arrow", _find(texts, lm, tokenizer, asked)),
-    )
-    return cache.table(entry / "rows.arrow")
-
-
-def _key(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> str:
+    if options.vectors and not Path(options.vectors).is_file():
+        raise DataError(f"{options.vectors}: there is no such file of word vectors")
     weights, words = hashlib.sha256(), hashlib.sha256()
     for parameter in lm.parameters():
         weights.update(parameter.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
     for text in texts:
         words.update(text.as_py().encode() + b"\0")
-    parts = [weights.hexdigest(), words.hexdigest(), tokenize.fingerprint(tokenizer), repr(asked)]
-    return cache.digest(ENCODING, *parts, *([Path(asked.vectors)] if asked.vectors else []))
+    parts = [weights.hexdigest(), words.hexdigest(), tokenize.fingerprint(tokenizer), repr(options)]
+    key = cache.digest(ENCODING, *parts, *([Path(options.vectors)] if options.vectors else []))
+    entry = cache.cached(
+        cache.home() / "candidates" / key,
+        lambda folder: cache.write(folder / "rows.arrow", _find(texts, lm, tokenizer, options)),
+    )
+    return cache.table(entry / "rows.arrow")
 
 
 def _find(
-    texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked
+    texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: CandidateOptions
 ) -> Iterator[pa.RecordBatch]:
-    masks = _Masks.of(lm, tokenizer, asked) if asked.masked else None
-    seen = {word.lower() for text in texts for word in WORD.findall(text.as_py())}
-    near = nearest(seen, lm, tokenizer, most=asked.most, file=asked.vectors, every=not asked.masked)
-    chunks = [texts[start : start + TEXTS_PER_WRITE].to_pylist() for start in range(0, len(texts), TEXTS_PER_WRITE)]
+    masks = _Masks.from_model(lm, tokenizer, options) if options.masked else None
+    occurring = {word.lower() for text in texts for word in WORD.findall(text.as_py())}
+    near = nearest(occurring, lm, tokenizer, most=options.most, file=options.vectors, single_tokens=not options.masked)
     with Progress("words in place of words", len(texts), "texts") as bar:
-        for chunk in chunks:
+        for start in range(0, len(texts), TEXTS_PER_WRITE):
+            chunk = texts[start : start + TEXTS_PER_WRITE].to_pylist()
             ids, words = _words(chunk, tokenizer, masks.room if masks else LONGEST)
-            filled = (
-                masks.fill(ids, [[w.token for w in each if w.token is not None] for each in words]) if masks else {}
-            )
-            rows = []
+            tokens = [[word.token for word in each if word.token is not None] for each in words]
+            filled = masks.fill(ids, tokens) if masks else {}
+            rows: list[list[tuple[int, int, list[str]]]] = []
             for at, (text, each) in enumerate(zip(chunk, words, strict=True)):
-                found = [
-                    filled[at, w.token]
-                    if masks and w.token is not None
-                    else near.get(text[w.start : w.end].lower(), [])
-                    for w in each
-                ]
-                rows.append([(word.start, word.end, some) for word, some in zip(each, found, strict=True) if some])
-            yield pa.record_batch(
-                {
-                    "starts": pa.array([[word[0] for word in row] for row in rows], pa.list_(pa.int32())),
-                    "ends": pa.array([[word[1] for word in row] for row in rows], pa.list_(pa.int32())),
-                    "candidates": pa.array(
-                        [[word[2] for word in row] for row in rows], pa.list_(pa.list_(pa.string()))
-                    ),
-                }
-            )
+                rows.append([])
+                for word in each:
+                    if masks and word.token is not None:
+                        candidates = filled[at, word.token]
+                    else:
+                        candidates = near.get(text[word.start : word.end].lower(), [])
+                    if candidates:
+                        rows[-1].append((word.start, word.end, candidates))
+            kinds = (pa.int32(), pa.int32(), pa.list_(pa.string()))
+            columns = [
+                pa.array([[word[n] for word in row] for row in rows], pa.list_(kind)) for n, kind in enumerate(kinds)
+            ]
+            yield pa.record_batch(columns, names=["starts", "ends", "candidates"])
             bar.advance(len(chunk))
 
 
 def _words(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
 ) -> tuple[list[list[int]], list[list[Word]]]:
-    """Return the first `room` token ids of each text, and the words in them that may be replaced."""
+    """Return the first `room` token ids of each text, and the words among them that may be replaced."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     stop_words = ENGLISH_STOP_WORDS | CONTRACTED | OTHERS
     encoded = tokenizer(
         list(texts), add_special_tokens=False, truncation=True, max_length=room, return_offsets_mapping=True
     )
-    found: list[list[Word]] = []
+    words: list[list[Word]] = []
     for text, spans in zip(texts, encoded["offset_mapping"], strict=True):
-        # sentencepiece counts the space before a word as its own
+        # sentencepiece includes the space before a word
         exact = {
             (start + len(s) - len(s.lstrip()), end): at
             for at, (start, end) in enumerate(spans)
             if (s := text[start:end])
         }
         limit = spans[-1][1] if spans else 0
-        found.append(
+        words.append(
             [
                 Word(*match.span(), exact.get(match.span()))
                 for match in WORD.finditer(text)
                 if match.end() <= limit and PLAIN.fullmatch(word := match[0].lower()) and word not in stop_words
             ]
         )
-    return encoded["input_ids"], found
+    return encoded["input_ids"], words
 
 
 @dataclass(frozen=True)
 class _Masks:
-    """Fill in words by a masked language model; linear layers in bfloat16 where that is faster here."""
+    """Fill in words by a masked language model, whose linear layers are in bfloat16 if that is faster here."""
 
     lm: Any
     words: Words
     frame: Frame
-    asked: Asked
+    options: CandidateOptions
     names: Mapping[int, str]
     bf16: bool
 
     @classmethod
-    def of(cls, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> _Masks:
+    def from_model(cls, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: CandidateOptions) -> _Masks:
         bf16 = precision.choose("auto") == "bf16"
         if bf16:
             lm = copy.deepcopy(lm)
             precision.cast_linear_layers(lm)
         words = Words.from_tokenizer(tokenizer)
-        whole = (words.starts_V & ~words.special_V).nonzero().flatten().tolist()
-        names = {each: name for each in whole if (name := str(tokenizer.decode([each])).strip())}
-        return cls(lm.eval(), words, Frame.from_tokenizer(tokenizer), asked, names, bf16)
+        tokens = (words.starts_V & ~words.special_V).nonzero().flatten().tolist()
+        names = {token: name for token in tokens if (name := str(tokenizer.decode([token])).strip())}
+        return cls(lm.eval(), words, Frame.from_tokenizer(tokenizer), options, names, bf16)
 
     @property
     def room(self) -> int:
-        """Return how many tokens of a text fit the model."""
-        known = positions(self.lm)
-        free = LONGEST if known is None else (known - self.frame.room(self.asked.beside)) // (1 + self.asked.beside)
-        return min(LONGEST, free)
+        """The number of tokens of a text that fit the model."""
+        known, beside = positions(self.lm), self.options.beside
+        return LONGEST if known is None else min(LONGEST, (known - self.frame.room(beside)) // (1 + beside))
 
     def fill(self, texts: Sequence[list[int]], tokens: Sequence[list[int]]) -> dict[tuple[int, int], list[str]]:
-        """Return {(text, token): words that may stand there} for the given places of each text, each masked once.
+        """Return {(text, token): candidate words} for the given tokens of each text, each masked once.
 
-        Of several words masked in one pass none are neighbours, where there are enough of them.
+        Words that are masked in one pass are not neighbours if there are enough of them.
         """
         passes = [
             (at, places[first::stride])
             for at, places in enumerate(tokens)
             if places
-            for stride in [-(-len(places) // self.asked.together)]
+            for stride in [-(-len(places) // self.options.together)]
             for first in range(stride)
         ]
-        passes.sort(key=lambda each: -len(texts[each[0]]))
+        passes.sort(key=lambda each: -len(texts[each[0]]))  # the longest first
         found: dict[tuple[int, int], list[str]] = {}
-        for batch in self._batches(passes, texts):
+        remaining, beside = iter(passes), self.options.beside
+        for first in remaining:
+            length = self.frame.room(beside) + (1 + beside) * len(texts[first[0]])
+            batch = [first, *islice(remaining, max(0, TOKENS_PER_BATCH // length - 1))]
             best_RM = iter(self._best(batch, texts).tolist())
             for at, places in batch:
                 for place in places:
-                    found[at, place] = [self.names[each] for each in next(best_RM) if each in self.names]
+                    found[at, place] = [self.names[token] for token in next(best_RM) if token in self.names]
         return found
-
-    def _batches(
-        self, passes: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]
-    ) -> Iterator[list[tuple[int, list[int]]]]:
-        """Yield batches of like length: the passes come longest first."""
-        rest, size = iter(passes), self.frame.room(self.asked.beside)
-        for first in rest:
-            length = size + (1 + self.asked.beside) * len(texts[first[0]])
-            yield [first, *islice(rest, max(0, TOKENS_PER_BATCH // length - 1))]
 
     @torch.inference_mode()
     def _best(self, batch: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]) -> Tensor:
-        """Return (R, M) token ids, most probable first; R in the order of the passes and of the places in each."""
-        rows = []
+        """Return token ids (R, M), most probable first; R in the order of the passes and of the places in each."""
+        rows, beside = [], self.options.beside
         for at, places in batch:
             masked = list(texts[at])
             for place in places:
                 masked[place] = self.words.need_mask("augmentation")
-            rows.append(self.frame.pair(masked, texts[at]) if self.asked.beside else self.frame.single(masked))
-        before = len((self.frame.paired if self.asked.beside else self.frame.alone).ids[0])
+            rows.append(self.frame.pair(masked, texts[at]) if beside else self.frame.single(masked))
+        before = len((self.frame.paired if beside else self.frame.alone).ids[0])
         device = next(self.lm.parameters()).device
         padding = {"input_ids": self.words.pad, "attention_mask": 0}
         columns = {"attention_mask": [[1] * len(row["input_ids"]) for row in rows]}
@@ -344,4 +328,4 @@ class _Masks:
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             logits_RV = read(self.lm, inputs, frozenset({"logits"}), at_BL=at_BL).logits
         assert logits_RV is not None
-        return logits_RV[:, : self.words.size].topk(min(self.asked.most, self.words.size)).indices
+        return logits_RV[:, : self.words.size].topk(min(self.options.most, self.words.size)).indices
