@@ -47,7 +47,7 @@ class TrainingContext:
     time_limit: TimeLimit | None = None
 
     def seconds(self, stage: str) -> float | None:
-        """Return what the time limit leaves to this stage; None where there is none."""
+        """Return the seconds that the time limit leaves to this stage; None without a limit."""
         return None if self.time_limit is None else self.time_limit.seconds(stage)
 
     @property
@@ -62,29 +62,29 @@ class TrainingContext:
 
     @property
     def text(self) -> Corpus:
-        """Return the corpus, else the task's own training texts."""
+        """The corpus, or the task's own training texts."""
         return self.corpus or task_text(self.data, self.data.train)
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
-        """Encode the rows to train on, or with `held_out` those kept apart to score a language model on."""
+        """Encode the rows to train on, or with `held_out` those on which a language model is scored."""
         lm: Teacher | None = None
         if isinstance(stage.augment, Call) and not held_out:
             if self.masked_lm is None or self.base_teacher is None:
                 raise DataError("a stage with `augment` needs a teacher: give --teacher")
-            # it may have to be trained first, by all processes together
+            # the language model may have to be trained first, by all processes together
             lm = self.masked_lm() if asks_language_model(stage.augment) else self.base_teacher
             lm.model.to(PartialState().device)
-        with PartialState().main_process_first():  # the others find what the first has cached
+        with PartialState().main_process_first():  # the others read from the cache
             if stage.data == "text":
                 return self._text_rows(stage, seed, held_out)
             split = self.data.validation if held_out else self.data.train
             if isinstance(stage.augment, Call) and lm is not None:
-                self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
+                self.console.print(f"{stage.name}: augmenting the rows by {stage.augment.by}; they are cached")
                 split = augment_split(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
             if stage.corpus and not held_out:
                 without = len(split)
                 split = with_texts(split, self.data, self.corpus, seed=seed)
-                self.console.print(f"{stage.name}: {len(split) - without:,} texts of the corpus are rows too")
+                self.console.print(f"{stage.name}: adding {len(split) - without:,} texts of the corpus")
             if stage.rows is not None:
                 return encode_task(
                     split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
@@ -93,7 +93,7 @@ class TrainingContext:
             return encode(split, self.tokenizer, stage.max_length, prompts=self.data.task.prompts)
 
     def sample(self, data: Literal["task", "text"], max_length: int, count: int, seed: int) -> Dataset:
-        """Encode `count` rows to train on, drawn from the seed: of the task, or of unlabelled text."""
+        """Encode a random sample of `count` rows to train on, of the task or of unlabelled text."""
         with PartialState().main_process_first():
             if data == "text":
                 rows = encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)
@@ -119,7 +119,7 @@ class TrainingContext:
 
 
 def use_bf16(number_format: str, recipe: Recipe, base_teacher: Teacher, console: Console) -> bool:
-    """Return True if this run computes in bfloat16: as asked, but for families that cannot, which is noted."""
+    """Return True if this run computes in bfloat16; families that cannot are an exception, with a note."""
     specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
     unfit = {base_teacher.model.config.model_type, *(spec.family for spec in specs)} & set(FLOAT32_ONLY)
     if number_format == "bf16" and unfit:

@@ -1,4 +1,4 @@
-"""Give a task of vectors what only its teacher knows: their width, and how near texts are that nobody compared.
+"""Complete a task of sentence vectors with its teacher's width and its similarities of unlabelled texts.
 
 Shapes: N texts, D width of the encoder, E width of the vectors.
 """
@@ -26,48 +26,51 @@ from compress.models.pooling import pooling_of, prompts_of, set_pooling, width_o
 from compress.models.teacher import RecordedLogits, Teacher
 
 ENCODING = "3"
-"""Part of every cache key: raise it when texts are compared otherwise."""
+"""Part of every cache key: raise it when texts are compared differently."""
 NEAREST, OTHERS = 5, 5
-"""Texts that each text is compared with: those nearest to it by the teacher, and others at random."""
+"""Texts that each text is compared with: the nearest according to the teacher, and random ones."""
 MAX_LENGTH = 128
-"""Tokens that an encoder reads of a text whose vector is compared here."""
+"""The most tokens of a text whose vector is compared here."""
 FITTED = 4096
-"""Texts that the first linear map into the space of others' vectors is fitted to."""
+"""Texts that the initial linear map into the space of a source's vectors is fitted to."""
 RIDGE = 1e-3
-"""The penalty on that map, as a share of the mean square of a number that it reads."""
+"""The penalty on that map, as a share of the mean square of its inputs."""
 
 
 class VectorSource(Protocol):
-    """Whatever gives vectors for texts, and is no checkpoint. digest: of all that decides them."""
+    """A source of vectors for texts that is no checkpoint. digest: of everything that the vectors depend on."""
 
     @property
     def name(self) -> str: ...
     @property
     def digest(self) -> str: ...
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float16]:
-        """Return a vector (E,) for each of N texts. Raises TeacherError for texts that it has none for."""
+        """Return vectors (N, E) for N texts. Raises TeacherError for texts without one."""
         ...
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return the data with the teacher's width and prompts. Texts of a validation or test split that nobody compared
-    are compared by the teacher, with the nearest and with some at random, which is noted."""
+    """Return the data with the teacher's width and prompts.
+
+    Texts of a validation or test split without gold similarities get the teacher's similarities to the nearest and to
+    some random texts, and a note.
+    """
     config = teacher.model.config
     data = replace(data, task=replace(data.task, width=width_of(config), prompts=prompts_of(config)))
     return _with_similarities(data, teacher.digest, lambda split: _encode_texts(teacher, split))
 
 
 def with_vectors(data: TaskData, source: VectorSource, start: Teacher) -> tuple[TaskData, Teacher]:
-    """Return the data and the teacher that a source of vectors makes: what `with_teacher` does, by its vectors.
+    """Do what `with_teacher` does with the vectors of a source; return the data and a teacher that has recorded them.
 
-    Its model is that of `start`, with a linear map into the space of the vectors, fitted to some training texts: where
-    a student that is cut out of it begins. Raises TeacherError for a task without vectors, and for texts that the
-    source has none for.
+    The model of this teacher, out of which students may be cut, is that of `start` with a linear map into the space of
+    the vectors, fitted to some training texts. Raises TeacherError for a task without vectors, and for texts for which
+    the source has none.
     """
     if data.task.kind != "embedding":
         raise TeacherError(
             f"teacher {source.name}: gives vectors, but the data are a task of {data.task.kind}; with --kind embedding "
-            "their texts alone are read"
+            "only their texts are read"
         )
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     found = {role: source.vectors(split["text"][:]) for role, split in splits.items() if split is not None}
@@ -81,18 +84,18 @@ def with_vectors(data: TaskData, source: VectorSource, start: Teacher) -> tuple[
 
 
 def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) -> None:
-    """Put the linear map behind an encoder's pooling that leads nearest to these vectors (ridge regression)."""
+    """Fit the linear map after an encoder's pooling to these vectors by ridge regression."""
     model = cast(SentenceEncoder, start.model)
     chosen = np.unique(np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int))
     model.projection = None
     bare = replace(pooling_of(model.config), normalise=False, projected=False, width=None, prompts=None)
     set_pooling(model.config, bare)
     pooled_ND = _encode_texts(start, split.select(chosen)).astype(np.float64)
-    wanted_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
+    target_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
     square_DD = pooled_ND.T @ pooled_ND
     square_DD += RIDGE * np.trace(square_DD) / len(square_DD) * np.eye(len(square_DD))
-    map_ED = np.linalg.solve(square_DD, pooled_ND.T @ wanted_NE).T
-    lengths_N = np.linalg.norm(wanted_NE, axis=1)
+    map_ED = np.linalg.solve(square_DD, pooled_ND.T @ target_NE).T
+    lengths_N = np.linalg.norm(target_NE, axis=1)
     set_projection(model, torch.from_numpy(map_ED).float(), normalise=bool(np.allclose(lengths_N, 1, atol=1e-2)))
     model.requires_grad_(False)
 
@@ -103,13 +106,13 @@ def _encode_texts(teacher: Teacher, split: Dataset) -> NDArray[np.float32]:
 
 
 def _with_similarities(data: TaskData, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> TaskData:
-    judged = {
+    compared = {
         role: _compare_texts(split, digest, vectors)
         for role, split in (("validation", data.validation), ("test", data.test))
         if split is not None and not any(map(len, split["related"][:]))
     }
-    note = (f"{' and '.join(judged)}: texts alone, scored by how well they agree with the teacher's similarities",)
-    return replace(data, notes=data.notes + note * bool(judged), **judged)
+    note = (f"{' and '.join(compared)}: texts alone, scored by how well they agree with the teacher's similarities",)
+    return replace(data, notes=data.notes + note * bool(compared), **compared)
 
 
 def _compare_texts(split: Dataset, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> Dataset:

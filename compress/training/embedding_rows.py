@@ -1,8 +1,8 @@
 """Train only the rows of the word embedding that occur in the training data.
 
-A step over 400 tokens makes a dense gradient of the whole table, 30,522 rows for BERT, which is zero but for some
-hundred rows; writing, clipping and applying it costs as much as the student's own layers. Tokens that never occur have
-no gradient and no momentum, so leaving them out changes nothing but their weight decay: they keep their values.
+A step over 400 tokens computes a dense gradient of the whole table, 30,522 rows for BERT, of which only a few hundred
+are not zero; writing, clipping and applying it costs as much as the student's own layers. Tokens that never occur have
+no gradient and no momentum, so leaving them out only exempts them from weight decay: they keep their values.
 
 Shapes: B batch, L tokens, D width of the embedding, V vocabulary, U tokens in use.
 """
@@ -21,15 +21,15 @@ from transformers import PreTrainedModel
 from compress.data.masking import count_tokens
 
 WORTH_IT = 0.7
-"""The share of the vocabulary in use above which nothing is gained."""
+"""Share of the vocabulary in use above which training only these rows gains nothing."""
 
 
 class _InUse(nn.Module):
-    """An embedding whose parameter is the (U, D) rows in use; in eval mode it answers for every token."""
+    """An embedding whose parameter has the (U, D) rows in use only; in eval mode it embeds every token."""
 
     def __init__(self, whole: nn.Embedding, used: NDArray[np.int64]) -> None:
         super().__init__()
-        self._whole = [whole]  # in a list: neither trained nor saved
+        self._whole = [whole]  # in a list, so that it is neither trained nor saved
         self.used: Tensor
         self.place: Tensor
         self.register_buffer("used", torch.from_numpy(used).to(whole.weight.device), persistent=False)
@@ -52,7 +52,7 @@ class _InUse(nn.Module):
         return embedding(self.place[ids_BL], self.weight, self.padding_idx)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_InUse":
-        """Let the whole table follow `.to(device)`."""
+        """Apply `.to(device)` to the whole table too."""
         super()._apply(fn, recurse)
         self.whole._apply(fn)
         return self
@@ -64,32 +64,29 @@ class _InUse(nn.Module):
 
 @contextmanager
 def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None]:
-    """Train only the embedding rows of tokens in `rows` while open; afterwards the student is whole again.
+    """Train only the embedding rows of tokens in `rows` in this context; afterwards the student has its whole table.
 
-    Does nothing where most tokens occur, where the table is shared with an output layer (whose softmax gives every
-    row a gradient), or where it is frozen.
+    Does nothing if most tokens occur, if the table is frozen, or if it is shared with an output layer, whose softmax
+    gives every row a gradient.
     """
     whole = student.get_input_embeddings()
-    shared = student.get_output_embeddings() is not None
-    if not isinstance(whole, nn.Embedding) or shared or not whole.weight.requires_grad:
-        yield
-        return
-    used = np.flatnonzero(count_tokens(rows, whole.num_embeddings))
-    if len(used) > WORTH_IT * whole.num_embeddings:
-        yield
-        return
-    in_use = _InUse(whole, used)
-    student.set_input_embeddings(in_use)
-    try:
-        yield
-    finally:
-        in_use.write_back()
-        student.set_input_embeddings(whole)
+    if isinstance(whole, nn.Embedding) and whole.weight.requires_grad and student.get_output_embeddings() is None:
+        used = np.flatnonzero(count_tokens(rows, whole.num_embeddings))
+        if len(used) <= WORTH_IT * whole.num_embeddings:
+            in_use = _InUse(whole, used)
+            student.set_input_embeddings(in_use)
+            try:
+                yield
+            finally:
+                in_use.write_back()
+                student.set_input_embeddings(whole)
+            return
+    yield
 
 
 @contextmanager
 def whole_vocabulary(student: PreTrainedModel) -> Iterator[None]:
-    """Let a student under `only_tokens_in_use` know every token while open, as it will afterwards."""
+    """Give a student under `only_tokens_in_use` its whole table in this context."""
     in_use = student.get_input_embeddings()
     if not isinstance(in_use, _InUse):
         yield

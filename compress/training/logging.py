@@ -1,4 +1,4 @@
-"""Log what a training stage says while it runs: JSON lines, TensorBoard, and progress on the terminal."""
+"""Log a training stage as JSON lines, for TensorBoard, and as progress on the terminal."""
 
 import json
 import sys
@@ -18,12 +18,12 @@ from compress.progress import Progress
 
 
 def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Drop the lines of a log that are none, with a warning unless a kill has torn the last; returns its entries."""
+    """Remove invalid lines from a log, with a warning unless only the last is incomplete; return its entries."""
     if not log.is_file():
         return []
     content = log.read_text(encoding="utf-8", errors="replace")
     lines = content.split("\n")
-    torn = lines.pop()  # all that follows the last line's end
+    torn = lines.pop()  # what follows the end of the last complete line
     entries = {number: _entry(line) for number, line in enumerate(lines, 1)}
     if damaged := [str(number) for number, entry in entries.items() if entry is None]:
         shown = ", ".join(damaged[:10]) + (" and more" if damaged[10:] else "")
@@ -37,7 +37,7 @@ def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
 
 
 def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) -> None:
-    """Drop what was logged of `stage` beyond `step`: the resumed stage writes it again."""
+    """Remove the entries of `stage` after `step`, which the resumed stage logs again."""
     entries = mend(log, warn)
     kept = [entry for entry in entries if entry["stage"] != stage or entry["step"] <= step]
     if step and not any(entry["stage"] == stage for entry in kept):
@@ -48,18 +48,18 @@ def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) 
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    """Parse a line of the log: the stage, the step, and numbers. None where it is anything else."""
+    """Parse a line of the log: the stage, the step, and numbers. Return None if it is anything else."""
     try:
-        found = json.loads(line)
-        numbers = {name: value for name, value in found.items() if name != "stage"}
+        entry = json.loads(line)
+        numbers = {name: value for name, value in entry.items() if name != "stage"}
     except (ValueError, AttributeError, RecursionError):
         return None
-    whole = all(isinstance(value, int | float) for value in numbers.values()) and isinstance(numbers.get("step"), int)
-    return found if whole and isinstance(found.get("stage"), str) else None
+    valid = all(isinstance(value, int | float) for value in numbers.values()) and isinstance(numbers.get("step"), int)
+    return entry if valid and isinstance(entry.get("stage"), str) else None
 
 
 def curves(log: Path) -> dict[str, list[dict[str, float]]]:
-    """Return stage name -> logged points, in the order they were written."""
+    """Return stage name -> logged points in order."""
     stages: dict[str, list[dict[str, float]]] = {}
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []:
         if entry := _entry(line):
@@ -68,7 +68,7 @@ def curves(log: Path) -> dict[str, list[dict[str, float]]]:
 
 
 class Journal(TrainerCallback):
-    """Log one stage, in the main process only."""
+    """Log one stage; used in the main process only."""
 
     def __init__(self, stage: str, log: Path, tensorboard: Path, console: Console, batch: int) -> None:
         self.stage, self.log, self.batch, self.console = stage, log, batch, console
@@ -107,18 +107,18 @@ class Journal(TrainerCallback):
             self.facts["score"] = f"score {values['eval_score']:.4f}"
         with name_disk_errors(self.log), self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": self.stage, "step": state.global_step} | values) + "\n")
-        if control.should_save:  # what is logged until a checkpoint is not logged again
+        if control.should_save:  # a process that resumes from the checkpoint does not log this again
             flush(self.log)
         self.scalars.write(state.global_step, values)
 
     def close(self) -> None:
-        """Stop the bar, also after an interruption: the terminal gets its cursor back."""
+        """Stop the bar and restore the cursor, also after an interruption."""
         if self.bar is not None:
             self.bar.stop(ended=sys.exc_info()[0] is None)
 
 
 class _Scalars:
-    """Write an event file of TensorBoard's. Its own writer does this in a thread, where a full disk is a traceback."""
+    """Write a TensorBoard event file. Its own writer uses a thread, in which a full disk ends in a traceback."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

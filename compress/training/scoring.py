@@ -1,4 +1,4 @@
-"""Score a student while it trains: by the task's metric, as a language model, or by its objective on held-out rows."""
+"""Score a student during training: by the task's metric, as a language model, or by its objective on held-out rows."""
 
 import math
 from collections.abc import Mapping
@@ -26,31 +26,31 @@ from compress.training.trainer import Corrupt, Score
 
 @dataclass(frozen=True)
 class Scoring:
-    """Score a student on `rows` rows. graded: by a metric of the task, else by a loss alone."""
+    """A function that scores a student on `rows` rows. graded: by a metric of the task rather than by a loss."""
 
     score: Score
     rows: int
     graded: bool = True
 
 
-def improves(ended: Mapping[str, float], begun: Mapping[str, float], rows: int) -> bool:
-    """Return True if a student is better than the one it was: by its score, or by its distance where that says little.
+def improves(new: Mapping[str, float], old: Mapping[str, float], rows: int) -> bool:
+    """Return True if a student has improved in its score, or if that is not significant in its distance.
 
-    That is within the largest standard error of a share of the `rows` that are scored.
+    Changes within the largest standard error of a proportion of the `rows` that are scored are not significant.
     """
-    rise = ended["score"] - begun["score"]
-    if abs(rise) > 0.5 / math.sqrt(rows) or "distance" not in begun:
+    rise = new["score"] - old["score"]
+    if abs(rise) > 0.5 / math.sqrt(rows) or "distance" not in old:
         return rise > 0
-    return ended["distance"] < begun["distance"]
+    return new["distance"] < old["distance"]
 
 
 def choose_scoring(
     stage: Stage, step: Step, corrupt: Corrupt | None, context: TrainingContext, *, seed: int, teacher_logits: Any
 ) -> Scoring | None:
-    """Choose what tells the best weights of this stage.
+    """Choose the score that selects the best weights of this stage.
 
-    The task's metric, a language model's on held-out text, or where there is neither and the end is open, the objective
-    on the validation split.
+    It is the task's metric, or a language model's perplexity on held-out text. A stage of open length that has neither
+    is scored by its objective on the validation split.
     """
     if stage.evaluate == 0:
         return None
@@ -62,23 +62,24 @@ def choose_scoring(
         return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator))
     if stage.data == "task" and stage.head == "seq2seq":
         return Scoring(text_scorer(context, stage), len(context.data.validation))
-    speaks = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
-    if not (corrupt is not None and speaks and reads_logits) and not stage.open_ended:
+    is_language_model = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
+    by_language = corrupt is not None and is_language_model and reads_logits
+    if not by_language and not stage.open_ended:
         return None
     rows = context.rows(stage, seed, held_out=True)
-    if corrupt is not None and speaks and reads_logits:
+    if corrupt is not None and by_language:
         return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False)
     return Scoring(objective_scorer(step, context, rows, stage.batch), len(rows), graded=False)
 
 
 def text_scorer(context: TrainingContext, stage: Stage) -> Score:
-    """Return student -> the task's metrics of the answers it would write on the validation split."""
+    """Return student -> the task's metrics of the answers that it generates on the validation split."""
     task, split, options = context.data.task, context.data.validation, stage.rows.options if stage.rows else {}
     labels = np.asarray(split["label"][:])
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        said = find("t5.answers")(student, split, task, context.tokenizer, max_length=stage.max_length, **options)
-        values = metrics.scores(task, said, labels)
+        answers = find("t5.answers")(student, split, task, context.tokenizer, max_length=stage.max_length, **options)
+        values = metrics.scores(task, answers, labels)
         return values | {"score": values[task.metric]}
 
     return score
@@ -94,8 +95,8 @@ def objective_scorer(step: Step, context: TrainingContext, rows: Dataset, batch:
         total = 0.0
         with evaluating(student), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=context.bf16):
             for chosen in batches:
-                made = context.collate([rows[int(row)] for row in chosen])
-                loss = step(**{name: tensor.to(device) for name, tensor in made.items()})["loss"]
+                inputs = context.collate([rows[int(row)] for row in chosen])
+                loss = step(**{name: tensor.to(device) for name, tensor in inputs.items()})["loss"]
                 total += len(chosen) * float(loss)
         return {"score": -total / len(rows), "distance": total / len(rows)}
 
@@ -109,16 +110,16 @@ def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -
     """
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        found = measure_perplexity(student, rows, context.collate, corrupt, bf16=context.bf16)
-        return {"score": -found["nll"], "distance": found["nll"], "perplexity": found["perplexity"]}
+        values = measure_perplexity(student, rows, context.collate, corrupt, bf16=context.bf16)
+        return {"score": -values["nll"], "distance": values["nll"], "perplexity": values["perplexity"]}
 
     return score
 
 
 def scorer(context: TrainingContext, evaluator: Evaluator, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """Return student -> every metric on the evaluator's rows, the task's own as `score`, and how near the teacher is.
+    """Return student -> every metric on the evaluator's rows, the task's own as `score`.
 
-    That is the agreement, and the `distance` (`Evaluator.distance`).
+    With teacher logits, `agreement` and `distance` (`Evaluator.distance`) compare the student with the teacher.
     """
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:

@@ -1,7 +1,8 @@
-"""Show training in the tracker of the user's choice: MLflow, Trackio or Weights & Biases, by transformers' callbacks.
+"""Report training to a tracker: MLflow, Trackio or Weights & Biases, through transformers' callbacks.
 
-A stage is one run there, in an experiment or project named like the folder; a resumed stage continues its own. All
-that is written is in the run's folder, unless the tracker's own settings name another place or a server.
+Each stage is one run of the tracker, in an experiment or project named after the run's folder; a resumed stage
+continues its tracker run. All files are written to the run's folder, unless the tracker's own settings name another
+place or a server.
 """
 
 import os
@@ -22,86 +23,86 @@ from compress.errors import CompressError
 from compress.io import atomic_file, make_folder
 from compress.training.run import Run
 
-Begun = tuple[str, Callable[[bool], object], str]
-"""The id of a tracker's run, what ends it (told whether all went well), and the command or address that shows it."""
+TrackerRun = tuple[str, Callable[[bool], object], str]
+"""The id of a tracker's run, a function that ends it as a success or not, and the command or address that shows it."""
 
 
 @contextmanager
 def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) -> Iterator[None]:
-    """Report to the run's tracker what `trainer` logs while this is open. Raises CompressError where none begins."""
+    """Report what `trainer` logs to the run's tracker in this context. Raises CompressError if the tracker fails."""
     if run.track is None or not run.main:
         yield
         return
-    if run.track == "tensorboard":  # the journal writes it, with or without being asked
+    if run.track == "tensorboard":  # the journal always writes it
         console.print(f"{stage}: tensorboard --logdir {run.path / 'tensorboard'}", markup=False, highlight=False)
         yield
         return
     path = run.path.resolve()
-    home = next((each for each in (path, *path.parents) if (each / "run.json").is_file()), path)
-    name = "/".join((*path.relative_to(home).parts, stage))  # of one student of a search, with its folder
+    home = next((folder for folder in (path, *path.parents) if (folder / "run.json").is_file()), path)
+    name = "/".join((*path.relative_to(home).parts, stage))  # for one student of a search, with its folder
     file = run.stage(stage) / f"{run.track}.txt"
     known = file.read_text(encoding="utf-8") if file.is_file() else None
     begin, callback = TRACKERS[run.track]
     arguments: Any = trainer.args
     arguments.project, arguments.run_name = home.name, name
-    drawn = random.getstate()  # Trackio draws from it when it is imported
-    with redirect_stdout(sys.stderr):  # standard output may be for JSON alone
+    state = random.getstate()  # Trackio draws random numbers when it is imported
+    with redirect_stdout(sys.stderr):  # standard output may be reserved for JSON
         try:
-            identity, end, shown = begin(home, name, known)
+            identity, end, where = begin(home, name, known)
             reporter: Any = callback()
             reporter.setup(arguments, trainer.state, trainer.model)
-        except Exception as error:  # of a tracker's own kinds
+        except Exception as error:  # trackers have their own classes
             raise CompressError(
                 f"--track {run.track}: cannot begin the run of stage {stage} ({type(error).__name__}: {error}). Leave "
                 f"--track out, or mend that; without {file} it is a new run there"
             ) from error
-    random.setstate(drawn)
+    random.setstate(state)
     make_folder(file.parent)
     with atomic_file(file) as partial:
         partial.write_text(identity, encoding="utf-8")
     trainer.add_callback(reporter)
-    console.print(f"{stage}: tracked by {run.track}: {shown}", markup=False, highlight=False, soft_wrap=True)
-    well = False
+    console.print(f"{stage}: tracked by {run.track}: {where}", markup=False, highlight=False, soft_wrap=True)
+    succeeded = False
     try:
         yield
-        well = True
+        succeeded = True
     finally:
         with redirect_stdout(sys.stderr):
-            end(well)
+            end(succeeded)
 
 
-def _mlflow(home: Path, name: str, known: str | None) -> Begun:
+def _mlflow(home: Path, name: str, known: str | None) -> TrackerRun:
     import mlflow
 
     place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}"
     mlflow.set_tracking_uri(place)
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or home.name)
-    begun = mlflow.start_run(run_id=known, run_name=name)
-    shown = f"mlflow ui --backend-store-uri {place}"
-    return begun.info.run_id, lambda well: mlflow.end_run("FINISHED" if well else "FAILED"), shown
+    tracked = mlflow.start_run(run_id=known, run_name=name)
+    where = f"mlflow ui --backend-store-uri {place}"
+    return tracked.info.run_id, lambda ok: mlflow.end_run("FINISHED" if ok else "FAILED"), where
 
 
-def _wandb(home: Path, name: str, known: str | None) -> Begun:
+def _wandb(home: Path, name: str, known: str | None) -> TrackerRun:
     import wandb
 
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     mode = os.environ.get("WANDB_MODE")
     if mode is None and (constants.HF_HUB_OFFLINE or not wandb.api.api_key or not is_reachable(server)):
         mode = "offline"
-    begun = wandb.init(
+    tracked = wandb.init(
         project=os.environ.get("WANDB_PROJECT") or "compress", group=home.name, name=name, id=known, resume="allow",
         dir=home, mode=mode, settings=wandb.Settings(silent=True, console="off"),
     )  # fmt: skip
-    shown = begun.url or f"offline; wandb sync {Path(begun.dir).parent}"
-    return begun.id, lambda well: begun.finish(exit_code=0 if well else 1), shown
+    where = tracked.url or f"offline; wandb sync {Path(tracked.dir).parent}"
+    return tracked.id, lambda ok: tracked.finish(exit_code=0 if ok else 1), where
 
 
-def _trackio(home: Path, name: str, known: str | None) -> Begun:
-    """Choose the place, which is read when it is imported first; its callback begins the run, and knows it by name."""
+def _trackio(home: Path, name: str, known: str | None) -> TrackerRun:
+    """Set the folder, which Trackio reads when it is imported; its callback starts the run, identified by its name."""
     place = os.environ.setdefault("TRACKIO_DIR", str(home / "trackio"))
     import trackio
 
-    def end(well: bool) -> None:
+    def end(ok: bool) -> None:
         if trackio.context_vars.current_run.get() is not None:
             trackio.finish()
 
@@ -110,9 +111,9 @@ def _trackio(home: Path, name: str, known: str | None) -> Begun:
 
 class _Trackio(TrackioCallback):
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the end to `report_to_tracker`, which also knows of an end by an error."""
+        """Leave the end to `report_to_tracker`, which also handles errors."""
 
 
-TRACKERS: Final[dict[str, tuple[Callable[[Path, str, str | None], Begun], type[Any]]]] = {
+TRACKERS: Final[dict[str, tuple[Callable[[Path, str, str | None], TrackerRun], type[Any]]]] = {
     "mlflow": (_mlflow, MLflowCallback), "trackio": (_trackio, _Trackio), "wandb": (_wandb, WandbCallback),
 }  # fmt: skip

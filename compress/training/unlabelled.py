@@ -1,4 +1,4 @@
-"""Add texts without labels to a task's rows: the teacher answers for them as they are met."""
+"""Add unlabelled texts to a task's rows, which the teacher labels during training."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from compress.errors import DataError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from compress.data.task import Task, TaskData
+    from compress.data.task import TaskData
 
 ENCODING: Final = "1"
-"""Part of every cache key: raise it when what is written of the same texts changes."""
+"""Part of every cache key: raise it when the rows of the same texts change."""
 MOST_TEXTS: Final = 40_000
-"""Texts that are added at most: as many as eight variants of 5,000 rows."""
+"""The most texts that are added: as many as eight variants of 5,000 rows."""
 MOST_READ: Final = 2_000_000
-"""Texts of a corpus that are read at most, and drawn from."""
+"""The most texts of a corpus that are read and drawn from."""
 COMPARED: Final = 1_000
-"""Texts whose lengths are compared."""
+"""Number of texts whose lengths are compared."""
 UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (lambda text: [text], str.splitlines, split_sentences)
-"""Ways to cut a document into texts: not at all, into lines, into sentences."""
+"""Ways to split a document into texts: not at all, into lines, into sentences."""
 
 
 def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
-    """Return True if there is a corpus, and a teacher's answer for a text of it is a row of this task."""
+    """Return True if there is a corpus whose texts, labelled by a teacher, are rows of this task."""
     return corpus is not None and not (corpus.parallel or data.task.pair or data.task.tokenwise)
 
 
 def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
-    """Return the corpus whose texts are to be rows of this task. Raises DataError where they cannot be."""
+    """Return the corpus. Raises DataError if its texts cannot be rows of this task."""
     if corpus is None:
         raise DataError("`corpus: true` needs unlabelled text: give --corpus, or leave it out of the recipe")
     if not takes_texts(data, corpus):
@@ -50,16 +50,20 @@ def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
 
 
 def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: int) -> Dataset:
-    """Return these rows of a task, then rows of up to MOST_TEXTS texts drawn from the corpus.
+    """Return these rows of a task, followed by up to MOST_TEXTS texts drawn from the corpus.
 
-    Their label is missing: -100, or nan, where `Distillation` puts the teacher's answer. Documents are cut into lines,
-    into sentences or not at all, whichever come nearest to the task's texts in length; what any split holds is left
-    out, and so is what comes twice. Written once to the cache. Raises DataError as `check_texts`.
+    Their labels are missing (-100, or nan), and `Distillation` fills in the teacher's answers. Documents are split into
+    lines, into sentences or not at all, whichever is nearest to the task's texts in length; texts of any split and
+    repeated texts are left out. The result is cached. Raises DataError like `check_texts`.
     """
     corpus = check_texts(data, corpus)
     splits = [split for split in (rows, data.train, data.validation, data.test) if split is not None]
     key = cache.digest("unlabelled", ENCODING, corpus.fingerprint, *(each._fingerprint for each in splits), str(seed))
     schema = data.train.features.arrow_schema
+
+    missing: Any = float("nan") if data.task.kind == "regression" else [float("nan")] * data.task.outputs
+    if data.task.kind == "classification":
+        missing = IGNORE_INDEX
 
     def batches() -> Iterator[pa.RecordBatch]:
         seen = {hash(text) for split in splits for text in split["text"]}
@@ -67,40 +71,31 @@ def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: in
         for table in rows.with_format("arrow").iter(1000):
             yield from table.cast(schema).to_batches()
         for start in range(0, len(texts), 1000):
-            added = [{"text": text, "label": _missing(data.task)} for text in texts[start : start + 1000]]
+            added = [{"text": text, "label": missing} for text in texts[start : start + 1000]]
             yield pa.RecordBatch.from_pylist(added, schema=schema)
 
     return cache.rows("unlabelled", key, batches, empty="the training split has no rows.")
 
 
 def cut(corpus: Corpus, like: list[str]) -> Iterator[str]:
-    """Yield the texts of a corpus, cut into what comes nearest in length to those texts (medians, as a ratio)."""
-    wanted = np.log(max(1.0, median(map(len, like))))
+    """Yield the texts of a corpus, split in the way that comes nearest to the length of `like` (ratio of medians)."""
+    target = np.log(max(1.0, median(map(len, like))))
     first = list(islice(filter(str.strip, corpus.documents()), COMPARED))
     sizes = [median(len(part) for text in first for part in unit(text) if part.strip()) for unit in UNITS]
-    unit = UNITS[int(np.argmin([abs(np.log(size) - wanted) for size in sizes]))]
+    unit = UNITS[int(np.argmin([abs(np.log(size) - target) for size in sizes]))]
     return (part.strip() for part in chain.from_iterable(map(unit, corpus.documents())) if part.strip())
 
 
 def draw(texts: Iterable[str], seen: set[int], rng: np.random.Generator, most: int = MOST_TEXTS) -> list[str]:
-    """Draw at most so many different texts, each with equal chance; those whose hash was `seen` are left out."""
-    drawn = list[str]()
-    for number, text in enumerate(_new(islice(texts, MOST_READ), seen)):
+    """Draw up to `most` different texts with equal probability; texts whose hash is in `seen` are left out."""
+    drawn, number = list[str](), 0
+    for text in islice(texts, MOST_READ):
+        if hash(text) in seen:
+            continue
+        seen.add(hash(text))
         if number < most:
             drawn.append(text)
         elif (place := int(rng.integers(number + 1))) < most:
             drawn[place] = text
+        number += 1
     return drawn
-
-
-def _new(texts: Iterable[str], seen: set[int]) -> Iterator[str]:
-    for text in texts:
-        if hash(text) not in seen:
-            seen.add(hash(text))
-            yield text
-
-
-def _missing(task: Task) -> Any:
-    if task.kind == "classification":
-        return IGNORE_INDEX
-    return float("nan") if task.kind == "regression" else [float("nan")] * task.outputs
