@@ -8,11 +8,11 @@ not in it from_bert                  a student's weights from a trained BERT (co
 Shapes: B examples, L tokens.
 
 Deviations
-- sentence_order: a chunk of a single sentence cannot be swapped. As in the authors' code its second segment comes from
-  another document, and counts as swapped; the paper does not say. That document is one of the `near` latest (bert.py).
-- mask: drawn anew for each batch; theirs is fixed when the data are written. An n-gram does not run over a special
-  token, theirs may join the end of the first segment and the start of the second. What begins a word is what Words
-  says; theirs also breaks words at letters outside of a-z.
+- sentence_order: a chunk of a single sentence cannot be swapped. As in the authors' code, its second segment comes from
+  another document and counts as swapped; the paper does not say. That document is one of the `near` latest (bert.py).
+- mask: drawn anew for each batch; theirs is fixed when the data are written. An n-gram does not cross a special token;
+  theirs may join the end of the first segment and the start of the second. Words begin where `Words` says; theirs also
+  splits words at letters outside of a-z.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,8 +46,8 @@ def sentence_order(
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Build rows of two segments (Sec. 3.1); `sentence_order`: 0 in order, 1 swapped or random, see bert.pairs."""
-    found = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, other="swapped")
-    return (row | {"sentence_order": int(relation != "follows")} for row, relation in found)
+    rows = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, other="swapped")
+    return (row | {"sentence_order": int(relation != "follows")} for row, relation in rows)
 
 
 def mask(
@@ -62,9 +62,9 @@ def mask(
 
     Each token then becomes the mask, another or stays as it is, 80/10/10.
 
-    In random order words begin n-grams. One that meets a chosen word is passed over, one that would exceed the rate
-    loses its last words. The rate counts special tokens, as in bert.mask; at least one token may be chosen, so a row of
-    longer words alone stays as it is.
+    Words begin n-grams in random order. An n-gram that overlaps a chosen word is skipped; one that would exceed the
+    rate loses its last words. The rate counts special tokens, as in bert.mask. At least one token may be chosen, so a
+    row with no word that short stays as it is.
     """
     open_BL = bert.predictable(batch, words)
     inside_BL = open_BL & ~words.starts_V[batch["input_ids"]]

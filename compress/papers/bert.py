@@ -49,7 +49,7 @@ def next_sentence(student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None) 
 
 @reads("logits", against="labels", per="example")
 def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Compute the task's own loss, mean over examples; what the task is shows in the labels.
+    """Compute the task's own loss, mean over examples, according to the type of the labels.
 
     class ids (B,), integer        cross entropy over V classes
     numbers (B,) or (B, 1)         squared error of the one output
@@ -65,9 +65,9 @@ def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor
 def mask(
     batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, max_predictions: int | None = None
 ) -> dict[str, Tensor]:
-    """Mask `rate` of each row's tokens (Sec. 3.1), special ones counted but never chosen, at least one.
+    """Mask `rate` of each row's tokens, at least one (Sec. 3.1); special tokens count but are never chosen.
 
-    `max_predictions` bounds them (authors' code: 20 of 128 tokens, 76 or 77 of 512).
+    `max_predictions` limits their number (authors' code: 20 of 128 tokens, 76 or 77 of 512).
     """
     open_BL = predictable(batch, words)
     wanted_B = (rate * batch["attention_mask"].sum(-1)).round().clamp(1, max_predictions)
@@ -84,9 +84,9 @@ def predictable(batch: Mapping[str, Tensor], words: Words) -> Tensor:
 def conceal(
     batch: Mapping[str, Tensor], chosen_BL: Tensor, words: Words, *, masked: float = 0.8, random: float = 0.1
 ) -> dict[str, Tensor]:
-    """Hide the chosen positions, and add `labels` there: `masked` of them become the mask token, `random` any token.
+    """Label the chosen positions, and turn `masked` of them into the mask token and `random` into a random token.
 
-    The rest stay as they are. Raises DataError for a tokenizer without a mask token.
+    The rest keep their tokens. Raises DataError for a tokenizer without a mask token.
     """
     ids_BL = batch["input_ids"]
     fate_BL = torch.rand(ids_BL.shape, device=ids_BL.device)
@@ -106,8 +106,8 @@ def segment_pairs(
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Build rows of two segments (Sec. 3.1, A.2); `next_sentence`: 0 B follows A, 1 B is random. See `pairs`."""
-    found = pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, other="random")
-    return (row | {"next_sentence": int(relation == "random")} for row, relation in found)
+    rows = pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, other="random")
+    return (row | {"next_sentence": int(relation == "random")} for row, relation in rows)
 
 
 def pairs(
@@ -122,16 +122,14 @@ def pairs(
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield (row with its first `document`, relation of its second segment: follows, swapped or random).
 
-    As in the authors' code: each document has one target length, the room of a row or, in a share `short` of them, any
-    length from 2 to that. Its sentences are chunked until a chunk reaches the target; a chunk is cut after a random
-    sentence into A and B, half of them related as `other` says. A chunk of one sentence always gets a random B:
-    sentences of another document from a random one on, as many as reach the target. What a random B leaves of the
-    chunk begins the next. The longer segment loses tokens at either end, by chance, until both fit. Raises DataError
-    where there is one document.
+    As in the authors' code: each document has one target length, the room of a row or, for a share `short` of them, a
+    random length from 2 to that. Sentences are collected into a chunk until it reaches the target. The chunk is cut
+    after a random sentence into A and B, and half of the chunks are changed as `other` says. A chunk of one sentence
+    always gets a random B: sentences of another document, from a random one on, until they reach the target. The rest
+    of a chunk that a random B replaces begins the next chunk. The longer segment loses tokens at a random end until
+    both fit. Raises DataError if there is only one document.
     """
-    room = max_length - frame.room(pair=True)
-    if room < 2:
-        raise DataError(f"max_length {max_length}: a pair needs {max_length - room} special tokens and room for two.")
+    room = pair_room(frame, max_length)
     for document, another in with_others(documents, near, rng):
         sentences = document.sentences
         target = int(rng.integers(2, room + 1)) if rng.random() < short else room
@@ -149,9 +147,17 @@ def pairs(
             else:
                 second = _join(sentences[cut:end])
             first, second = (second, first) if relation == "swapped" else (first, second)
-            first, second = shortened(first, second, room, rng)
+            first, second = shorten(first, second, room, rng)
             yield frame.pair(first, second) | {"document": document.number}, relation
             start = end
+
+
+def pair_room(frame: Frame, max_length: int) -> int:
+    """Count the tokens of both texts of a pair that fit. Raises DataError if there is no room for two."""
+    room = max_length - frame.room(pair=True)
+    if room < 2:
+        raise DataError(f"max_length {max_length}: a pair needs {max_length - room} special tokens and room for two.")
+    return room
 
 
 def _join(sentences: list[list[int]]) -> list[int]:
@@ -167,8 +173,8 @@ def _random_segment(document: Document, target: int, rng: np.random.Generator) -
     return segment
 
 
-def shortened(first: list[int], second: list[int], room: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Shorten both to `room` tokens in all: one token at a time, of the longer, from its front or its back."""
+def shorten(first: list[int], second: list[int], room: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Shorten both to `room` tokens in all, one token at a time from either end of the longer one."""
     a, b = [0, len(first)], [0, len(second)]
     for back in rng.random(max(0, a[1] + b[1] - room)) < 0.5:
         longer = a if a[1] - a[0] > b[1] - b[0] else b
@@ -179,10 +185,10 @@ def shortened(first: list[int], second: list[int], room: int, rng: np.random.Gen
 def with_others(
     documents: Iterable[Document], near: int, rng: np.random.Generator
 ) -> Iterator[tuple[Document, Callable[[], Document]]]:
-    """Pair each document with a draw from the others among the `near` latest; the first ones draw from the first
-    `near`.
+    """Pair each document with a function that draws another one from the `near` latest documents.
 
-    Only these, two at least, are held. DataError where there is one document only.
+    The first documents draw from the first `near`. Only these, at least two, are held in memory. Raises DataError if
+    there is only one document.
     """
     stream = iter(documents)
     held = list(islice(stream, max(near, 2)))

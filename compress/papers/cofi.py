@@ -2,9 +2,9 @@
 Xia, Gao, Zeng & Chen 2023, "Sheared LLaMA", arXiv:2310.06694, for `sizes`.
 
 CoFi, Sec. 3.1          Gated     masks z of layers, heads, neurons and the stream, held to their target by a
-                                  Lagrangian (`wang`), their noise hard concrete (`louizos`)
+                                  Lagrangian (`wang`), with hard concrete noise (`louizos`)
 CoFi, Sec. 3.2, Eq. 4   layers    sum over teacher layers of MSE(W H_S^m(i), H_T^i)
-CoFi, Sec. 3.2, Eq. 5   matched   m(i): the nearest layer that is still there
+CoFi, Sec. 3.2, Eq. 5   matched   m(i): the nearest layer that is not pruned yet
 Sheared LLaMA, Sec. 2.1 Gated     one constraint per mask, so that every layer keeps the same number of units
 
 The soft targets of the unpruned teacher (CoFi, Eq. 3) are terms of the stage's objective.
@@ -13,25 +13,26 @@ Shapes: B examples, L tokens, D hidden, N the student's layers, T the teacher's 
 
 Deviations:
 - from CoFi: one target size per axis instead of a sparsity of the whole (Eq. 2): every layer keeps the same number of
-  units, so that what is left is a plain transformers model. Masks of whole blocks (z_MHA, z_FFN) are therefore left
-  out. Rows within heads are gated where heads are to shrink, which stock encoders need; they begin open.
-- from CoFi: m(i) passes over layers whose one gate is closed. Eq. 5 looks at z_FFN; the authors' code at z_MHA where
-  it is `ordered` (version 4; it looks its gates up in the order of the distances, so that they are another layer's),
-  and at no gate where it is not (version 3).
-- from CoFi's code: the end is exact: units stay by their P(z > 0), as many as `sizes` says; theirs rounds each mask's
-  expected number of zeros. Where the gates are far from their aim in the end, `finish` says that this order decided.
-- from CoFi's code: a student that is scored in between is scored as it would be if training ended there. As in theirs,
-  none is kept before the aim is reached.
-- from CoFi's code: a gate without noise is Louizos et al.'s Eq. 13; theirs sigmoid(0.8 log alpha / beta), unstretched.
-- from CoFi's code: the stream's gate is applied to what is written to the stream; theirs to what each norm gives too,
-  which cannot be multiplied into the weights.
-- from CoFi's code: means run over real tokens; theirs over pads too. W has no bias; theirs has one.
-- from CoFi's code: where a stage has few steps the gates learn faster than at the constant `gate_rate`, so that they
-  can reach their aim (see `Gated.rates`).
-- from CoFi's code: gradients are clipped together; theirs clips those of the model alone. Theirs begins anew with
-  optimiser and schedule when the masks begin.
-- from Sheared LLaMA: its gate on a layer scales what the layer writes. Behind a norm that cannot be absorbed: here it
-  leads from the layer's input to its output.
+  units, so that the result is a plain transformers model. Masks of whole blocks (z_MHA, z_FFN) are therefore left out.
+  Rows within heads are gated if heads shrink, which stock encoders need; these gates begin open.
+- from CoFi: m(i) skips layers whose single gate is closed. Eq. 5 looks at z_FFN; the authors' code at z_MHA if it is
+  `ordered` (version 4; it looks gates up in the order of the distances, so that they belong to other layers), and at no
+  gate if it is not (version 3).
+- from CoFi's code: the final sizes are exact: the units with the highest P(z > 0) stay, as many as `sizes` says; theirs
+  rounds each mask's expected number of zeros. If the gates are far from their target at the end, `finish` says so.
+- from CoFi's code: evaluations during training score the student as if training ended there. As in theirs, no weights
+  are kept before the target is reached.
+- from CoFi's code: a gate without noise is Louizos et al.'s Eq. 13; theirs is sigmoid(0.8 log alpha / beta),
+  unstretched.
+- from CoFi's code: the stream's gate is applied to what is written to the stream; theirs also to the output of each
+  norm, which cannot be multiplied into the weights.
+- from CoFi's code: means run over real tokens; theirs also over padding. W has no bias; theirs has one.
+- from CoFi's code: in a stage of few steps the gates learn faster than at the constant `gate_rate`, so that they can
+  reach their target (see `Gated.rates`).
+- from CoFi's code: gradients are clipped together; theirs clips those of the model alone. Theirs starts a new optimiser
+  and schedule when the masks begin.
+- from Sheared LLaMA: its gate on a layer scales what the layer writes. After a norm that cannot be absorbed: here it
+  interpolates between the layer's input and its output.
 """
 
 import math
@@ -43,7 +44,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError
-from compress.models.signals import ATTENTION, Signals, open_attention, read
+from compress.models.signals import ATTENTION, open_attention, read
 from compress.papers.hinton import mean_over
 from compress.papers.wang import Multipliers, wanted
 from compress.pruning.l0 import Gates, TargetSizes, fold
@@ -54,27 +55,27 @@ from compress.training.objective import Objective
 from compress.training.step import WrappedStep
 
 LIMIT = math.log(100)
-"""log alpha stays within +-LIMIT (authors' code), so that no gate is beyond return."""
+"""log alpha stays within +-LIMIT (authors' code), so that every gate can open and close again."""
 CROSSINGS = 4
-"""Measured (docs/LOG.md): in 600 steps the stream's gates come to their aim at the end with 2, at the middle with 4."""
+"""Measured (docs/LOG.md): in 600 steps the stream's gates reach their target at the end with 2, halfway with 4."""
 NEAR = 0.1
-"""The distance from the target, as a share of what is to go, within which the gates have reached it."""
+"""The gates have reached their target within this share of what is to be cut."""
 _FROZEN = ("words", "positions", "types", "tasks")
 
 
 def distances(student_NBLD: Sequence[Tensor], teacher_TBLD: Sequence[Tensor], mask_BL: Tensor) -> Tensor:
     """(T, N): MSE of every student layer, W applied, and every teacher layer, over real tokens."""
     rows = [
-        torch.stack([mean_over((mine.float() - theirs.float()).square().mean(-1), mask_BL) for mine in student_NBLD])
-        for theirs in teacher_TBLD
+        torch.stack([mean_over((s_BLD.float() - t_BLD.float()).square().mean(-1), mask_BL) for s_BLD in student_NBLD])
+        for t_BLD in teacher_TBLD
     ]
     return torch.stack(rows)
 
 
 def matched(distance_TN: Tensor, alive_N: Tensor, *, ordered: bool = False) -> list[int]:
-    """Find for each teacher layer the nearest student layer that is alive (Eq. 5); the last where none is.
+    """Find for each teacher layer the nearest student layer that is alive (Eq. 5), or the last if none is.
 
-    ordered: from the top down, each below the one above it, the same again where none is (authors' code, version 4).
+    ordered: from the top down, each below the previous one, or the same if there is none (authors' code, version 4).
     """
     count, found, above = distance_TN.shape[1], list[int](), distance_TN.shape[1]
     for distance_N in distance_TN.detach().cpu().flip(0):
@@ -98,11 +99,11 @@ def layers(
 
 
 class Matched(nn.Module):
-    """step(**batch) -> `objective` + layer_weight * L_layer, the student's layers dynamically matched to the teacher's.
+    """step(**batch) -> `objective` + layer_weight * L_layer, with layers of the student matched dynamically.
 
-    matched_layers: 0-based layers of the teacher; left out, four evenly spread, the last among them (2 5 8 11 of 12).
-    W begins as the identity; of a student that was cut from its teacher, as the map back to the dimensions it kept.
-    Raises ObjectiveError where the teacher has no such layers.
+    matched_layers: 0-based layers of the teacher; by default four evenly spread ones with the last (2 5 8 11 of 12). W
+    begins as the identity, or for a student that was cut from its teacher as the map to the dimensions that it kept.
+    Raises ObjectiveError if the teacher has no such layers.
     """
 
     accepts_loss_kwargs = False
@@ -134,7 +135,7 @@ class Matched(nn.Module):
         for model, wants in ((student, objective.student_wants), (teacher, objective.teacher_wants)):
             if wants & ATTENTION:
                 open_attention(model)
-        self._teacher = [teacher.eval().requires_grad_(False)]  # not a submodule: not saved, not trained
+        self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, so that it is neither saved nor trained
 
     @property
     def teacher(self) -> nn.Module:
@@ -142,23 +143,21 @@ class Matched(nn.Module):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         items = batch.pop("items", None)
-        mine = read(self.student, batch, self.objective.student_wants | {"layers"})
+        student = read(self.student, batch, self.objective.student_wants | {"layers"})
         with torch.no_grad():
-            theirs = read(self.teacher, batch, self.objective.teacher_wants | {"layers"})
-        parts = self.objective(mine, theirs, batch, items)
-        layerwise = self.layer_weight * self._layers(mine, theirs)
+            teacher = read(self.teacher, batch, self.objective.teacher_wants | {"layers"})
+        parts = self.objective(student, teacher, batch, items)
+        mapped = [self.W(layer_BLD) for layer_BLD in student.layers]
+        matched_to = [teacher.layers[layer] for layer in self.matched_layers]
+        layerwise = layers(mapped, matched_to, student.mask_BL, self.alive(), ordered=self.ordered)
+        layerwise = self.layer_weight * layerwise
         if items is not None:
             layerwise = layerwise * self.items(batch)["token"] / items["token"].clamp_min(1)
-        found = {name: part.detach() for name, part in parts.items() if name != "total"}
-        return {"loss": parts["total"] + layerwise, **found, "cofi.layers": layerwise.detach()}
+        logged = {name: part.detach() for name, part in parts.items() if name != "total"}
+        return {"loss": parts["total"] + layerwise, **logged, "cofi.layers": layerwise.detach()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.objective.items(batch)
-
-    def _layers(self, mine: Signals, theirs: Signals) -> Tensor:
-        mapped = [self.W(layer_BLD) for layer_BLD in mine.layers]
-        asked = [theirs.layers[layer] for layer in self.matched_layers]
-        return layers(mapped, asked, mine.mask_BL, self.alive(), ordered=self.ordered)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Matched":
         super()._apply(fn, recurse)
@@ -167,14 +166,16 @@ class Matched(nn.Module):
 
 
 class Gated(WrappedStep):
-    """step(**batch) -> `Matched` under masks that are learned, + the Lagrangian that holds them to their aim.
+    """step(**batch) -> `Matched` under learned masks + the Lagrangian that holds them to their target.
 
-    sizes is the target, counts or shares below 1: {hidden: 0.75, heads: 6, ...}. `wait` of the steps are without masks,
-    and in `warm` of them after that the target is approached linearly. gate_rate is the least learning rate of gates
-    and multipliers, see `rates`. drop_rate is Louizos et al.'s first guess for neurons; all other gates begin open
-    (authors' code). Embeddings are not trained (authors' code). When training is over (`finish`) `student` is the small
-    model. Give the stage `weight_decay: 0`: it would close gates. Raises PruneError where the target cannot be reached,
-    ObjectiveError where options contradict each other.
+    sizes       the target, counts or shares below 1: {hidden: 0.75, heads: 6, ...}
+    wait, warm  shares of the steps: first without masks, then approaching the target linearly
+    gate_rate   the least learning rate of gates and multipliers, see `rates`
+    drop_rate   the initial guess for neurons (Louizos et al.); all other gates begin open (authors' code)
+
+    Embeddings are not trained (authors' code). `finish` replaces `student` by the small model. Give the stage
+    `weight_decay: 0`: it would close gates. Raises PruneError if the target cannot be reached, ObjectiveError if
+    options contradict each other.
     """
 
     wraps = "minimise"
@@ -208,15 +209,15 @@ class Gated(WrappedStep):
         )
         gates = Gates(self.plan, self.target, begin=math.log(1 - drop_rate) - math.log(drop_rate))
         gates.attach(student)
-        self._gates = [gates]  # a submodule of the student, so that its best weights have their gates beside them
+        self._gates = [gates]  # in a list: a submodule of the student, whose best weights are saved with their gates
         self.multipliers = Multipliers(len(self.target.excess(gates.active(), 0.0)))
         self.wait, self.warm, self.gate_rate, self.share = wait, warm, gate_rate, 0.0
         self.minimise.alive = self._alive
         cuts = self.plan.cuts
-        frozen = [each for name, each in student.named_parameters() if name in cuts and cuts[name].role in _FROZEN]
-        self._frozen = [each for each in frozen if each.requires_grad]
-        for each in self._frozen:
-            each.requires_grad_(False)
+        embeddings = [each for name, each in student.named_parameters() if name in cuts and cuts[name].role in _FROZEN]
+        self._frozen = [parameter for parameter in embeddings if parameter.requires_grad]
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
 
     @property
     def gates(self) -> Gates:
@@ -224,49 +225,49 @@ class Gated(WrappedStep):
 
     @property
     def ready(self) -> bool:
-        """Return True while the gates are at their aim: the best weights are kept from then on (authors' code)."""
-        return not self._far()
+        """True if the gates have reached their target: only then the best weights are kept (authors' code)."""
+        return not self._list_far_axes()
 
     def begin(self, step: int, total: int) -> None:
-        """Move the target to where it is at this step."""
+        """Set the target of this step."""
         self.gates.waiting = step < self.wait * total
         self.share = wanted(step, self.wait * total, self.warm * total)
-        for each in self.gates.log_alpha.values():
-            each.data.clamp_(-LIMIT, LIMIT)
+        for log_alpha in self.gates.log_alpha.values():
+            log_alpha.data.clamp_(-LIMIT, LIMIT)
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = self.minimise(**batch)
         excess_C = self.target.excess(self.gates.active(), self.share)
-        held = self.multipliers(excess_C) * (0.0 if self.gates.waiting else 1.0)
-        seen = {"lagrangian": held.detach(), "excess": excess_C.detach().abs().max()}
-        return {**parts, "loss": parts["loss"] + held, **seen}
+        lagrangian = self.multipliers(excess_C) * (0.0 if self.gates.waiting else 1.0)
+        logged = {"lagrangian": lagrangian.detach(), "excess": excess_C.detach().abs().max()}
+        return {**parts, "loss": parts["loss"] + lagrangian, **logged}
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         gates = list(self.gates.parameters())
-        theirs = {id(each) for each in gates}
-        model = [each for each in self.minimise.parameters() if id(each) not in theirs]
+        gate_ids = {id(gate) for gate in gates}
+        model = [parameter for parameter in self.minimise.parameters() if id(parameter) not in gate_ids]
         return {"model": model, "gates": gates, "multipliers": list(self.multipliers.parameters())}
 
     def rates(self, step: int, total: int) -> dict[str, float]:
         """Compute the learning rate of gates and multipliers: 0 until the masks begin, then constant.
 
-        `gate_rate`, or in a stage of few steps what lets log alpha cross its range `CROSSINGS` times: Adam moves it by
-        about its rate in a step.
+        That is `gate_rate`, or in a stage of few steps the rate at which log alpha can cross its range `CROSSINGS`
+        times: Adam moves it by about its rate in a step.
         """
         waiting = self.wait * total
         rate = max(self.gate_rate, CROSSINGS * 2 * LIMIT / max(1.0, total - waiting)) if step >= waiting else 0.0
         return {"gates": rate, "multipliers": rate}
 
     def finish(self) -> str | None:
-        """Cut the student to the target, with the gates of what is left multiplied into its weights.
+        """Cut the student to the target, and multiply the gates of the remaining units into its weights.
 
-        Returns what to tell the user where the gates are far from the target, so that their order alone decided.
+        Returns a warning if the gates are far from the target, so that only their order decided.
         """
-        far, student, kept = self._far(), self.student.eval(), self.target.kept(self.gates.active())
+        far, student, kept = self._list_far_axes(), self.student.eval(), self.target.kept(self.gates.active())
         values = self.gates.settled(kept)
         self.gates.detach()
-        for each in self._frozen:
-            each.requires_grad_(True)
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
         fold(student, self.plan, values)
         small = slice_model(student, kept)
         if HIDDEN in kept.indices:
@@ -275,30 +276,30 @@ class Gated(WrappedStep):
         if not far:
             return None
         return (
-            f"the gates were not at their aim when training ended: they had closed {', '.join(far)}. What was least "
-            "open was cut: give the stage more steps, or a higher gate_rate"
+            f"the gates had not reached their target when training ended: they had closed {', '.join(far)}. The least "
+            "open units were cut: give the stage more steps, or a higher gate_rate"
         )
 
-    def _far(self) -> list[str]:
-        """Say of each axis whose gates are far from the target what share of it they have closed."""
-        found = []
-        for axis, each in self.gates.active().items():
-            gone, aim = 1 - float(each.detach().mean()), 1 - self.target.left[axis]
-            if abs(gone - aim) > NEAR * aim:
-                found.append(f"{gone:.2f} of {axis} instead of {aim:.2f}")
-        return found
+    def _list_far_axes(self) -> list[str]:
+        """Describe the share that is closed for each axis whose gates are far from the target."""
+        far = []
+        for axis, active in self.gates.active().items():
+            closed, target = 1 - float(active.detach().mean()), 1 - self.target.left[axis]
+            if abs(closed - target) > NEAR * target:
+                far.append(f"{closed:.2f} of {axis} instead of {target:.2f}")
+        return far
 
     def _alive(self) -> Tensor:
-        """Tell which layers can be matched (Eq. 5): those that are not passed over."""
+        """Mark the layers that can be matched (Eq. 5): those that are not skipped."""
         return self.gates.values.get("layers", torch.ones(self.plan.sizes.layers)) > 0
 
 
 def _map_back(student: Any, teacher: Any) -> nn.Linear:
     """Make W, D_S -> D_T, without a bias."""
-    mine, theirs = Shape.from_config(student).hidden, Shape.from_config(teacher).hidden
-    W, kept = nn.Linear(mine, theirs, bias=False), getattr(student, "hidden_of_teacher", None)
-    if mine == theirs:
+    D_S, D_T = Shape.from_config(student).hidden, Shape.from_config(teacher).hidden
+    W, kept = nn.Linear(D_S, D_T, bias=False), getattr(student, "hidden_of_teacher", None)
+    if D_S == D_T:
         nn.init.eye_(W.weight)
-    elif kept is not None and len(kept) == mine and max(kept) < theirs:
-        W.weight.data = torch.eye(theirs)[:, kept].contiguous()
+    elif kept is not None and len(kept) == D_S and max(kept) < D_T:
+        W.weight.data = torch.eye(D_T)[:, kept].contiguous()
     return W

@@ -1,8 +1,8 @@
 """He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", arXiv:2006.03654.
 
 Sec. 3.2  enhanced_mask_decoder     the last layer again, with absolute positions in its queries
-Sec. 3.2  EnhancedMaskDecoder       step: masked language modelling on what the decoder gives
-Sec. 5    symmetric_kl, squared     how far the answers on perturbed embeddings are from those on clean ones
+Sec. 3.2  EnhancedMaskDecoder       step: masked language modelling through the decoder
+Sec. 5    symmetric_kl, squared     distance of the answers on perturbed embeddings from those on clean ones
 Sec. 5    ScaleInvariantFineTuning  step: SiFT, virtual adversarial training on normalised embeddings
 
 The disentangled attention itself, and v2's logarithmic buckets of distances, are transformers' (`family: deberta-v2`;
@@ -16,12 +16,12 @@ Deviations
 - A.3's spans of up to three words are albert.mask's: n-grams drawn over the whole row until 15 % of its tokens are
   chosen. The authors' code draws one in each stretch of six times its length.
 - rows are whole sentences of one document; the authors' code cuts one text of all documents every 510 tokens.
-- the decoder's position embedding belongs to the step and is not kept: transformers has no place for it where
+- the decoder's position embedding belongs to the step and is discarded with it: transformers has no place for it if
   `position_biased_input` is false, and no task reads it.
-- SiFT, from the authors' code: the clean pass does not normalise twice (LayerNorm of a normalised vector is itself up
-  to epsilon), so weight 0 is plain fine-tuning. symmetric_kl is the divergence, theirs two cross entropies; gradients
-  are the same. A regression uses the squared error in both passes, theirs the symmetric KL in the second, which is 0
-  for one output. Independent labels, of which there are none in the paper, are two-class distributions each.
+- SiFT, from the authors' code: the clean pass does not normalise twice (LayerNorm does not change a normalised vector,
+  up to epsilon), so weight 0 is plain fine-tuning. symmetric_kl is the divergence, theirs two cross entropies;
+  gradients are the same. A regression uses the squared error in both passes, theirs the symmetric KL in the second,
+  which is 0 for one output. Independent labels, which the paper does not have, are two-class distributions.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,9 +47,9 @@ NORM_EPS = 1e-7
 
 
 def enhanced_mask_decoder(encoder: Any, hidden_BLD: Tensor, positions_LD: Tensor, mask_BL: Tensor) -> Tensor:
-    """Apply the last layer twice: keys and values from H, queries Q0 = H + P, then what the layer gave.
+    """Apply the last layer twice: keys and values from H, queries first Q0 = H + P and then the layer's output.
 
-    encoder: a DebertaV2Encoder. hidden_BLD: H, what enters its last layer. positions_LD: P.
+    encoder: a DebertaV2Encoder. hidden_BLD: H, the input of its last layer. positions_LD: P.
     """
     mask_B1LL, relative = encoder.get_attention_mask(mask_BL), encoder.get_rel_pos(hidden_BLD)
     query_BLD = hidden_BLD + positions_LD
@@ -106,7 +106,7 @@ class MaskDecoder(nn.Module):
 class EnhancedMaskDecoder(nn.Module):
     """step(**batch) -> L_MLM through the enhanced mask decoder, of a batch with masked tokens and their labels.
 
-    Raises StudentError when the student has no such decoder, ObjectiveError when the stage has an objective.
+    Raises StudentError if the student has no such decoder, ObjectiveError if the stage has an objective.
     """
 
     accepts_loss_kwargs = False
@@ -140,7 +140,7 @@ class EnhancedMaskDecoder(nn.Module):
 def symmetric_kl(student_BV: Tensor, target_BV: Tensor, mask_BL: Tensor | None) -> Tensor:
     """KL(p_T || p_S) + KL(p_S || p_T), mean over examples.
 
-    The left distribution of each is a constant: the student is drawn to the target, and the target to the student.
+    The left distribution of each is a constant, so that student and target move towards each other.
     """
     log_s_BV, log_t_BV = student_BV.float().log_softmax(-1), target_BV.float().log_softmax(-1)
     forward_BV = log_t_BV.detach().exp() * (log_t_BV.detach() - log_s_BV)
@@ -157,10 +157,11 @@ def squared(student_BV: Tensor, target_BV: Tensor, mask_BL: Tensor | None) -> Te
 class ScaleInvariantFineTuning(WrappedStep):
     """step(**batch) -> `objective` + weight * distance(answers on perturbed embeddings, answers on clean ones).
 
-    The perturbation is added to the embeddings' LayerNorm-ed input. It starts normal with standard deviation `start`,
-    cut at twice that, and goes one step of `step_size` in the direction that changes the answers most, where the
-    largest component of a token's gradient counts as 1. Defaults are the authors' code (experiments/glue/mnli.sh).
-    The distance is symmetric_kl, and squared for a regression. Raises StudentError where there is no such LayerNorm.
+    The perturbation is added to the normalised input of the embeddings' LayerNorm. It is drawn from a normal
+    distribution with standard deviation `start`, clipped at twice that, and takes one step of `step_size` in the
+    direction that changes the answers most, with each token's gradient scaled to a largest component of 1. Defaults are
+    those of the authors' code (experiments/glue/mnli.sh). The distance is symmetric_kl, or squared for a regression.
+    Raises StudentError if there is no such LayerNorm.
     """
 
     wraps = "minimise"
@@ -184,40 +185,40 @@ class ScaleInvariantFineTuning(WrappedStep):
         norms = [module for name, module in student.named_modules() if name.endswith("embeddings.LayerNorm")]
         if len(norms) != 1:
             raise StudentError(
-                "deberta.ScaleInvariantFineTuning perturbs what enters `embeddings.LayerNorm`; "
+                "deberta.ScaleInvariantFineTuning perturbs the input of `embeddings.LayerNorm`; "
                 f"{type(student).__name__} has {len(norms)} of it"
             )
-        self._norm = norms  # in a list: already a part of the student
+        self._norm = norms  # in a list: the student registers it already
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         embedded: list[Tensor] = []
-        shown: list[Any] = []
+        outputs: list[Any] = []
         with (
             _hooked(self._norm[0].register_forward_pre_hook(lambda _, args: embedded.append(args[0]))),
-            _hooked(self.student.register_forward_hook(lambda *call: shown.append(call[-1]))),
+            _hooked(self.student.register_forward_hook(lambda *call: outputs.append(call[-1]))),
         ):
             parts: dict[str, Tensor] = self.minimise(**batch)
-        clean = self._answers(logits_of(shown[0]), batch)
+        clean = self._answers(logits_of(outputs[0]), batch)
         normal_BLE = layer_norm(embedded[0].detach(), embedded[0].shape[-1:], eps=NORM_EPS)
-        noise_BLE = self._towards(normal_BLE, clean.detach(), batch)
+        noise_BLE = self._draw_noise(normal_BLE, clean.detach(), batch)
         distance = self._distance(self._perturb(normal_BLE + noise_BLE, batch), clean)
         adversarial = self.weight * distance
         return parts | {"loss": parts["loss"] + adversarial, "deberta.sift": adversarial.detach()}
 
-    def _towards(self, normal_BLE: Tensor, clean: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """Return the perturbation after its one step."""
+    def _draw_noise(self, normal_BLE: Tensor, clean: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Draw the perturbation and take its step."""
         noise_BLE = self.start * torch.randn_like(normal_BLE, dtype=torch.float32).clamp(-2, 2)
         noise_BLE.requires_grad_()
         distance = self._distance(self._perturb(normal_BLE + noise_BLE, batch), clean)
-        # the sum over rows: how large a batch is must not show beside the 1e-6 of `direction`
+        # of the sum over rows, so that the 1e-6 of `direction` means the same for any batch size
         (gradient_BLE,) = torch.autograd.grad(distance * len(clean), noise_BLE)
         return (noise_BLE + self.step_size * direction(gradient_BLE)).detach()
 
     def _perturb(self, embedded_BLE: Tensor, batch: Mapping[str, Any]) -> Tensor:
         with _hooked(self._norm[0].register_forward_pre_hook(lambda _, args: (embedded_BLE.to(args[0].dtype),))):
-            shown = read(self.student, batch, frozenset({"logits"}))
-        assert shown.logits is not None
-        return self._answers(shown.logits, batch)
+            signals = read(self.student, batch, frozenset({"logits"}))
+        assert signals.logits is not None
+        return self._answers(signals.logits, batch)
 
     def _answers(self, logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Return one distribution (or one number) per row: per example, per token, or per start and end."""

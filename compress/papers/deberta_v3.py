@@ -12,16 +12,16 @@ The formulas are ELECTRA's: electra.replace, electra.replaced_tokens. The corrup
 Shapes: B examples, L tokens, R chosen positions, D hidden, E embedding, V vocabulary.
 
 Deviations
-- from the authors' code: one backward pass and one optimiser. Theirs has two, a step of the generator and then, on the
-  same batch, one of the discriminator. Adam treats each number by itself and gradients are clipped apart here, so that
-  under gdes and nes, where the losses share no parameter, both are the same but for the table that the discriminator
-  reads under gdes: theirs already has the generator's step in it. Under es one step follows the sum of both gradients.
+- from the authors' code: one backward pass and one optimiser. Theirs takes a step of the generator and then, on the
+  same batch, one of the discriminator. Adam is elementwise, and gradients are clipped separately here, so that under
+  gdes and nes, where the losses share no parameter, the difference is only the table that the discriminator reads under
+  gdes: theirs already includes the generator's step. Under es one step follows the sum of both gradients.
 - from the authors' code: rows are whole sentences of one document; theirs cut one text of all documents every 510
   tokens.
-- from the authors' code: `weight` is the paper's 50; theirs is 10 unless told.
-- theirs gives the discriminator a table of positions that it never reads where `position_biased_input` is false;
-  transformers has none there. Where it is true, positions are shared as words are, and the generator predicts from its
-  last layer instead of the enhanced mask decoder.
+- from the authors' code: `weight` is the paper's 50; their default is 10.
+- theirs gives the discriminator a table of positions that it never reads if `position_biased_input` is false;
+  transformers has none then. If it is true, positions are shared like words, and the generator predicts from its last
+  layer instead of the enhanced mask decoder.
 """
 
 import copy
@@ -48,7 +48,7 @@ TABLES = ("word_embeddings", "position_embeddings")
 
 
 class Detector(DebertaV2PreTrainedModel):
-    """An encoder with a head that tells for each token whether it was replaced: (B, L) logits."""
+    """An encoder with a head that detects replaced tokens: (B, L) logits."""
 
     def __init__(self, encoder: DebertaV2Model) -> None:
         config: Any = encoder.config
@@ -81,16 +81,16 @@ class Detector(DebertaV2PreTrainedModel):
 
 
 class Disentangled(nn.Module):
-    """E_D = sg(E_G) + E_Delta: a table that follows the generator's, whose own gradients reach only the difference.
+    """E_D = sg(E_G) + E_Delta: a table that follows the generator's, whose gradients reach only the difference.
 
-    `table` answers with E_D from now on, to whoever asks. Its weight is a copy of E_D, frozen, written whenever
-    somebody takes its state and by `settle`, which ends the sharing.
+    `table` returns rows of E_D. Its weight is a frozen copy of E_D, which is updated whenever its state is read, and by
+    `settle`, which ends the sharing.
     """
 
     def __init__(self, table: nn.Embedding, generator: nn.Embedding) -> None:
         super().__init__()
         self.delta = nn.Parameter(torch.zeros_like(generator.weight))
-        self._tables = (table, generator)  # in a tuple: parts of the two models already
+        self._tables = (table, generator)  # in a tuple: the two models register them already
         table.weight.requires_grad_(False)
         self._hooks = (
             table.register_forward_hook(self._answer),
@@ -116,9 +116,9 @@ class Disentangled(nn.Module):
 class ReplacedTokenDetection(WrappedStep):
     """step(**batch) -> L_MLM + weight * L_RTD (+ the terms of `objective`), of a batch that electra.mask has corrupted.
 
-    The student is the encoder of the discriminator; its head is the step's. The generator has the student's width and
-    `layers` times its depth, starts from the student's tables, and is trained, saved and thrown away with the step.
-    `finish` writes the student's tables. Raises StudentError when the student is no DeBERTa-v2.
+    The student is the encoder of the discriminator, whose head belongs to the step. The generator has the student's
+    width and `layers` times its depth, starts from the student's tables, and is trained, saved and discarded with the
+    step. `finish` writes the student's tables. Raises StudentError if the student is no DeBERTa-v2.
     """
 
     wraps = "discriminate"
@@ -145,7 +145,7 @@ class ReplacedTokenDetection(WrappedStep):
         config.num_hidden_layers = max(1, round(layers * config.num_hidden_layers))
         generator = DebertaV2ForMaskedLM(config)
         self.generator = generator if config.position_biased_input else MaskDecoder(generator)
-        self._student = (student,)  # in a tuple: a part of the detector already
+        self._student = (student,)  # in a tuple: the detector registers it already
         self.discriminate = electra.detection(Detector(student), teacher, objective, weight)
         self.shared = nn.ModuleDict(_share_tables(student, generator, sharing))
         self.temperature = temperature
@@ -174,19 +174,20 @@ class ReplacedTokenDetection(WrappedStep):
 
 
 def _share_tables(student: DebertaV2Model, generator: DebertaV2ForMaskedLM, sharing: str) -> dict[str, Disentangled]:
-    """Let the generator's tables and the student's share as told; what gdes needs of its own, by table."""
-    mine: Any = student.embeddings
-    theirs: Any = generator.deberta.embeddings
+    """Make the generator and the student share their tables; return the modules of gdes by table."""
+    of_student: Any = student.embeddings
+    of_generator: Any = generator.deberta.embeddings
     shared: dict[str, Disentangled] = {}
     for name in TABLES:
-        if getattr(mine, name) is None:
+        table = getattr(of_student, name)
+        if table is None:
             continue
         if sharing == "es":
-            setattr(theirs, name, getattr(mine, name))
+            setattr(of_generator, name, table)
         else:
-            getattr(theirs, name).load_state_dict(getattr(mine, name).state_dict())
+            getattr(of_generator, name).load_state_dict(table.state_dict())
         if sharing == "gdes":
-            shared[name] = Disentangled(getattr(mine, name), getattr(theirs, name))
+            shared[name] = Disentangled(table, getattr(of_generator, name))
     if hasattr(generator, "cls"):
-        generator.cls.predictions.decoder.weight = theirs.word_embeddings.weight
+        generator.cls.predictions.decoder.weight = of_generator.word_embeddings.weight
     return shared

@@ -56,7 +56,7 @@ def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, smoot
     code, after XLM and word2vec).
     """
     if words.counts_V is None:
-        raise DataError("distilbert.mask weighs tokens by how often they occur, and nobody counted these rows")
+        raise DataError("distilbert.mask weighs tokens by how often they occur, but the tokens were not counted")
     weight_V = words.counts_V.clamp_min(1).double().pow(-smoothing)
     weight_BL = weight_V[batch["input_ids"]] * predictable(batch, words)
     wanted = min(math.ceil(rate * int(batch["attention_mask"].sum())), int((weight_BL > 0).sum()))

@@ -1,8 +1,8 @@
 """Hou et al. 2020, "DynaBERT: Dynamic BERT with Adaptive Width and Depth", arXiv:2004.04037.
 
-Sec. 2.1  Sandwich    step: the whole student and subnets of it learn from one teacher at once
+Sec. 2.1  Sandwich    step: the whole student and some of its subnets learn from one teacher at once
 Sec. 2.2              the same with fewer layers too
-Sec. 2.1  first       importance that rates what comes first highest: cuts the prefix of a student that was rewired
+Sec. 2.1  first       importance that ranks units by their order, which keeps the prefix of a rewired student
 
 and the ways of choosing the subnets of a step:
 Yu & Huang 2019, "Universally Slimmable Networks and Improved Training Techniques", arXiv:1903.05134: the sandwich rule,
@@ -10,16 +10,16 @@ the largest, the smallest and `random` others.
 Yin et al. 2021, "AutoTinyBERT: Automatic Hyper-parameter Optimization for Efficient Pre-trained Language Models",
 arXiv:2107.13686: one at random (`largest: false, smallest: false, random: 1`), another in every process.
 Cai et al. 2020, "Once-for-All: Train One Network and Specialize it for Efficient Deployment", arXiv:1908.09791: of many
-shapes; here of those `among` which a search looks, such as the ones within its latency budget.
+shapes; here those `among` which a search chooses, such as the ones within its latency budget.
 
-The student is to be `ordered` before (a `prune` stage with `way: 0`), so that the subnets, its prefixes, are good.
+The student should be `ordered` first (a `prune` stage with `way: 0`), so that its prefixes, the subnets, are good.
 
 Shapes: B batch, L tokens, D hidden.
 
 Deviations:
-- from the paper and the authors' code: a width is the heads' and neurons' share, as there, and the residual stream's
-  too, because transformers' BERT has no attention narrower than that. A term on hidden states therefore learns a map
-  to the teacher's width (`project: true`), of which a narrower subnet uses the first columns.
+- from the paper and the authors' code: a width applies to heads and neurons, as there, and to the residual stream too,
+  because transformers' BERT cannot have narrower attention. A term on hidden states therefore learns a map to the
+  teacher's width (`project: true`), of which a narrower subnet uses the first columns.
 - from the authors' code: theirs runs every width and depth at each step, 4 or 12 subnets; here they are drawn.
 - from the paper: both stages learn from the fine-tuned teacher; the paper's second one from the width-adaptive student,
   each depth from the teacher of its own width (the authors' code has the full width teach all).
@@ -57,26 +57,26 @@ AXES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 
 
 def first(student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan) -> Importance:
-    """Rate the first unit of each group highest: what is then cut is what the subnets of `Sandwich` are without."""
+    """Rank the units of each group by their order, so that cutting keeps those of `Sandwich`'s subnets."""
     return {group: torch.arange(count, 0, -1).float() for group, count in plan.groups.items() if group.axis != "layers"}
 
 
 class Sandwich(WrappedStep):
     """step(**batch) -> the sum of `objective` over the largest, the smallest and `random` other subnets of the student.
 
-    widths      shares of hidden (of MobileBERT the bottleneck), heads and neurons together; or each alone:
+    widths      shares of hidden (of MobileBERT the bottleneck), heads and neurons together; or each separately:
     hidden, heads, ffn, embedding, bottleneck    counts, or shares below 1, of the student's own
-    layers      likewise; which layers these are is `depth`'s rule: even, or uniform, the paper's own
-    among       instead of these, the subnets one by one: [{layers: 2, heads: 3, hidden: 96, ffn: 384}, ...]
+    layers      likewise; `depth` selects them: even, or uniform, the paper's own rule
+    among       instead of these, a list of subnets: [{layers: 2, heads: 3, hidden: 96, ffn: 384}, ...]
     largest, smallest    whether the whole student, and its smallest subnet, learn in every step
-    power       the loss of a subnet counts (its weights / the whole's, without embeddings) ** power
+    power       the loss of a subnet is multiplied by (its weights / the whole's, without embeddings) ** power
+    shown       the teacher's cached outputs, if any
 
-    Beside what is given each size may stay the student's own (heads, where hidden alone is given, keep their size);
-    combinations that no model has are left out. Which subnets a step draws depends on torch's seed when it is made, the
-    step's number and the process: `begin` tells it the number. Each layer is compared with
-    what it is compared with in the whole student. shown: the teacher's outputs, if kept.
-    Raises PruneError for sizes that cannot be, ObjectiveError for terms that cannot compare some subnet with the
-    teacher, and without a teacher's objective.
+    Sizes are combined with each other and with the student's own (heads keep their size if only hidden is given);
+    combinations that no model can have are left out. The subnets of a step depend on torch's seed at construction, the
+    number of the step, which `begin` sets, and the process. Each layer has the teacher layers that it has in the whole
+    student. Raises PruneError for impossible sizes, and ObjectiveError without an objective or for terms that cannot
+    compare some subnet with the teacher.
     """
 
     only_rows = True
@@ -109,10 +109,10 @@ class Sandwich(WrappedStep):
         self.distillation = Distillation(student, shown or teacher, objective)
         self.supernet = Supernet(student, depth=depth)
         axes = dict(zip(AXES, (layers, hidden, heads, ffn, embedding, bottleneck), strict=True))
-        asked = list(among) or list(_combine(self.supernet.plan, axes, widths))
+        requests = list(among) or list(_combine(self.supernet.plan, axes, widths))
         if among and (widths or any(axes.values())):
-            raise PruneError("dynabert.Sandwich: `among` names the subnets; leave out the sizes beside it")
-        shapes = _shapes(student.config, asked, strict=bool(among))
+            raise PruneError("dynabert.Sandwich: `among` lists the subnets; remove the other sizes")
+        shapes = _resolve_sizes(student.config, requests, strict=bool(among))
         self.whole = Sizes.from_config(student.config)
         self.always = {"largest": self.whole} if largest else {}
         if smallest:
@@ -121,18 +121,23 @@ class Sandwich(WrappedStep):
         self.random, self.power, self.seed, self.step = random, power, torch.initial_seed(), 0
         if not self.always and not (random and self.drawn):
             raise PruneError("dynabert.Sandwich: no subnet would be trained: give sizes, and `random`, or `largest`")
-        _check_all_fit(objective, student, teacher, [*self.always.values(), *self.drawn])
+        if teacher is not None:
+            shape = Shape.from_config(teacher.config)
+            # no term compares the number of layers, nor neurons
+            compared = {replace(sizes, layers=1, ffn=1): sizes for sizes in (*self.always.values(), *self.drawn)}
+            for sizes in compared.values():
+                objective.check_shapes(Shape.from_config(resize_config(student.config, sizes)), shape)
 
     @property
     def objective(self) -> Objective:
         return self.distillation.objective
 
     def begin(self, step: int, total: int) -> None:
-        """Draw what comes next for this optimiser step, for all parts of its batch alike."""
+        """Set the number of the optimiser step, which determines the subnets for all parts of its batch."""
         self.step = step
 
     def subnets(self) -> list[tuple[str, Sizes]]:
-        """Return what this step trains in this process: its part in the log, and its sizes."""
+        """Return (name in the log, sizes) of the subnets that this step trains in this process."""
         rank, world = PartialState().process_index, PartialState().num_processes
         draw = np.random.default_rng([self.seed, self.step * world + rank])
         chosen = draw.permutation(len(self.drawn))[: self.random]
@@ -147,9 +152,9 @@ class Sandwich(WrappedStep):
         for name, sizes in subnets:
             parts = self._parts(sizes, batch, teacher, items, lookup)
             losses.append(self._weight(sizes) * parts.pop("total"))
-            alike = sum(each == name for each, _ in subnets)
+            count = sum(other == name for other, _ in subnets)
             for term, part in parts.items():
-                mean = part.detach() / alike
+                mean = part.detach() / count
                 logged[f"{name}.{term}"] = logged.get(f"{name}.{term}", 0.0) + mean
         return {"loss": torch.stack(losses).sum(), **logged}
 
@@ -169,10 +174,10 @@ class Sandwich(WrappedStep):
 def _combine(
     plan: SlicePlan, axes: Mapping[str, Sequence[float]], widths: Sequence[float]
 ) -> Iterable[Mapping[str, float]]:
-    """Combine what is given and the student's own sizes in every way, as `Sizes.from_request` takes them."""
+    """Yield all combinations of these sizes and the student's own, as arguments of `Sizes.from_request`."""
     together = ("hidden" if plan.sizes.bottleneck is None else "bottleneck", "heads", "ffn")
     if widths and any(axes[axis] for axis in together):
-        raise PruneError(f"dynabert.Sandwich: `widths` is {', '.join(together)} together; leave them out beside it")
+        raise PruneError(f"dynabert.Sandwich: `widths` is {', '.join(together)} together; remove those")
     if wrong := [width for width in widths if not 0 < width <= 1]:
         raise PruneError(
             f"dynabert.Sandwich: widths: {wrong[0]:g}; expected shares of the student's own, above 0 up to 1"
@@ -183,35 +188,27 @@ def _combine(
         yield {axis: size for part in parts for axis, size in part.items()}
 
 
-def _shapes(config: Any, asked: Iterable[Mapping[str, float]], *, strict: bool) -> list[Sizes]:
-    """List the sizes that can be, each once. Raises PruneError where none of a size's combinations can, or one if
-    strict."""
-    found: dict[Sizes, None] = {}
+def _resolve_sizes(config: Any, requests: Iterable[Mapping[str, float]], *, strict: bool) -> list[Sizes]:
+    """List the possible sizes without repetition.
+
+    Raises PruneError if all combinations of a requested size are impossible, or if `strict` for the first impossible
+    one.
+    """
+    possible: dict[Sizes, None] = {}
     problems: dict[tuple[str, float], PruneError] = {}
     used: set[tuple[str, float]] = set()
-    for each in asked:
-        unknown = [axis for axis in each if axis not in AXES]
-        if unknown:
-            raise PruneError(f"dynabert.Sandwich: among: no size {unknown[0]!r}.{did_you_mean(unknown[0], AXES)}")
+    for request in requests:
+        for axis in request:
+            if axis not in AXES:
+                raise PruneError(f"dynabert.Sandwich: among: no size {axis!r}.{did_you_mean(axis, AXES)}")
         try:
-            found[Sizes.from_request(config, **each)] = None
-            used.update(each.items())
+            possible[Sizes.from_request(config, **request)] = None
+            used.update(request.items())
         except PruneError as error:
             if strict:
                 raise
-            problems |= dict.fromkeys(each.items(), error)
+            problems |= dict.fromkeys(request.items(), error)
     for size, problem in problems.items():
         if size not in used:
             raise problem
-    return list(found)
-
-
-def _check_all_fit(
-    objective: Objective, student: PreTrainedModel, teacher: nn.Module | None, shapes: Iterable[Sizes]
-) -> None:
-    """Check that whatever a term compares is alike in all of them."""
-    if teacher is None:
-        return
-    theirs = Shape.from_config(teacher.config)
-    for sizes in {replace(sizes, layers=1, ffn=1): sizes for sizes in shapes}.values():  # which nothing compares
-        objective.check_shapes(Shape.from_config(resize_config(student.config, sizes)), theirs)
+    return list(possible)

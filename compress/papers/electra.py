@@ -49,12 +49,12 @@ from compress.training.step import Distillation, WrappedStep
 def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, masked: float = 0.85) -> dict[str, Tensor]:
     """Draw `rate` of each row's tokens with replacement; `masked` of these become [MASK], the others stay.
 
-    Labels are the original tokens at the drawn positions. At least one token of a row is drawn, no special token ever.
+    Labels are the original tokens at the drawn positions. At least one token of a row is drawn, but no special token.
     """
     ids_BL, real_BL = batch["input_ids"], batch["attention_mask"].bool()
     open_BL = real_BL & ~words.special_V.to(ids_BL.device)[ids_BL]
     draws_B = (rate * real_BL.sum(-1)).round().long().clamp_min(1)
-    # a row without a candidate needs some distribution to draw from; its draws are dropped below
+    # a row without candidates needs some distribution to draw from; its draws are dropped below
     weights_BL = open_BL.float() + (~open_BL.any(-1, keepdim=True)).float()
     drawn_BN = torch.multinomial(weights_BL, int(draws_B.max()), replacement=True)
     counted_BN = torch.arange(drawn_BN.shape[1], device=ids_BL.device) < draws_B[:, None]
@@ -70,9 +70,9 @@ def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, maske
 def replace(
     ids_BL: Tensor, labels_BL: Tensor, logits_RV: Tensor, temperature: Temperature = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Sample x^corrupt (Sec. 2); return it, and 1 where it differs from the original text, else 0.
+    """Sample x^corrupt (Sec. 2); return it, and a mask that is 1 where it differs from the original text.
 
-    Each labelled position gets one token of softmax(z / temperature); a sample that is the original is no replacement.
+    Each labelled position gets a token from softmax(z / temperature); a sample equal to the original is no replacement.
     """
     chosen_BL = labels_BL != IGNORE_INDEX
     original_BL = torch.where(chosen_BL, labels_BL, ids_BL)
@@ -105,7 +105,7 @@ def soft_replaced_tokens(
 def detection(
     discriminator: PreTrainedModel, teacher: nn.Module | None, objective: Objective | None, weight: float
 ) -> Distillation:
-    """weight * L_Disc and the terms of `objective`, on one pass over the corrupted text."""
+    """Make the step for weight * L_Disc and the terms of `objective`, on one pass over the corrupted text."""
     terms = [Term("electra.replaced_tokens", weight), *(objective.terms if objective else ())]
     shown = Shape.from_config(teacher.config) if teacher is not None else None
     return Distillation(discriminator, teacher, Objective(terms, Shape.from_config(discriminator.config), shown))
@@ -122,9 +122,9 @@ def labelled(batch: Mapping[str, Any]) -> Tensor:
 def losses(
     discriminate: Distillation, batch: Mapping[str, Any], logits_RV: Tensor, temperature: float
 ) -> dict[str, Tensor]:
-    """L_MLM of the generator's logits at the labelled positions + what `discriminate` minimises on its samples.
+    """Add L_MLM of the generator's logits at the labelled positions to the loss of `discriminate` on its samples.
 
-    The samples carry no gradient: the generator is trained to be right, not to fool (Sec. 2).
+    The samples carry no gradient: the generator is trained to be right, not to fool the discriminator (Sec. 2).
     """
     labels_BL, items = batch["labels"], batch.get("items")
     labels_R = labels_BL[labels_BL != IGNORE_INDEX]
@@ -140,10 +140,9 @@ class ReplacedTokens(WrappedStep):
     """step(**batch) -> L_MLM + weight * L_Disc (+ the terms of `objective`), of a batch that `mask` has corrupted.
 
     The student is the discriminator. The generator is an ELECTRA of `width` times its hidden size and `layers` times
-    its depth, with FFN 4 times and heads of 64 as in the authors' code; it is trained and saved with the step and
-    thrown away with it. Both read the same word, position and type embeddings (Sec. 3.2). width: small 1/4 (Table 6;
-    the released small model used 1), base 1/3, large 1/4.
-    Raises StudentError when the student is no ELECTRA discriminator.
+    its depth, with FFN 4 times and heads of 64 as in the authors' code; it is trained and saved with the step, and
+    discarded at its end. Both share word, position and type embeddings (Sec. 3.2). width: small 1/4 (Table 6; the
+    released small model used 1), base 1/3, large 1/4. Raises StudentError if the student is no ELECTRA discriminator.
     """
 
     wraps = "discriminate"

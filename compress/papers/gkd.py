@@ -3,7 +3,7 @@
 Eq. 1    divergence  generalised Jensen-Shannon divergence of the next-token distributions; 0 < beta < 1
          (ends)      beta 0: forward KL, which is `distilbert.masked_soft_targets` without T^2;
                      beta 1: reverse KL, which is `minillm.reverse_kl`
-Alg. 1   OnPolicy    with probability lambda a batch is what the student itself goes on with
+Alg. 1   OnPolicy    with probability lambda a batch consists of the student's own continuations
 
 Shapes: B examples, L tokens, V vocabulary.
 
@@ -57,15 +57,15 @@ class OnPolicy(WrappedStep):
 
     share        lambda, the probability that a batch is sampled from the student
     temperature  of the sampling; the objective's terms have their own
-    prompt       tokens of a row that has no prompt of its own (see `generation.sample_continuations`)
-    new_tokens   the most that are sampled
+    prompt       length of the prompt, in rows without one (see `generation.sample_continuations`)
+    new_tokens   the most tokens that are sampled
 
-    No gradient flows through the sampling. Causal models and encoder-decoders. Raises ObjectiveError without a model
-    as teacher, or without an objective.
+    No gradient flows through the sampling. For causal models and encoder-decoders. Raises ObjectiveError without an
+    objective, or without a model as teacher.
     """
 
     dropout = False
-    items = None  # type: ignore[assignment]  # what is sampled has others than the batch
+    items = None  # type: ignore[assignment]  # sampled texts have other numbers of items than the batch
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class OnPolicy(WrappedStep):
         super().__init__()
         if objective is None or not isinstance(teacher, nn.Module):
             raise ObjectiveError(
-                "gkd.OnPolicy needs an `objective` for what is sampled, such as {loss: gkd.divergence}, and a teacher "
-                "that can be asked about it (not one whose outputs were stored: cache_teacher: false)"
+                "gkd.OnPolicy needs an `objective` for the sampled texts, such as {loss: gkd.divergence}, and a "
+                "teacher that can read them, whose outputs are not cached (cache_teacher: false)"
             )
         self.distillation = Distillation(student, teacher, objective)
         self.share, self.pad = share, words.pad

@@ -27,7 +27,7 @@ from compress.errors import DataError
 def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
     """Return the batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where the next token is no real one.
 
-    Where the rows have a column `prompt` (B,), so many of their first real tokens are given and not predicted.
+    If the rows have a column `prompt` (B,), that many of their first real tokens are not predicted.
     """
     ids_BL, real_BL = batch["input_ids"], batch["attention_mask"].bool()
     predicted_BL = real_BL[:, :-1] & real_BL[:, 1:]
@@ -42,7 +42,7 @@ def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
 def blocks(
     documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
 ) -> Iterator[dict[str, Any]]:
-    """Cut the running text into blocks of `max_length` tokens, the end token after each document; no other framing.
+    """Cut the running text into blocks of `max_length` tokens, with the end token after each document only.
 
     Raises DataError for a tokenizer without an end token.
     """

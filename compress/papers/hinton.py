@@ -7,7 +7,7 @@ Sec. 2.1  matched_logits  1/2 (z_S - z_T)^2, the high-temperature limit; the dis
 Shapes: B examples, L tokens, V classes. For token logits (B, L, V) see `distilbert.soft_targets`.
 
 Deviations: soft_labels is ours; the paper has no multi-label task, its Bernoulli case is the two-class softmax.
-Others divide differently: TextBrewer has no T^2, TinyBERT means over the classes as well (`tinybert.prediction`).
+Others scale differently: TextBrewer has no T^2, TinyBERT also averages over the classes (`tinybert.prediction`).
 """
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from compress.training.reads import Temperature, reads
 
 
 def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Average over B when `values` is (B,), over real tokens when it is (B, L). 0 when no token is real."""
+    """Average over B if `values` is (B,), or over real tokens if it is (B, L). 0 if no token is real."""
     if values.dim() == 1 or mask_BL is None:
         return values.mean()
     real_BL = mask_BL.to(values.dtype)
@@ -25,7 +25,7 @@ def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
 
 
 def seen_pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which tokens each one sees, (B, 1 or L, L), and which are real, (B, L), of a mask of tokens or pairs."""
+    """Split a mask of tokens or pairs into the tokens that each one sees, (B, 1 or L, L), and the real ones, (B, L)."""
     if mask.dim() == 2:
         return mask[:, None, :].bool(), mask
     return mask.bool(), mask.diagonal(dim1=1, dim2=2)  # in a window each token sees itself

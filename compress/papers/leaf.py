@@ -3,16 +3,16 @@ Representations", arXiv:2509.12539.
 
 (loss)    l2    distance of the student's vector from the teacher's
 
-The student is an encoder, the mean of its states, a linear map to the teacher's width, and a normalisation where the
-teacher's vectors are normalised. Nothing of the teacher is seen but its vectors, so that they may be asked of the
-student and of the teacher in turn: texts indexed by the teacher, queries by the student.
+The student is an encoder, the mean of its states, a linear map to the teacher's width, and a normalisation if the
+teacher's vectors are normalised. It learns from the teacher's vectors only, so that either model may be used: texts can
+be indexed by the teacher, and queries encoded by the student.
 
 Shapes: B examples, D dimensions of a sentence vector.
 
-Deviations: the authors published models, but no code, and the paper itself was not at hand: what is said of it here
-is what its abstract and others' summaries of it say. They agree on an L2 error without naming its power; one
-gives the square, which is taken here, `squared: false` is the distance itself. Both vectors are normalised in the loss,
-which changes nothing where they already are, as LEAF's then are; `normalize: false` compares lengths too.
+Deviations: the authors published models, but no code, and the paper itself was not available: this follows its abstract
+and others' summaries. They agree on an L2 error without naming its power; one gives the square, which is the default
+here, and `squared: false` is the distance itself. Both vectors are normalised in the loss, which does not change
+vectors that already are, like LEAF's; `normalize: false` compares lengths too.
 """
 
 from torch import Tensor

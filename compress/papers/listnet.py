@@ -8,7 +8,7 @@ Shapes: B pairs of a query and a passage, rows of a batch.
 
 Deviations: top_one subtracts the entropy of the teacher's chances, so that it is KL(teacher || student) and ends at 0;
 its gradient is the paper's. The temperature is Hinton's (arXiv:1503.02531, Sec. 2), with T^2 as there; the paper has
-none. A list are the passages of a query that are in the batch.
+none. A list consists of the passages of a query in the batch.
 """
 
 import torch

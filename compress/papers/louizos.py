@@ -19,11 +19,11 @@ GAMMA: Final = -0.1
 ZETA: Final = 1.1
 """Sec. 4: the values of every experiment."""
 _END = 1e-6
-"""The least distance of u from 0 and 1, whose logarithms are infinite."""
+"""The least distance of u from 0 and 1, where the logarithms are infinite."""
 
 
 def drawn(log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
-    """Draw gates in [0, 1], float32, differentiable by log alpha; `uniform`: the noise u, else drawn from torch."""
+    """Draw gates in [0, 1], float32, differentiable by log alpha; `uniform`: the noise u, by default drawn by torch."""
     u = (torch.rand_like(log_alpha) if uniform is None else uniform).float().clamp(_END, 1 - _END)
     return _stretch(((u.log() - (-u).log1p() + log_alpha.float()) / BETA).sigmoid())
 

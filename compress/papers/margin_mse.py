@@ -5,9 +5,9 @@ Margin-MSE  margins  ((s(q, p+) - s(q, p-)) - (t(q, p+) - t(q, p-)))^2, mean ove
 
 Shapes: B pairs of a query and a passage, rows of a batch.
 
-Deviations: the paper has one pair of passages for each query, of which the first is relevant and the other is not.
-They are here all pairs of passages of a query, in a batch, of which one is more relevant than the other, so that the
-teacher is asked once for each passage. The teacher may be the one that trains, as in the paper's own ensemble.
+Deviations: the paper has one pair of passages for each query, of which the first is relevant and the other is not. Here
+all pairs of passages of a query in a batch count of which one is more relevant than the other, so that the teacher
+scores each passage once.
 """
 
 import torch
@@ -18,7 +18,7 @@ from compress.training.reads import reads
 
 @reads("logits", per="preference", mask="preferences")
 def margins(student_B1: Tensor, teacher_B1: Tensor, preferred_BB: Tensor) -> Tensor:
-    """Compare by how much the more relevant passage leads, mean over pairs; 0 where there is no pair.
+    """Compare the margins of the more relevant passages, mean over pairs; 0 if there is no pair.
 
     preferred_BB  1 where the row of the first axis is more relevant than the other, for the same query
     """

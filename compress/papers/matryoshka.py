@@ -5,14 +5,14 @@ Eq. 1    nested    sum_m c_m L(first m dimensions) of another loss L
 Shapes: B examples, D dimensions of a sentence vector.
 
 Deviations: the paper's L is the cross-entropy of a classifier of each size; here it is any loss of sentence vectors,
-as in sentence-transformers' `MatryoshkaLoss`, and c_m = 1 as in both. What is cut is normalised anew, the student's and
-the teacher's; sentence-transformers normalises the student's alone, so that an error of the cut vectors is never 0.
+as in sentence-transformers' `MatryoshkaLoss`, and c_m = 1 as in both. Cut vectors of student and teacher are normalised
+again; sentence-transformers normalises only the student's, so that the error of cut vectors is never 0.
 
-What it can teach depends on L. One that compares dimension by dimension (reimers.mse, leaf.l2, seed.similarities,
-oord.infonce) is given the first m dimensions of both: the student's become the teacher's, no better than the
-teacher's are, so the teacher should be a Matryoshka model itself. One that bears another width (seed.own_similarities,
-rkd.distances, rkd.angles) is given the student's first m and all of the teacher's: what the teacher knows is drawn
-into the first dimensions, for any teacher, but in a space that is not the teacher's.
+What it can teach depends on L. Losses that compare dimension by dimension (reimers.mse, leaf.l2, seed.similarities,
+oord.infonce) get the first m dimensions of both: those of the student become as good as those of the teacher, which
+should therefore be a Matryoshka model itself. Losses that accept different widths (seed.own_similarities,
+rkd.distances, rkd.angles) get the student's first m and all of the teacher's: the first dimensions learn from all of
+any teacher's, but in a space that is not the teacher's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ KIND = "embedding"
 
 
 def _find_inner(of: str | Mapping[str, Any]) -> Call:
-    """Return the loss that is nested. Raises ObjectiveError for what is none, or cannot be cut."""
+    """Return the nested loss. Raises ObjectiveError if it is no loss of vectors that can be cut."""
     try:
         call = parse(of)
     except ValueError as error:
@@ -70,22 +70,22 @@ def nested(
     sizes: Sequence[Size],
     weights: Sequence[Weight] | None = None,
 ) -> Tensor:
-    """Sum the loss `of` over vectors cut to their first dimensions and normalised anew, each by its weight (Eq. 1).
+    """Sum the weighted loss `of` over vectors that are cut to their first dimensions and normalised again (Eq. 1).
 
         {loss: matryoshka.nested, of: leaf.l2, sizes: [384, 192, 96]}
         {loss: matryoshka.nested, of: {by: seed.own_similarities, temperature: 0.1}, sizes: [1.0, 0.5, 0.25]}
 
     of       a loss of sentence vectors, with its options
-    sizes    numbers of dimensions, or shares up to 1 of the student's; the whole vectors are taken as they are
-    weights  one for each size; left out: 1
+    sizes    numbers of dimensions, or shares up to 1 of the student's; whole vectors are not normalised again
+    weights  one for each size; by default 1
 
-    Raises ObjectiveError for a size that the student's vectors do not have, and for weights of another number.
+    Raises ObjectiveError for a size that the student's vectors do not have, and for another number of weights.
     """
     call = _find_inner(of)
     weights = [1.0] * len(sizes) if weights is None else weights
     if not sizes or len(weights) != len(sizes):
         raise ObjectiveError(f"matryoshka.nested: {len(sizes)} sizes and {len(weights)} weights; expected one for each")
-    whole = "width" in call.function.reading.bridges  # type: ignore[attr-defined]  # `_find_inner` saw that it is a loss
+    whole = "width" in call.function.reading.bridges  # type: ignore[attr-defined]  # `_find_inner` has checked it
     if not whole:
         check_widths(student_BD, teacher_BD, f"matryoshka.nested of {call.by}")
     D = student_BD.shape[-1]
@@ -97,7 +97,7 @@ def nested(
                 f"matryoshka.nested: sizes: {size:g} of the student's {D} dimensions; expected whole numbers up to "
                 f"{D}, or shares up to 1"
             )
-        mine_BM = student_BD if m == D else unit(student_BD[:, : int(m)])
-        theirs_BM = teacher_BD if whole or m == D else unit(teacher_BD[:, : int(m)])
-        total = total + weight * call(mine_BM, theirs_BM)
+        student_BM = student_BD if m == D else unit(student_BD[:, : int(m)])
+        teacher_BM = teacher_BD if whole or m == D else unit(teacher_BD[:, : int(m)])
+        total = total + weight * call(student_BM, teacher_BM)
     return total

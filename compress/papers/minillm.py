@@ -90,9 +90,9 @@ def policy_gradient(
 
 
 class TeacherMixed(LogitsProcessor):
-    """Eq. 4: the student's next-token distribution q becomes mix p + (1 - mix) q, with the teacher's p.
+    """Eq. 4: replace the student's next-token distribution q by mix p + (1 - mix) q, with the teacher's p.
 
-    `mask_BL` marks the real tokens of the prompts. The teacher keeps its own cache; use one instance per generation.
+    `mask_BL` marks the real tokens of the prompts. The teacher has its own cache, so use one instance per generation.
     """
 
     def __init__(self, teacher: nn.Module, mask_BL: Tensor, mix: float) -> None:
@@ -120,8 +120,8 @@ class PolicyGradient(WrappedStep):
 
     mix          alpha, the teacher's share in the sampling distribution (Sec. 2.2: 0.2)
     clip         PPO's epsilon
-    prompt       tokens of a row that has no prompt of its own (see `generation.sample_continuations`)
-    new_tokens   the most that are sampled
+    prompt       length of the prompt, in rows without one (see `generation.sample_continuations`)
+    new_tokens   the most tokens that are sampled
 
     The objective is the paper's language-modelling term, such as {loss: bert.masked_lm}. Raises ObjectiveError without
     it, without a model as teacher, or for an encoder-decoder.
@@ -129,7 +129,7 @@ class PolicyGradient(WrappedStep):
 
     wraps = "corpus"
     dropout = False
-    items = None  # type: ignore[assignment]  # what is sampled has others than the batch
+    items = None  # type: ignore[assignment]  # sampled texts have other numbers of items than the batch
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class PolicyGradient(WrappedStep):
         if objective is None or not isinstance(teacher, nn.Module):
             raise ObjectiveError(
                 "minillm.PolicyGradient needs an `objective` for the corpus, such as {loss: bert.masked_lm}, and a "
-                "teacher that can be asked about what is sampled (cache_teacher: false)"
+                "teacher that can read the sampled texts, whose outputs are not cached (cache_teacher: false)"
             )
         if student.config.is_encoder_decoder:
             raise ObjectiveError("minillm.PolicyGradient continues texts: it needs causal models; see gkd.OnPolicy")

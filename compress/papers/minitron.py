@@ -1,17 +1,18 @@
 """Muralidharan et al. 2024, "Compact Language Models via Pruning and Knowledge Distillation", arXiv:2407.14679.
 
-Sec. 2.2, Eq. 1-3  activation  heads by the length of what they give, neurons and widths by the size of their
-                               activations, over a calibration set; no gradients, no labels
+Sec. 2.2, Eq. 1-3  activation  heads by the norm of their outputs, neurons and widths by the size of their activations,
+                               over a calibration set; no gradients, no labels
 Sec. 2.2           activation  layers by block influence, 1 - cos(before, after) (Men et al. 2024, arXiv:2403.03853), or
                                by the loss without them, the paper's perplexity
 
 Shapes: B batch, L tokens, D hidden, U units, H heads, K head size.
 
 Deviations
-- means run over real tokens of all calibration examples; of the paper's ways to aggregate, this is (mean, mean) of
-  absolute values, which differ from its best, (L2 over the batch, mean over tokens), in that one example cannot decide.
-- neurons are seen after their activation function, where the next product reads them, as in the authors' later code.
-- rows of queries and keys, which the paper leaves whole: the mean size of a row's queries times that of its keys.
+- means run over real tokens of all calibration examples; among the paper's ways to aggregate, this is (mean, mean) of
+  absolute values: unlike with its best, (L2 over the batch, mean over tokens), no single example can decide.
+- neurons are measured after their activation function, where the next product reads them, as in the authors' later
+  code.
+- rows of queries and keys, which the paper does not prune: the mean size of a row's queries times that of its keys.
 """
 
 from typing import Literal
@@ -36,21 +37,26 @@ def activation(
     depth: Literal["influence", "loss"] = "influence",
     targets: Targets = "labels",
 ) -> Importance:
-    """Sum the mean absolute activation of every unit (length of a head's) over these batches' real tokens.
+    """Sum the mean absolute activation of every unit (norm for a head) over these batches' real tokens.
 
-    depth: layers by block influence, or by how much the loss of `targets` grows when one is passed over, for which
-    every batch runs once for each layer.
+    depth: rank layers by block influence, or by the increase of the loss of `targets` without each, for which every
+    batch is computed once per layer.
     """
-    found: dict[Group, Tensor] = {}
+    total: dict[Group, Tensor] = {}
     with torch.no_grad(), evaluating(student):
         for batch in batches:
             with batches.computing():
-                seen = _sum_activations(student, batch, plan)
+                sums = _sum_activations(student, batch, plan)
                 if depth == "loss":
-                    seen[LAYERS] = _without(student, batch, plan, batches, targets)
-            for group, of_unit in seen.items():
-                found[group] = found.get(group, 0) + of_unit
-    return found
+                    loss = batches.loss(student, batch, targets)
+                    increases = []
+                    for number in range(plan.groups[LAYERS]):
+                        with passing_over(student, plan, number):
+                            increases.append(batches.loss(student, batch, targets) - loss)
+                    sums[LAYERS] = torch.stack(increases)
+            for group, of_unit in sums.items():
+                total[group] = total.get(group, 0) + of_unit
+    return total
 
 
 def _sum_activations(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
@@ -86,15 +92,3 @@ def _sum_activations(student: PreTrainedModel, batch: dict[str, Tensor], plan: S
         queries = Group("query", group.block)
         sums_BU[queries] = sums_BU[queries] * sums_BU.pop(group) / lengths_B1
     return {group: of_BU.sum(0) for group, of_BU in sums_BU.items()}
-
-
-def _without(
-    student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan, batches: Batches, targets: Targets
-) -> Tensor:
-    """Compute by how much the loss of this batch grows without each layer, (N,)."""
-    whole = batches.loss(student, batch, targets)
-    found = []
-    for number in range(plan.groups[LAYERS]):
-        with passing_over(student, plan, number):
-            found.append(batches.loss(student, batch, targets) - whole)
-    return torch.stack(found)

@@ -5,7 +5,7 @@ Sec. 3.6  feature_maps      feature map transfer: MSE of the block outputs, norm
           masked_lm         the distillation part of pre-training distillation, L_PD = a L_MLM + (1 - a) L_KD + L_NSP;
                             bert.masked_lm and bert.next_sentence are the others
           WithoutDropout    the student of that stage has no dropout (authors' code)
-(theirs)  mean, variance    the two moments that `feature_maps` cannot see, in the authors' code only
+(theirs)  mean, variance    the two moments to which `feature_maps` is invariant, in the authors' code only
 Sec. 3.7  Progressive       progressive knowledge transfer: one layer at a time, bottom to top
           from_teacher      embeddings, pooler and heads are the teacher's
 (ours)    from_bert         a student of an ordinary BERT, which has no 512-wide feature maps
@@ -14,14 +14,14 @@ The teacher is `compress.models.ibbert`; the student is transformers' MobileBERT
 Shapes: B examples, L tokens, D hidden, H heads, V vocabulary.
 
 Deviations from the authors' code (mobilebert/run_pretraining.py, distill_util.py, lamb_optimizer.py):
-- pads are neither queries nor keys, nor tokens of a feature map; theirs counts them as queries and as tokens.
+- padding is neither query nor key, nor token of a feature map; theirs counts it as queries and as tokens.
 - `variance` and `mean` compare a layer with the same layer; theirs compares it with all of the teacher's at once, so
-  that a student equal to its teacher has a loss. As there, a squared error of means, an absolute one of variances.
+  that a student equal to its teacher has a loss. As there, means have a squared and variances an absolute error.
 - `masked_lm` is one of the two halves of their label q = a onehot + (1 - a) softmax(z_T): cross entropy is linear in q,
   so `bert.masked_lm` with weight a and `masked_lm` with 1 - a are their loss. The denominators lack their 1e-5.
-- the layer-wise factors multiply the rate of any optimiser; theirs that of LAMB alone, which the recipes take.
-- a layer's base factor ends at 0.9; theirs falls to 0 in its last step (see `base_factor`), in which LAMB's moments of
-  all layers are set back to 0 too: here the layers below keep theirs.
+- the layer-wise factors multiply the rate of any optimiser; theirs only that of LAMB, which the recipes use.
+- a layer's base factor ends at 0.9; theirs falls to 0 in its last step (see `base_factor`), in which it also resets
+  LAMB's moments of all layers: here the layers below keep theirs.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def variance(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tenso
 
 @reads("logits", per="label", mask="labels")
 def masked_lm(student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor) -> Tensor:
-    """L_KD: -sum_v p^T_v log p^S_v, mean over the masked positions, which `mask_BL` marks."""
+    """L_KD: -sum_v p^T_v log p^S_v, mean over the masked positions, which are marked by `mask_BL`."""
     p_BLV = teacher_BLV.float().softmax(-1)
     return mean_over(-(p_BLV * student_BLV.float().log_softmax(-1)).sum(-1), mask_BL)
 
@@ -105,12 +105,12 @@ def base_factor(step: int, total: int, layers: int) -> float:
 
 
 class Progressive(WrappedStep):
-    """Progressive knowledge transfer: in each of N equal parts of the stage, one layer learns the teacher's.
+    """Progressive knowledge transfer: in each of N equal parts of the stage, one layer learns from the teacher's.
 
-    Of the objective's terms, all of them on layers, only those of the active layer count, divided by N; student and
-    teacher run no further than they are compared. The learning rate is multiplied by `active` bg(t) in that layer and
-    by `lower` bg(t) in all below it; those above wait; embeddings, pooler and heads stay as they are. The student has
-    no dropout. Raises ObjectiveError when a term does not compare every layer of the student.
+    The objective consists of terms on layers, of which only those of the active layer count, divided by N; student and
+    teacher run only as far as they are compared. The learning rate is multiplied by `active` bg(t) in that layer and
+    by `lower` bg(t) in all layers below; layers above are not trained yet, and embeddings, pooler and heads never. The
+    student has no dropout. Raises ObjectiveError if a term does not compare every layer of the student.
     """
 
     dropout = False
@@ -133,13 +133,13 @@ class Progressive(WrappedStep):
         for name, reading, pairs in zip(objective.names, objective.readings, objective.pairs, strict=True):
             if reading.signal not in LAYERED or {m for m, _ in pairs} != set(range(N)):
                 raise ObjectiveError(
-                    f"mobilebert.Progressive takes one layer of the student after the other, so {name} must compare "
+                    f"mobilebert.Progressive trains one layer of the student after the other, so {name} must compare "
                     "each of them: use losses on layers, with `layers: uniform` or explicit pairs"
                 )
         self.factor = {"active": active, "lower": lower}
         self.pairs = [list(pairs) for pairs in objective.pairs]
         self.distillation = Distillation(student, teacher, objective)
-        self.trained_before = [each.requires_grad for each in student.parameters()]
+        self.trained_before = [parameter.requires_grad for parameter in student.parameters()]
         student.requires_grad_(False)
         self.layers.requires_grad_(True)
         self.begin(0, N)
@@ -149,7 +149,7 @@ class Progressive(WrappedStep):
         return _layers(self.student)
 
     def begin(self, step: int, total: int) -> None:
-        """Turn to the layer of this step. Raises ObjectiveError when there are fewer steps than layers."""
+        """Activate the layer of this step. Raises ObjectiveError if there are fewer steps than layers."""
         if total < len(self.layers):
             raise ObjectiveError(
                 f"mobilebert.Progressive: {total} steps cannot teach {len(self.layers)} layers in turn"
@@ -166,7 +166,7 @@ class Progressive(WrappedStep):
         return {name: value / len(self.layers) for name, value in parts.items()}
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """Group the parameters: each layer, and the objective's projections where it has any."""
+        """Group the parameters: each layer, and the objective's projections if there are any."""
         named = {f"layer.{n}": list(layer.parameters()) for n, layer in enumerate(self.layers)}
         projections = list(self.distillation.objective.parameters())
         return named | ({"projections": projections} if projections else {})
@@ -179,15 +179,15 @@ class Progressive(WrappedStep):
         return named | dict.fromkeys(self.groups().keys() - named.keys(), active)
 
     def finish(self) -> None:
-        """Unfreeze what was frozen for the transfer: later stages train it again."""
+        """Unfreeze the parameters that were frozen for the transfer, for later stages."""
         for parameter, trained in zip(self.student.parameters(), self.trained_before, strict=True):
             parameter.requires_grad_(trained)
 
 
 class WithoutDropout(WrappedStep):
-    """Minimise the stage's objective with the student in eval mode: the authors' has no dropout beside a teacher.
+    """Minimise the stage's objective with the student in eval mode: the authors use no dropout with a teacher.
 
-    They build its graph with `is_training=False` (run_pretraining.py); dropout is back when it is fine-tuned.
+    They build the student's graph with `is_training=False` (run_pretraining.py); fine-tuning uses dropout again.
     """
 
     dropout = False
@@ -203,17 +203,17 @@ def _layers(model: Any) -> nn.ModuleList:
     layers = getattr(getattr(getattr(model, "base_model", None), "encoder", None), "layer", None)
     if not isinstance(layers, nn.ModuleList):
         raise ObjectiveError(
-            f"mobilebert.Progressive needs models whose layers stand in `encoder.layer`, as those of mobilebert, "
-            f"ib-bert and bert; {type(model).__name__} has none"
+            f"mobilebert.Progressive needs models with layers in `encoder.layer`, such as mobilebert, ib-bert and "
+            f"bert; {type(model).__name__} has none"
         )
     return layers
 
 
 @contextmanager
 def _only(layers: nn.ModuleList, count: int) -> Iterator[None]:
-    """Let the layers from the `count`-th on pass their input through while this is open.
+    """Make the layers from the `count`-th on return their input in this context.
 
-    They stay where they are: transformers puts its hooks on the modules that it finds at the first forward pass.
+    They are not removed: transformers puts its hooks on the modules that it finds in the first forward pass.
     """
     skipped = layers[count:]
     for layer in skipped:

@@ -4,21 +4,21 @@ Baseline for Sentence Embeddings" (SIF), ICLR.
 
 from_teacher   v(token) = w(token) P (h(token) - mean h)
 
-    h(token)   mean of the teacher's last hidden states of the text that is this token alone: [CLS] token [SEP]
+    h(token)   mean of the teacher's last hidden states of a text of this token only: [CLS] token [SEP]
     P          the leading directions of h over the vocabulary (principal components), as many as the student is wide
     w(token)   a / (a + p(token)), a = 1e-4: frequent words say little (SIF, Eq. 1)
-    p(token)   by Zipf's law, as 1 / rank, where the rank is the token's place among those of the vocabulary in use
+    p(token)   by Zipf's law, as 1 / rank, where the rank is the token's place among the used tokens of the vocabulary
 
 Shapes: V tokens, D width of the teacher, E width of the student, L tokens of a text (before, the token, after).
 
-Deviations: the teacher is whatever the stage learns from, fine-tuned for its task in `recipes/static.yaml`, not a
-sentence transformer, and the vectors are trained on afterwards. The tokenizer stays the teacher's, as student and
-teacher read the same rows, so nothing is dropped from the vocabulary and [CLS] and [SEP] are in every text: their
-vectors, like those of all special tokens but the unknown one, begin as 0. All vectors are scaled by one number so that
-the root mean square of their elements over the vocabulary is 1 / sqrt(E), which a head with usual initial weights can
-read. SIF's second step, taking the first principal component off, is left out, as it is there. Places that are kept
-free, 994 at the beginning of BERT's vocabulary, are no ranks, as there (counted as words they cost 5 points of
-Spearman on STS-B, see docs/LOG.md); single characters and special tokens are, which the law takes for frequent words.
+Deviations: the teacher is that of the stage, fine-tuned for its task in `recipes/static.yaml` rather than a sentence
+transformer, and the vectors are trained afterwards. The tokenizer is the teacher's, as student and teacher read the
+same rows, so nothing is dropped from the vocabulary and [CLS] and [SEP] are in every text: their vectors, like those of
+all special tokens but the unknown one, begin as 0. All vectors are scaled by one number so that the root mean square of
+their elements over the vocabulary is 1 / sqrt(E), which suits a head with default initial weights. SIF's second step,
+removing the first principal component, is left out, as it is there. Unused places, such as the 994 at the beginning of
+BERT's vocabulary, have no ranks, as there (counting them as words costs 5 points of Spearman on STS-B, see
+docs/LOG.md); single characters and special tokens have, so that they are taken for frequent words.
 """
 
 from typing import Any
@@ -37,10 +37,10 @@ BATCH = 512
 def from_teacher(
     student: PreTrainedModel, teacher: PreTrainedModel, *, words: Words, sif: float = 1e-4, batch: int = BATCH
 ) -> None:
-    """Fill the vectors of a `static-embedding` student; its head stays as it is drawn.
+    """Fill the vectors of a `static-embedding` student; its head keeps its random initial weights.
 
-    sif: `a` above; 0 leaves all weights at 1. Raises StudentError for another family, for a student wider than its
-    teacher, and for a teacher that reads no tokens one by one.
+    sif: `a` above; 0 makes all weights 1. Raises StudentError for another family, and for a student wider than its
+    teacher.
     """
     if student.config.model_type != "static-embedding":
         raise StudentError(
@@ -52,8 +52,8 @@ def from_teacher(
     states_VD = _states(teacher, words, tokens, batch)
     if width > states_VD.shape[1]:
         raise StudentError(
-            f"student.hidden: {width}; the teacher's states have {states_VD.shape[1]} dimensions, and vectors drawn "
-            f"out of them no more: --set student.hidden={states_VD.shape[1]}"
+            f"student.hidden: {width}; the teacher's states have {states_VD.shape[1]} dimensions, and the vectors "
+            f"cannot have more: --set student.hidden={states_VD.shape[1]}"
         )
     vectors_VE = _components(states_VD, width) * _weights(tokens, sif, words.unused_V)[:, None].to(states_VD)
     begin_as_0 = words.special_V[:tokens].clone()
@@ -65,7 +65,7 @@ def from_teacher(
 
 
 def _states(teacher: PreTrainedModel, words: Words, tokens: int, batch: int) -> Tensor:
-    """Average the last hidden state of each token as a text of its own, (V, D)."""
+    """Average the last hidden states of a text of each token, (V, D)."""
     encoder: Any = teacher.get_encoder() if teacher.config.is_encoder_decoder else teacher.base_model
     device, training = encoder.device, encoder.training
     encoder.eval()
@@ -81,17 +81,17 @@ def _states(teacher: PreTrainedModel, words: Words, tokens: int, batch: int) -> 
 
 
 def _components(states_VD: Tensor, width: int) -> Tensor:
-    """Centre the vectors and rotate them into their leading directions, the largest variance first, (V, E)."""
+    """Centre the vectors and project them onto their leading directions, the largest variance first, (V, E)."""
     centred_VD = (states_VD - states_VD.mean(0)).double()
     _, directions_DD = torch.linalg.eigh(centred_VD.T @ centred_VD)
     kept_DE = directions_DD.flip(1)[:, :width]
     largest_E = kept_DE.abs().argmax(0)
-    signs_E = kept_DE[largest_E, torch.arange(width, device=kept_DE.device)].sign()  # else the library's choice
+    signs_E = kept_DE[largest_E, torch.arange(width, device=kept_DE.device)].sign()  # otherwise the library decides
     return (centred_VD @ (kept_DE * signs_E)).to(states_VD)
 
 
 def _weights(tokens: int, sif: float, unused_V: Tensor | None) -> Tensor:
-    """Compute a / (a + p) of each token, (V,); a place of the vocabulary that is kept free has p = 0."""
+    """Compute a / (a + p) of each token, (V,); p = 0 for unused places of the vocabulary."""
     if sif == 0:
         return torch.ones(tokens)
     used_V = torch.ones(tokens, dtype=torch.bool)

@@ -12,7 +12,7 @@ Deviations
 - 2019 squares the gate's gradient of a minibatch, so that the batch decides what is cancelled; here, as in 2017 and in
   Michel et al., the absolute value is that of each example. The squares of examples are `theis.fisher`.
 - scores are not normed within layers (2017, Sec. 2.3; Michel et al.): every block keeps as many units as the others.
-- layers: the gate of passing a layer over, which is ours.
+- layers: the gate of skipping a layer, which is ours.
 """
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from compress.slicing.select import Importance
 
 
 def taylor(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets = "labels") -> Importance:
-    """Sum |dL/dg_u| of the gate g_u of every unit, layers too, over these batches' examples."""
+    """Sum |dL/dg_u| of the gate g_u of every unit and layer, over the examples of these batches."""
     found: dict[Group, Tensor] = {}
     for of_batch in gradients(student, batches, plan, targets=targets):
         for group, gradient_BU in of_batch.items():

@@ -7,11 +7,11 @@ Lagunas, Sec. 3       movement  one score for each structure, the sum over its w
 Shapes: U units of a group.
 
 Deviations
-- scores are gathered first and units cut afterwards, all at once; the papers prune while they train, by scores that
-  learn through a straight-through estimator. The score of a step is the same.
-- the fine-tuning has no dropout, a constant rate and AdamW without decay, on a copy that is thrown away: what is wanted
-  is where the weights go.
-- every weight along a unit counts, of what writes it and of what reads it; Lagunas et al. use blocks of weights.
+- scores are collected first, then all units are cut at once; the papers prune during training, by scores that learn
+  through a straight-through estimator. The score of a step is the same.
+- the fine-tuning has no dropout, a constant rate and AdamW without decay, on a copy that is discarded: only the
+  direction in which weights move matters.
+- all weights that write or read a unit count; Lagunas et al. use blocks of weights.
 """
 
 import copy
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.errors import PruneError
@@ -38,9 +38,9 @@ def movement(
     steps: int = 100,
     lr: float = 3e-5,
 ) -> Importance:
-    """-W * dL/dW summed over each unit's weights and over `steps` of fine-tuning; L is the mean over a batch.
+    """Sum -W * dL/dW over each unit's weights and over `steps` of fine-tuning; L is the mean over a batch.
 
-    Processes train together, and each gives its equal share of the sum. Raises PruneError where the loss is not finite.
+    Processes train together, and each returns an equal share of the sum. Raises PruneError if the loss is not finite.
     """
     moved = copy.deepcopy(student).eval().requires_grad_(True)
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, weight_decay=0.0)
@@ -50,7 +50,10 @@ def movement(
             loss = batches.loss(moved, batch, targets) / batches.size
         optimizer.zero_grad()
         loss.backward()
-        _together(moved)
+        if PartialState().num_processes > 1:  # every process needs the gradients of the whole batch
+            for parameter in moved.parameters():
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = reduce(own, "sum")
         for group, of_unit in _scores(dict(moved.named_parameters()), plan).items():
             found[group] = found.get(group, 0) + of_unit
         optimizer.step()
@@ -59,16 +62,8 @@ def movement(
     return {group: of_unit / PartialState().num_processes for group, of_unit in found.items()}
 
 
-def _together(model: nn.Module) -> None:
-    """Sum the gradients so that every process has those of the whole batch."""
-    if PartialState().num_processes > 1:
-        for parameter in model.parameters():
-            given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = reduce(given, "sum")
-
-
 def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
-    """Compute -W * dL/dW of one step, (U,) of each group; tied weights count once."""
+    """Compute -W * dL/dW of one step, (U,) for each group; tied weights count once."""
     found: dict[Group, Tensor] = {}
 
     def add(group: Group, of_U: Tensor) -> None:

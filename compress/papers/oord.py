@@ -1,6 +1,6 @@
 """InfoNCE: van den Oord, Li & Vinyals 2018, "Representation Learning with Contrastive Predictive Coding",
 arXiv:1807.03748. In-batch negatives after Henderson et al. 2017, "Efficient Natural Language Response Suggestion for
-Smart Reply", arXiv:1705.00652 (multiple negatives ranking). Negatives that the teacher holds for positives are left
+Smart Reply", arXiv:1705.00652 (multiple negatives ranking). Negatives that the teacher considers positives are left
 out after Solatorio 2024, "GISTEmbed", arXiv:2402.16829.
 
 Eq. 4    infonce    the student's vector of a text must be nearer to the teacher's of that text than of the others
@@ -9,10 +9,10 @@ Shapes: B examples, D dimensions of a sentence vector.
 
 Deviations: the papers contrast two views of one model; here the student is contrasted with the teacher, as in Tian et
 al. 2020, "Contrastive Representation Distillation", arXiv:1910.10699, which has a critic of its own and a memory. The
-temperature of 0.05 is 1 / `scale` of sentence-transformers' `MultipleNegativesRankingLoss`. GISTEmbed leaves out what
-the guide holds for nearer than the positive; the positive is the text itself here, which nothing is nearer to, hence
-a number. `hardest` is ours: the teacher chooses the negatives, out of the batch. The negatives are those of one batch;
-one that is spread over processes or accumulated in parts (`micro_batch`) has those of its parts only.
+temperature of 0.05 is 1 / `scale` of sentence-transformers' `MultipleNegativesRankingLoss`. GISTEmbed leaves out texts
+that the guide considers nearer than the positive; the positive here is the text itself, and nothing is nearer, hence a
+threshold. `hardest` is ours: the teacher chooses the negatives out of the batch. The negatives are those of one batch;
+one that is split over processes or accumulated (`micro_batch`) uses those of its parts only.
 """
 
 from typing import Annotated
@@ -36,8 +36,8 @@ def infonce(
 ) -> Tensor:
     """-log softmax(cos(s_i, t_j) / T) at j = i over the texts j of the batch, mean over texts i (Eq. 4).
 
-    hardest     keep so many negatives of each text, those that the teacher finds nearest to it; left out: all
-    same_above  a text whose cosine to this one is above this, for the teacher, means the same and is no negative
+    hardest     number of negatives of each text, the nearest according to the teacher; by default all
+    same_above  texts whose teacher's vectors have a cosine above this mean the same and are no negatives
     """
     check_widths(student_BD, teacher_BD, "oord.infonce")
     student_BD, teacher_BD = unit(student_BD), unit(teacher_BD)

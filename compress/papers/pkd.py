@@ -4,7 +4,7 @@ Eq. 4  soft_targets  KL of the softened class distributions
 Eq. 7  patience      squared distance of the normalised [CLS] states of intermediate layers
 
 PKD-Skip compares every k-th teacher layer (`layers: skip`), PKD-Last the last ones but the final (explicit pairs); the
-final layer is left out of both, the logits speak for it (Sec. 3.2).
+final layer is left out of both, as the logits represent it (Sec. 3.2).
 
 Shapes: B examples, L tokens, D hidden, V classes.
 
@@ -16,10 +16,10 @@ Deviations:
   (`nn.KLDivLoss("mean")`); Eq. 4 is the cross entropy, summed over the classes.
 - from the authors' code: `patience` is computed in float32; theirs is rounded to float16 in the end.
 - from the authors' code: states are always normalised, as in Eq. 7; theirs tries both and reports the better one.
-- from the authors' code: rows are shuffled; theirs come in the order of the file, in which the teacher's outputs lie.
+- from the authors' code: rows are shuffled; theirs come in the order of the file that contains the teacher's outputs.
 - from the authors' code: AdamW; their Adam (apex's FusedAdam, or BertAdam) does not correct its bias.
-- from the authors' code: the student begins as the first layers of the teacher of its stage, which is fine-tuned;
-  theirs as those of the pre-trained BERT.
+- from the authors' code: the student is initialised with the first layers of its stage's fine-tuned teacher; theirs
+  with those of the pre-trained BERT.
 """
 
 from torch import Tensor

@@ -8,19 +8,19 @@ Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes w
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
-- from the paper, as in the int8 file that ships (compress.exporters.int8): one scale for each output of a layer instead
-  of one for its matrix, activations and tables from 0 to 255 between two ends instead of symmetric ones.
-- from the authors' code (nlp_architect, nn/torch/quantization.py), as in that file: what a layer gives is not rounded
-  again (theirs: `requantize_output`), as the file's products give floats; biases are not rounded either, which theirs
-  are to int32 when the model answers.
-- from the authors' code: `decay` is 0.9; theirs 0.9999 (`ema_decay`), which keeps, over the hundreds of steps of a
-  stage here, little but the first batch's range.
-- from the paper: layers that read one vector per example (pooler, classifier) stay float: they cost no time.
+- from the paper, as in the exported int8 file (compress.exporters.int8): one scale for each output of a layer instead
+  of one for its matrix; activations and tables from 0 to 255 between two ends instead of symmetric ones.
+- from the authors' code (nlp_architect, nn/torch/quantization.py), as in that file: the output of a layer is not
+  rounded again (theirs: `requantize_output`), as the file's products are floats; biases are not rounded either, while
+  theirs are rounded to int32 at inference.
+- from the authors' code: `decay` is 0.9; theirs is 0.9999 (`ema_decay`), which over the hundreds of steps of a stage
+  here would retain little but the first batch's range.
+- from the paper: layers that read one vector per example (pooler, classifier) stay float, as they take no time.
 - from the paper: the gradient is 1 inside an activation's range and 0 outside (torch's straight-through estimator);
   theirs is 1.
-- from the authors' code: pads do not move the ranges: the file reads its rows unpadded.
+- from the authors' code: padding does not affect the ranges, as the file reads its rows unpadded.
 - from the paper: the objective is the stage's, which may distil; theirs is the task's loss on labels.
-- ours: one range for a layer that is called several times (ALBERT); the file then uses it at each place.
+- ours: one range for a layer that is called several times (ALBERT); the file uses it for each call.
 """
 
 from collections.abc import Callable
@@ -42,25 +42,25 @@ TINY = 1e-12
 
 
 def weights(W_OD: Tensor) -> Tensor:
-    """Compute what int8 holds of W, in float32: round(W S) / S with S = M / max|W| of each output's row."""
+    """Round W to int8 and back, in float32: round(W S) / S with S = M / max|W| of each output's row."""
     W_OD = W_OD.float()
     scale_O = W_OD.detach().abs().amax(1).clamp(min=TINY) / M
     return torch.fake_quantize_per_channel_affine(W_OD, scale_O, torch.zeros_like(scale_O).int(), 0, -M, M)
 
 
 def activations(x_BLD: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Compute what uint8 holds of x between low <= 0 and high >= 0, in float32; what lies outside is clamped."""
+    """Round x to uint8 and back, in float32, between low <= 0 and high >= 0; values outside are clamped."""
     scale = (high - low).clamp(min=TINY) / LEVELS
     return torch.fake_quantize_per_tensor_affine(x_BLD.float(), scale, (-low / scale).round().int(), 0, LEVELS)
 
 
 class QuantizationAware(WrappedStep):
-    """step(**batch) -> `objective`, the student computing as int8 will.
+    """step(**batch) -> `objective`, with a student that simulates int8.
 
-    Every linear layer that reads tokens rounds its weights and what it reads, every embedding its table. `decay` is of
-    the moving average over steps of the least and largest value read; it begins with the first batch's. When training
-    is over (`finish`) the student is a plain model again, and its config holds `activation_ranges`, layer -> [low,
-    high], with which its bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
+    Every linear layer that reads tokens rounds its weights and inputs, every embedding its table. `decay` is that of
+    the moving average over steps of the least and largest input, which begins with the first batch. `finish` turns the
+    student into a plain model again, whose config has `activation_ranges`, layer -> [low, high], from which the
+    bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
     """
 
     wraps = "minimise"
@@ -101,11 +101,11 @@ class QuantizationAware(WrappedStep):
             self.student.set_submodule(name, layer)
 
     def _layers(self) -> dict[str, "Int8Linear"]:
-        return {name: each for name, each in self.student.named_modules() if isinstance(each, Int8Linear)}
+        return {name: layer for name, layer in self.student.named_modules() if isinstance(layer, Int8Linear)}
 
 
 class Int8Linear(nn.Module):
-    """y = Q(x) Q(W)^T + b, with the parameters of the linear layer whose place it takes."""
+    """y = Q(x) Q(W)^T + b, with the parameters of the linear layer that it replaces."""
 
     range_2: Tensor
 
@@ -117,11 +117,11 @@ class Int8Linear(nn.Module):
 
     @property
     def seen(self) -> bool:
-        """Say whether it has read tokens while training."""
+        """True if it has read tokens during training."""
         return not bool(self.range_2.isnan().any())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute (B, L, O) of x (B, L, D); other shapes are not tokens and stay exact."""
+        """Compute (B, L, O) from x (B, L, D); inputs of other shapes are not tokens and are not rounded."""
         if self.training and x.dim() == 3:
             self._observe(x.detach().float())
         elif x.dim() != 3 or not self.seen:
@@ -136,7 +136,7 @@ class Int8Linear(nn.Module):
 
 
 class Int8Embedding(nn.Module):
-    """The rows of Q(table), with the parameters of the embedding whose place it takes."""
+    """The rows of Q(table), with the parameters of the embedding that it replaces."""
 
     def __init__(self, layer: nn.Embedding) -> None:
         super().__init__()

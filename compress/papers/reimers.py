@@ -10,9 +10,9 @@ Deviations: the paper writes the sum over a text and its translation of the squa
 authors' code (sentence-transformers, `MSELoss`) takes the mean over texts, translations and dimensions, and so do
 these: the paper's number is 2 D times `parallel`. The gradient's direction is the same.
 
-Parallel texts need no loss of their own in a run: the authors' training files are rows of (text, vector), in which a
-translation carries the vector that the teacher gives its source. Over such rows `mse` is `parallel` of the pairs.
-`parallel` is for a loop of one's own.
+Parallel texts need no separate loss in a run: the authors' training files are rows of (text, vector), in which a
+translation has the teacher's vector of its source. Over such rows `mse` is `parallel` of the pairs. `parallel` is for
+custom training loops.
 """
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from compress.training.reads import reads
 
 
 def unit(vectors_BD: Tensor) -> Tensor:
-    """Divide each vector by its length, in float32; a vector of zeros stays one, with a gradient of ordinary size."""
+    """Divide each vector by its length, in float32; a vector of zeros does not change, and has a finite gradient."""
     vectors_BD = vectors_BD.float()
     lengths_B1 = vectors_BD.norm(dim=-1, keepdim=True)
     return vectors_BD / lengths_B1.where(lengths_B1 > 0, 1)
@@ -30,11 +30,11 @@ def unit(vectors_BD: Tensor) -> Tensor:
 
 def check_widths(student_BD: Tensor, teacher_BD: Tensor, loss: str) -> None:
     """Raise ObjectiveError where the vectors of student and teacher differ in their number of dimensions."""
-    mine, theirs = student_BD.shape[-1], teacher_BD.shape[-1]
-    if mine != theirs:
+    D_S, D_T = student_BD.shape[-1], teacher_BD.shape[-1]
+    if D_S != D_T:
         raise ObjectiveError(
-            f"{loss} compares vectors dimension by dimension, but the student's have {mine} and the teacher's "
-            f"{theirs}: give the student a projection to the teacher's width, or take a loss that bears any: "
+            f"{loss} compares vectors dimension by dimension, but the student's have {D_S} and the teacher's {D_T}: "
+            "give the student a projection to the teacher's width, or use a loss that accepts different widths: "
             "seed.own_similarities, rkd.distances, rkd.angles"
         )
 

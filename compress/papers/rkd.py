@@ -7,11 +7,11 @@ The authors weigh distances by 1 and angles by 2 for embeddings (README of their
 
 Shapes: B examples, D dimensions of a sentence vector.
 
-Deviations: the paper sums over pairs and triples, the authors' code averages over all B^2 pairs and B^3 triples, those
-of a text with itself among them, which cost nothing; so do these, as the weights 1 and 2 belong to the mean. The mean
-distance is that of the pairs of different texts; theirs leaves out distances of 0 as well, which only identical texts
-have. The relations are those of one batch; one that is spread over processes or accumulated in parts (`micro_batch`)
-has those within its parts only. Angles need B^2 D and B^3 numbers of memory.
+Deviations: the paper sums over pairs and triples; the authors' code averages over all B^2 pairs and B^3 triples,
+including those of a text with itself, which are 0, and so do these, as the weights 1 and 2 belong to the mean. The mean
+distance is that of the pairs of different texts; theirs also leaves out distances of 0, which only identical texts
+have. The relations are those of one batch; one that is split over processes or accumulated (`micro_batch`) has those
+within its parts only. Angles need B^2 D and B^3 numbers of memory.
 """
 
 import torch

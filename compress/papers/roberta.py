@@ -8,14 +8,14 @@ Sec. 4.2  segment_pairs   two segments of several sentences (BERT's), with next-
           doc_sentences   the same, but never across documents: rows at their ends are shorter
 
 Pairs of sentences and the ends of documents make short rows; Sec. 4.2 then takes more of them, so that a batch keeps
-its number of tokens: data.batches.TokenBudget.
+its number of tokens: data.collate.TokenBudget.
 
 Deviations
-- sentences are those of data.frames, split by rule; a sentence longer than a row is cut into several.
+- sentences are split by rule (data.corpus); a sentence longer than a row is cut into several.
 - full_sentences ends a document with the token that ends a row ([SEP] for BERT).
-- sentence_pairs: the paper does not say how a document is walked through. Here a sentence that gets a random partner,
-  out of the `near` latest documents (bert.py), is followed by a pair that begins with the next; one that gets the
-  sentence after it, by a pair that begins after both.
+- sentence_pairs: the paper does not say how a document is traversed. Here a sentence with a random partner, from the
+  `near` latest documents (bert.py), is followed by a pair that begins with the next sentence; a pair of consecutive
+  sentences by one that begins after both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ import torch
 from compress.data.corpus import Document
 from compress.data.masking import Frame
 from compress.errors import DataError
-from compress.papers.bert import mask, segment_pairs, shortened, with_others
+from compress.papers.bert import mask, pair_room, segment_pairs, shorten, with_others
 
 Format = Literal["segment_pairs", "sentence_pairs", "full_sentences", "doc_sentences"]
 
@@ -38,23 +38,18 @@ def sentence_pairs(
 ) -> Iterator[dict[str, Any]]:
     """Build SENTENCE-PAIR+NSP rows; `next_sentence` 0: B is the sentence after A; 1: one of another document.
 
-    Half are random, and always at the last sentence of a document. DataError where there is one document.
+    Half are random, and the last sentence of a document always is. Raises DataError if there is only one document.
     """
-    room = max_length - frame.room(pair=True)
-    if room < 2:
-        raise DataError(f"max_length {max_length}: a pair needs {max_length - room} special tokens and room for two.")
+    room = pair_room(frame, max_length)
     for document, another in with_others(documents, near, rng):
         at = 0
         while at < len(document.sentences):
             random = at == len(document.sentences) - 1 or rng.random() < 0.5
-            second = _any_sentence(another(), rng) if random else document.sentences[at + 1]
-            first, second = shortened(document.sentences[at], second, room, rng)
+            other = another().sentences if random else document.sentences
+            second = other[int(rng.integers(len(other)))] if random else other[at + 1]
+            first, second = shorten(document.sentences[at], second, room, rng)
             yield frame.pair(first, second) | {"document": document.number, "next_sentence": int(random)}
             at += 1 if random else 2
-
-
-def _any_sentence(document: Document, rng: np.random.Generator) -> list[int]:
-    return document.sentences[int(rng.integers(len(document.sentences)))]
 
 
 def full_sentences(
@@ -87,12 +82,12 @@ def static_mask(
     copies: int = 10,
     rate: float = 0.15,
 ) -> Iterator[dict[str, Any]]:
-    """Build rows of one of the four formats, each `copies` times in a row with another masking, fixed (Sec. 4.1).
+    """Build rows of one of the four formats, each repeated with `copies` fixed maskings (Sec. 4.1).
 
-    They bring `labels` (-100 where nothing is predicted), so that the stage needs no `corrupt`.
+    They have `labels` (-100 where nothing is predicted), so that the stage needs no `corrupt`.
     """
     plain = FORMATS[rows](documents, frame, max_length=max_length, rng=rng)
-    with torch.random.fork_rng(devices=[]):  # nothing is drawn from the generator of the training
+    with torch.random.fork_rng(devices=[]):  # leaves the generator of the training alone
         torch.manual_seed(int(rng.integers(2**62)))
         state = torch.get_rng_state()
     for row in plain:
@@ -113,7 +108,7 @@ def _room(frame: Frame, max_length: int) -> int:
 
 
 def _pack(documents: Iterable[Document], room: int, separator: list[int]) -> Iterator[list[int]]:
-    """Join as many sentences as fit into each row; `separator` between different documents, never at an end."""
+    """Join as many sentences as fit into each row, with `separator` between documents but not at the ends of rows."""
     row: list[int] = []
     for document in documents:
         between = separator

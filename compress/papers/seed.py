@@ -7,12 +7,12 @@ CompRess  own_similarities  KL of the softmax of similarities to the other texts
 
 Shapes: B examples, D dimensions of a sentence vector, O the examples compared with.
 
-Deviations: both papers compare with a queue of many thousand earlier vectors, here the other texts of the batch are
-compared with: a larger batch is a better estimate, and a batch that is spread over processes or accumulated in parts
-(`micro_batch`) compares within its parts only. SEED minimises the cross-entropy, which differs from the KL by the
+Deviations: both papers compare with a queue of many thousand earlier vectors, here with the other texts of the batch: a
+larger batch is a better estimate, and a batch that is split over processes or accumulated (`micro_batch`) compares
+within its parts only. SEED minimises the cross-entropy, which differs from the KL by the
 entropy of the teacher's distribution and has the same gradient. There is no factor T^2 in either paper, and none here;
 `DistillKLDivLoss` of sentence-transformers, the KL over a query's listed candidates, has it. Temperatures: SEED's
-code has 0.2 for the student and far less for the teacher, CompRess 0.04 for both; both are of images.
+code uses 0.2 for the student and far less for the teacher, CompRess 0.04 for both; both are for images.
 """
 
 import torch
@@ -32,8 +32,8 @@ def similarities(
 ) -> Tensor:
     """KL(softmax(cos(t_i, t_j) / T) || softmax(cos(s_i, t_j) / T)) over all texts j of the batch, mean over texts i.
 
-    The student is compared in the teacher's space, so that their vectors can be mixed in one index. Texts of one batch
-    are its measure: `batch` matters. `teacher_temperature` is the teacher's own T, else the student's.
+    The student is compared in the teacher's space, so that their vectors can be mixed in one index. The result depends
+    on the size of the batch. `teacher_temperature` is the teacher's T, by default the student's.
     """
     check_widths(student_BD, teacher_BD, "seed.similarities")
     student_BD, teacher_BD = unit(student_BD), unit(teacher_BD)
@@ -50,14 +50,14 @@ def own_similarities(
 ) -> Tensor:
     """KL(softmax(cos(t_i, t_j) / T) || softmax(cos(s_i, s_j) / T)) over the other texts j != i, mean over texts i.
 
-    Each model is compared in its own space: any width, any rotation. A batch of one text has no others and costs 0.
+    Each model is compared in its own space, so that width and rotation do not matter. 0 for a batch of one text.
     """
     student_BB, teacher_BB = (_others(unit(vectors_BD)) for vectors_BD in (student_BD, teacher_BD))
     return _kl(student_BB, teacher_BB, temperature, teacher_temperature)
 
 
 def _others(vectors_BD: Tensor) -> Tensor:
-    """Multiply each vector with every other one, (B, O): the text itself, at 1, would take most of the softmax."""
+    """Multiply each vector by every other one, (B, O): a text itself, at 1, would dominate the softmax."""
     B = len(vectors_BD)
     other_BB = ~torch.eye(B, dtype=torch.bool, device=vectors_BD.device)
     return (vectors_BD @ vectors_BD.T)[other_BB].view(B, B - 1)

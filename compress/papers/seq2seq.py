@@ -23,7 +23,7 @@ from compress.training.reads import reads
 
 
 def hidden_distance(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor, *, normalise: bool) -> Tensor:
-    """MSE(H^S, H^T) over real tokens and the width, after a layer norm without parameters if asked. Equal widths."""
+    """MSE(H^S, H^T) over real tokens and the width; normalise: after a layer norm without parameters. Equal widths."""
     student_BLD, teacher_BLD = student_BLD.float(), teacher_BLD.float()
     if normalise:
         D = student_BLD.shape[-1:]

@@ -4,15 +4,15 @@ arXiv:1910.10683.
 Sec. 2.4    text_to_text     every task as text: "sst2 sentence: ..." -> "positive"; numbers in steps of 0.2 as words
 App. D      prompt           what the examples look like
 Sec. 3.3.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by sentinels; the target is the spans
-(ours)      answers          what a model says of a task's examples, as logits
+(ours)      answers          a model's answers to a task's examples, as logits
 
 Shapes: B examples, L tokens of the source, M of the target, C classes.
 
 Deviations:
-- answers scores each class by the log-likelihood of its word, so that something is always chosen and there are soft
+- answers scores each class by the log-likelihood of its word, so that there is always an answer and there are soft
   labels; the paper decodes greedily and counts any other text as wrong. Numbers are decoded, as in the paper.
-- corrupt_spans draws the lengths of the spans from all ways to cut the noise into so many, as the authors' code does,
-  and is done anew to each batch; theirs is done once.
+- corrupt_spans draws the lengths of the spans uniformly from all ways to divide the noise, like the authors' code,
+  but anew for each batch; theirs does so once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def text_number(text: str) -> float:
 
 
 def prompt(task: Task, texts: Sequence[str], *, name: str = "") -> str:
-    """Write the prompt: the task's name, then each text behind its column: "mrpc sentence1: ... sentence2: ..."."""
+    """Write the prompt, the task's name and each text after its column: "mrpc sentence1: ... sentence2: ..."."""
     parts = [f"{column}: {text}" for column, text in zip(task.text, texts, strict=True)]
     return " ".join([name, *parts] if name else parts)
 
@@ -90,8 +90,9 @@ def answers(
 ) -> NDArray[np.float32]:
     """Compute each class's log-likelihood (rows, C), or decode the number (rows, 1); in the split's order.
 
-    What `metrics.scores` takes, and soft labels for students of any family: `hinton.soft_targets` at temperature 1
-    then compares with the classes' likelihoods, made to add up to 1. Runs on the model's device, in eval mode.
+    `metrics.scores` takes the result. It may also serve as soft labels for students of any family, whose
+    `hinton.soft_targets` at temperature 1 compares with the normalised likelihoods. Runs on the model's device, in eval
+    mode.
     """
     _check(task)
     generate: Any = model.generate
@@ -108,8 +109,8 @@ def answers(
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             if task.kind == "regression":
                 tokens = generate(**inputs, do_sample=False, max_new_tokens=8)
-                said = [text_number(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
-                found[chosen] = np.array(said)[:, None]
+                texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+                found[chosen] = np.array([text_number(text) for text in texts])[:, None]
             else:
                 found[chosen] = log_likelihoods(model, inputs, words).cpu().numpy()
     model.train(training)
@@ -117,7 +118,7 @@ def answers(
 
 
 def log_likelihoods(model: PreTrainedModel, inputs: Mapping[str, Tensor], words: Sequence[Tensor]) -> Tensor:
-    """Sum log p(word | source) over the tokens of each word, the end included, (B, C). The source is read once."""
+    """Sum log p(word | source) over the tokens of each word and the end token, (B, C). The source is encoded once."""
     encoded = model.get_encoder()(**inputs)
     columns = []
     for word_M in words:
@@ -138,12 +139,14 @@ def corrupt_spans(
     sentinel: int = 32_099,
     end: int = 1,
 ) -> dict[str, Tensor]:
-    """Replace spans of a row by sentinels; labels are these, each with its span, and one more (Sec. 3.3.4, Fig. 2).
+    """Replace spans of a row by sentinels; labels are sentinels with their spans, and one more (Sec. 3.3.4, Fig. 2).
 
-    `span` is the mean length; `sentinel` the id of <extra_id_0>, the next ones are counted down from it; `end` the
-    token that ends source and target. Comes with decoder_input_ids, begun with the padding token, as T5 does. Special
-    tokens (the end token of a row) stay. Draws from torch's global generator. Raises DataError for a sentinel that is
-    no special token.
+    span       mean length of a span
+    sentinel   the id of <extra_id_0>, from which the others count down
+    end        the token that ends source and target
+
+    Adds decoder_input_ids that begin with the padding token, as T5 does. Special tokens (the end token of a row) stay.
+    Draws from torch's global generator. Raises DataError for a sentinel that is no special token.
     """
     if sentinel >= words.size or not words.special_V[sentinel]:
         raise DataError(
@@ -168,7 +171,7 @@ def corrupt_spans(
 
 
 def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[list[int], list[int]]:
-    """Split a row into source and target; it begins with text that is kept, and ends with a span."""
+    """Split a row, which begins with kept text and ends with a span, into source and target."""
     noise = min(max(round(len(tokens) * rate), 1), len(tokens) - 1)
     if noise < 1:
         return tokens, [sentinel]
@@ -184,7 +187,7 @@ def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[
 
 
 def _cut(length: int, parts: int) -> list[int]:
-    """Draw the lengths of `parts` parts, none of them empty, uniformly among all ways to cut."""
+    """Divide a length into non-empty parts, uniformly among all ways to do so."""
     cuts = (torch.randperm(length - 1)[: parts - 1] + 1).sort().values.tolist()
     return [after - before for before, after in zip([0, *cuts], [*cuts, length], strict=True)]
 
@@ -196,7 +199,7 @@ def _pad(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> Ten
 
 def _check(task: Task) -> None:
     if task.kind not in ("classification", "regression"):
-        raise DataError(f"t5: a {task.kind} task has no one-word answer; classification and regression have")
+        raise DataError(f"t5: a {task.kind} task has no one-word answer; expected classification or regression")
 
 
 def _texts(rows: Any) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """Yang et al. 2020, "TextBrewer: An Open-Source Knowledge Distillation Toolkit", arXiv:2002.12620.
 
-Two losses it carries over from vision, on what one layer knows of its tokens rather than on their vectors.
+Two losses that it takes over from vision, on relations within a layer rather than on its vectors.
 
 Huang & Wang 2017, arXiv:1707.01219, Sec. 3.3   token_grams     how alike the tokens are to each other, H H^T / D
 Yim et al. 2017, CVPR, Eq. 1-2                  feature_grams   how features go together over the tokens, H^T H / L
@@ -8,9 +8,8 @@ Yim et al. 2017, CVPR, Eq. 1-2                  feature_grams   how features go 
 Shapes: B examples, L tokens, D hidden.
 
 Deviations
-- Both papers compare products of two layers (feature_grams: what flows from one to the next); TextBrewer takes any two,
-  here both are the same layer, so that a term's layer map says all there is to say. With the layer named twice its
-  values are ours.
+- Both papers compare products of two layers (feature_grams: the flow from one to the next); TextBrewer takes any two,
+  here both are the same layer, so that a term's layer map is enough. With the same layer twice its values are ours.
 - Huang & Wang normalise each neuron's map over the positions and train on a maximum mean discrepancy, of which the
   squared difference of these products is the part that depends on the student; TextBrewer and ours leave both out.
 - Means run over pairs of real tokens (token_grams) and over examples (feature_grams), as in TextBrewer with a mask.

@@ -23,7 +23,7 @@ from compress.slicing.select import Importance
 
 
 def fisher(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets = "labels") -> Importance:
-    """Sum (dL/dg_u)^2 of the gate g_u of every unit, layers too, each example's squared apart."""
+    """Sum (dL/dg_u)^2 of the gate g_u of every unit and layer, over the examples of these batches."""
     found: dict[Group, Tensor] = {}
     for of_batch in gradients(student, batches, plan, targets=targets):
         for group, gradient_BU in of_batch.items():

@@ -5,8 +5,8 @@ Eq. 8   hidden      MSE of the hidden states, the student's projected by a learn
 Eq. 9   embeddings  MSE of the embedding outputs, the student's projected by a learned W_e
 Eq. 10  prediction  soft cross entropy of the logits
         regression  squared error to the gold score, which replaces Eq. 10 on STS-B (authors' code)
-Alg. 1  augment     words replaced by those that a masked language model, or word vectors, put in their place; its
-                    deviations stand in compress/training/augment.py
+Alg. 1  augment     words replaced by the candidates of a masked language model, or of word vectors; see its deviations
+                    in compress/training/augment.py
         near_words  the same by word vectors alone, which is ours
 
 Shapes: B examples, L tokens, D hidden, H heads, V classes.
@@ -14,13 +14,13 @@ Shapes: B examples, L tokens, D hidden, H heads, V classes.
 Deviations from the authors' code, which these formulas reproduce up to the stated factor:
 - means run over real tokens (pairs of real tokens for Eq. 7); theirs over all positions, pads included, with the
   masked key columns set to 0. Where nothing is padded both agree.
-- Eq. 10 sums over the classes, as written; theirs means over them too, 1/V of it.
+- Eq. 10 sums over the classes, as written; theirs also averages over them, 1/V of it.
 - W_e and W_h are two matrices without bias, as in the paper; theirs is one shared `fit_dense` with bias
   (`project: fit_dense` on both terms shares one).
 - Eq. 7 where student and teacher have different numbers of heads, which theirs refuses, is ours: see `attention`.
-- the teacher is in eval mode; theirs keeps its dropout on, its scripts never call eval().
+- the teacher is in eval mode; theirs has dropout, as their scripts never call eval().
 - logits are the classifier's of the pooled output, tanh(W h), after the student's dropout, as in transformers' BERT;
-  theirs are of relu(tanh(W h)) without dropout, of teacher and student alike, so that one teacher answers otherwise.
+  theirs are of relu(tanh(W h)) without dropout, for teacher and student, so that the same teacher answers differently.
 - AdamW, gradients clipped together, eps 1e-8 in the task stages; their BertAdam does not correct its bias, clips each
   tensor's gradient by itself, and has eps 1e-6 everywhere.
 """
@@ -41,12 +41,12 @@ __all__ = ["attention", "augment", "embeddings", "hidden", "near_words", "predic
 def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tensor:
     """Eq. 7: 1/h sum_i MSE(A_i^S, A_i^T), over pairs of real tokens.
 
-    Where h_S and h_T heads differ in number, the A_i are means over h_S / h and h_T / h neighbouring heads, h the
-    greatest common divisor: 12 heads of a teacher in threes for 4 of a student, all of them where h is 1.
-    TextBrewer's `attention_mse_sum` and `attention_ce_mean` join all heads, of equal numbers too.
+    If h_S and h_T heads differ in number, the A_i are means over h_S / h and h_T / h neighbouring heads, h the greatest
+    common divisor: a teacher's 12 heads in threes for a student's 4, or all heads if h is 1. TextBrewer's
+    `attention_mse_sum` and `attention_ce_mean` always join all heads.
 
-    Where attention is local, pairs that do not see each other are left out of an example's mean, which weighs as much
-    as if none were.
+    If attention is local, pairs that do not see each other are left out of an example's mean, whose weight stays the
+    same.
     """
     seen_BLL, real_BL = seen_pairs(mask)
     pair_BLL, pairs_B = seen_BLL * real_BL[:, :, None].float(), real_BL.float().sum(1).square()

@@ -7,7 +7,7 @@ Sec. 3.5  streams            both: translations become pairs, other text streams
 The corpus of TLM is parallel text: data.parallel says how it is written. The loss is bert.masked_lm.
 
 Deviations
-- a stage reads one corpus, so MLM and TLM do not alternate (Sec. 3.5): one stage, or run, follows the other.
+- a stage reads one corpus, so that MLM and TLM do not alternate (Sec. 3.5): one stage, or run, follows the other.
 - languages are not sampled by their shares to the power of 0.7 (Sec. 3.5): all rows of the corpus come equally often,
   and a batch of MLM may mix languages, where theirs has one. Rows of plain text carry no language id.
 - TLM pairs are framed as the tokenizer frames pairs; theirs begins and ends each sentence with </s>. XLM's tokenizer of
@@ -42,8 +42,8 @@ def translation_pairs(
 ) -> Iterator[dict[str, Any]]:
     """Build rows of a sentence and its translation, with `position_ids` and `langs`, the id of each token's language.
 
-    The special tokens before and between belong to the first, those at the end to the second. There are no token
-    types: languages take their place. DataError for text that is not parallel.
+    The special tokens before and between the sentences belong to the first, those at the end to the second. Languages
+    take the place of token types. Raises DataError for text that is not parallel.
     """
     for document in documents:
         if not document.parallel:

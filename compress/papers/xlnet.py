@@ -5,9 +5,9 @@ Eq. 3, 5                the loss is bert.masked_lm over the targets, each seeing
 
 Shapes: B examples, L tokens, P targets of the row that has most.
 
-What is made is what transformers' XLNetLMHeadModel reads: perm_mask (B, L, L), 1 where the first may not see the
-second; target_mapping (B, P, L), one row of zeros and a single one for each target; labels (B, P). input_ids stay as
-they are: the content stream must see the targets that come earlier in the order; only the query stream hides them.
+The result has the inputs of transformers' XLNetLMHeadModel: perm_mask (B, L, L), 1 where the first token may not see
+the second; target_mapping (B, P, L), a one-hot row for each target; labels (B, P). input_ids do not change: the content
+stream must see the targets that come earlier in the order; only the query stream hides them.
 
 Deviations
 - no segment recurrence: rows are independent, so the order runs over the whole row; theirs permutes within the half
@@ -52,7 +52,7 @@ def permute(batch: Mapping[str, Tensor], words: Words, *, context: int = 6, long
 
 
 def _spans(open_L: Tensor, context: int, longest: int) -> Tensor:
-    """Mark the targets, (L,): of the predictable positions, counted without the others between them."""
+    """Mark the targets among the predictable positions, (L,); spans ignore the other positions between these."""
     places = open_L.nonzero().flatten()
     target_L = torch.zeros_like(open_L)
     begin = 0

@@ -10,7 +10,7 @@ from compress.config.recipe import Recipe
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Document
 from compress.errors import DataError
-from compress.papers.bert import mask, segment_pairs, shortened, with_others
+from compress.papers.bert import mask, segment_pairs, shorten, with_others
 from tests.papers import rows
 from tests.papers.rows import CLS, FIRST, MASK, SEP, SIZE, UNK, document, frame, owner, rng, segments, words
 
@@ -182,11 +182,11 @@ def test_the_same_seed_gives_the_same_rows() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_longer_loses_its_ends_until_both_fit(seed: int) -> None:
     first, second = list(range(20)), list(range(100, 106))
-    a, b = shortened(first, second, 14, rng(seed))
+    a, b = shorten(first, second, 14, rng(seed))
     assert b == second and len(a) == 8 and a == list(range(a[0], a[0] + 8))
-    a, b = shortened(first, second, 7, rng(seed))
+    a, b = shorten(first, second, 7, rng(seed))
     assert (len(a), len(b)) == (4, 3)  # of two as long, the second gives
-    assert shortened(first, second, 26, rng(seed)) == (first, second)
+    assert shorten(first, second, 26, rng(seed)) == (first, second)
 
 
 def test_a_random_document_is_any_other_of_the_latest_and_never_itself() -> None:

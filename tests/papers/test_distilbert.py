@@ -67,5 +67,5 @@ def test_all_there_is_where_less_than_wanted() -> None:
 
 
 def test_without_counts_it_is_refused() -> None:
-    with pytest.raises(DataError, match="nobody counted"):
+    with pytest.raises(DataError, match="were not counted"):
         mask(rows.batch([CLS, 8, SEP]), words())

@@ -236,9 +236,9 @@ def test_among_those_that_a_search_looks_at() -> None:
     [
         ({"widths": [], "heads": [3], "hidden": []}, "not a multiple of 3 heads"),
         ({"widths": [0.5, 2.0]}, "widths: 2; expected"),
-        ({"heads": [2]}, "leave them out"),
+        ({"heads": [2]}, "remove those"),
         ({"widths": [], "among": [{"head": 2}]}, "no size 'head'. Did you mean 'heads'"),
-        ({"among": [{"heads": 2}]}, "leave out the sizes"),
+        ({"among": [{"heads": 2}]}, "remove the other sizes"),
         ({"widths": [], "among": [{"heads": 3}]}, "3 heads"),
         ({"widths": [], "layers": [9]}, "more than the model's 3"),
         ({"widths": [], "largest": False, "smallest": False}, "no subnet"),

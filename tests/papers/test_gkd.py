@@ -175,5 +175,5 @@ def test_an_encoder_decoder_learns_its_own_answers() -> None:
 def test_an_objective_and_a_model_to_ask_are_needed(missing: str) -> None:
     student = generative.gpt2()
     teacher, terms = (None, objective(student)) if missing == "teacher" else (generative.gpt2(), None)
-    with pytest.raises(ObjectiveError, match="needs an `objective` for what is sampled"):
+    with pytest.raises(ObjectiveError, match="needs an `objective` for the sampled texts"):
         gkd.OnPolicy(student, teacher, terms, words=WORDS)
