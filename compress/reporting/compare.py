@@ -1,4 +1,4 @@
-"""Compare the files of several bundles: scores, proofs, sizes, times on every device, and the best within limits.
+"""Compare the files of several bundles: scores, certificates, sizes, times on each device, and the best within limits.
 
 A measurement belongs to the file whose SHA-256 it names, whatever the dates and names.
 """
@@ -28,7 +28,7 @@ OWN = "own races"
 
 @dataclass(frozen=True)
 class ComparedBundle:
-    """One bundle: its folder, a name that no other one here has, its task, its manifest and its report."""
+    """One bundle: its folder, a name that is unique here, its task, its manifest and its report."""
 
     path: Path
     name: str
@@ -39,7 +39,7 @@ class ComparedBundle:
 
 @dataclass(frozen=True)
 class Basis:
-    """The rows that a score is of; scores of two are not compared."""
+    """The rows that a score was computed on; scores on different rows are not compared."""
 
     data: str
     split: str
@@ -51,7 +51,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class View:
-    """The place where latency is read: one setting on one device."""
+    """One setting on one device, where latency is compared."""
 
     device: str
     setting: Setting
@@ -64,15 +64,15 @@ class View:
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """One file that can be shipped, or (`teacher`) what it was made from.
+    """One file that can be shipped, or a teacher.
 
     name          `<bundle> <precision>`, or the teacher's
-    sha256        of the file; of a teacher ''
-    scores        of the report's metric, by the rows they are of; on several devices, the lowest
-    certificates  what was proved of the file, on each device
+    sha256        of the file; '' for a teacher
+    scores        of the report's metric, by the rows they were computed on; of several devices, the lowest
+    certificates  of the file, one for each device
     times         device -> setting -> times
-    classes       scores of each class, by the rows they are of; fallen: those of which the file finds nothing, or far
-                  less, beside its teacher or, where it was certified, beside its fp32 file
+    classes       scores of each class, by rows; fallen: classes of which the file finds nothing, or far less than its
+                  teacher or, where it was certified, than its fp32 file
     """
 
     name: str
@@ -90,14 +90,13 @@ class ComparedModel:
 
     @property
     def certified(self) -> bool | None:
-        """Say whether every certificate holds; None without one."""
+        """Return True if every certificate holds; None without one."""
         return all(one.certified for one in self.certificates) if self.certificates else None
 
     @property
     def reason(self) -> str:
-        """Give the reason of the first certificate that does not hold, else of the first."""
-        telling = sorted(self.certificates, key=lambda one: one.certified)
-        return telling[0].reason if telling else ""
+        """Return the reason of the first certificate that does not hold, else of the first."""
+        return min(self.certificates, key=lambda one: one.certified).reason if self.certificates else ""
 
     def latency(self, view: View | None) -> Latency | None:
         """Look up the times at `view`; None where it was not timed there."""
@@ -105,16 +104,16 @@ class ComparedModel:
 
     def median_ms(self, view: View | None) -> float | None:
         """Look up the median at `view`."""
-        found = self.latency(view)
-        return found.p50_ms if found else None
+        latency = self.latency(view)
+        return latency.p50_ms if latency else None
 
 
 @dataclass(frozen=True)
 class MeasuredDevice:
     """A device, and what was measured on it.
 
-    sources    (command, date) of every measurement; own: times are of the reports, each run by itself
-    sustained  (candidate's name, its minutes)
+    sources    (command, date) of each measurement; own: the times are those of the reports, each run by itself
+    sustained  (name of the candidate, its times without pause)
     """
 
     name: str
@@ -140,14 +139,18 @@ class Limits:
 
     @property
     def cheapest(self) -> bool:
-        """Say whether the cheapest file with a least score is asked for."""
+        """Return True if the cheapest file with a least score is wanted."""
         return self.min_score is not None and self.budget_ms is None and self.max_mb is None
 
 
 @dataclass(frozen=True)
 class Pick:
-    """candidate: the pick, None where nothing is within the limits; level: those within them whose score these rows
-    cannot tell from its, the best first; thrifty: the fastest of them, where it is clearly faster."""
+    """The file to ship.
+
+    candidate  None where no file is within the limits
+    level      files within the limits whose scores these rows cannot tell from the candidate's, the best first
+    thrifty    the fastest of these, where it is clearly faster
+    """
 
     candidate: ComparedModel | None
     level: tuple[ComparedModel, ...] = ()
@@ -156,14 +159,14 @@ class Pick:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All there is to choose from.
+    """The candidates to choose from, and what to compare them with.
 
-    basis       the rows most candidates are scored on; scores of other rows are shown, and not compared
-    candidates  by their score on these rows, the best first; then those that have none
-    teachers    what they were made from, to stand beside them
+    basis       the rows that most candidates are scored on; scores on other rows are shown, but not compared
+    candidates  by their score on these rows, the best first; then those without a score
+    teachers    of the candidates
     baselines   (name, score) on these rows
-    view        where latency is read; None where nothing was timed
-    unmatched   names in result files whose SHA-256 no file given here has
+    view        where latency is compared; None where nothing was timed
+    unmatched   names in result files whose SHA-256 is that of no file here
     """
 
     task: Task
@@ -197,21 +200,20 @@ class Comparison:
         return before - after if before is not None and after is not None else None
 
     def settings(self, device: str) -> list[Setting]:
-        """List the settings measured on a device, the one that most candidates have first."""
-        found = [setting for one in self.candidates for setting in one.times.get(device, {})]
-        return sorted(dict.fromkeys(found), key=lambda setting: -found.count(setting))
+        """List the settings measured on a device, the most frequent first."""
+        settings = [setting for one in self.candidates for setting in one.times.get(device, {})]
+        return sorted(dict.fromkeys(settings), key=lambda setting: -settings.count(setting))
 
     def views(self) -> list[View]:
         """List every setting of every device."""
         return [View(device.name, setting) for device in self.devices for setting in self.settings(device.name)]
 
     def commonest(self) -> list[View]:
-        """List each device once: at the setting of the view, or where that was not measured at its own commonest."""
+        """List one view of each device: at the setting of `view`, or where that was not measured, the most frequent."""
         views = self.views()
-        wanted = self.view.setting if self.view else None
         by_device = {view.device: view for view in reversed(views)}
-        here = {view.device: view for view in views if view.setting == wanted}
-        return [here.get(name, by_device[name]) for name in dict.fromkeys(view.device for view in views)]
+        same = {view.device: view for view in views if self.view and view.setting == self.view.setting}
+        return [same.get(name, by_device[name]) for name in dict.fromkeys(view.device for view in views)]
 
     def number(self, one: ComparedModel) -> int:
         """Return a candidate's place in the list, from 1."""
@@ -219,40 +221,40 @@ class Comparison:
 
     def front(self, cost: Callable[[ComparedModel], float | None]) -> list[ComparedModel]:
         """List the candidates that no other one beats in score without costing more, the cheapest first."""
-        placed = [
+        known = [
             (price, -score, one)
             for one in self.candidates
             if (price := cost(one)) is not None and (score := self.score(one)) is not None
         ]
-        found: list[tuple[float, float, ComparedModel]] = []
-        for price, lost, one in sorted(placed, key=lambda each: each[:2]):
-            if not found or lost < found[-1][1] or (price, lost) == found[-1][:2]:
-                found.append((price, lost, one))
-        return [one for _, _, one in found]
+        front: list[tuple[float, float, ComparedModel]] = []
+        for price, loss, one in sorted(known, key=lambda each: each[:2]):
+            if not front or loss < front[-1][1] or (price, loss) == front[-1][:2]:
+                front.append((price, loss, one))
+        return [one for _, _, one in front]
 
 
 def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
-    """Bring runs, bundles and result files of `compress bench` together.
+    """Compare the files of runs and bundles, with the result files of `compress bench`.
 
     at  a device, a setting or both, in the words of their names and separated by commas: `browser, 32 tokens`
 
-    Raises BundleError for what cannot be read, for bundles of different tasks, and for an `at` that was not measured;
-    DeviceError for a result file that cannot be understood.
+    Raises BundleError for paths that cannot be read, bundles of different tasks, and an `at` that was not measured;
+    DeviceError for an invalid result file.
     """
     bundles, results = _read(paths)
-    task = _one_task(bundles)
-    devices, listed, unmatched = _join(results, [one for bundle in bundles for one in _files_of(bundle)])
+    task = _check_task(bundles)
+    devices, models, unmatched = _join(results, [one for bundle in bundles for one in _list_files(bundle)])
     reports = [bundle.report for bundle in bundles if bundle.report]
-    taught = _teachers(reports)
-    if any(OWN in one.times for one in listed):
+    teachers = _list_teachers(reports)
+    if any(OWN in one.times for one in models):
         timed = [report for report in reports if report.settings]
         machine = timed[-1].machine
         if len(processors := {report.machine.get("cpu", "unnamed") for report in timed}) > 1:
             machine = {"cpu": "several: " + ", ".join(sorted(processors))}
         devices.append(MeasuredDevice(OWN, machine, tuple((each.command, each.date) for each in timed), own=True))
     # the rows that most candidates are scored on; of several, those that most teachers are scored on too
-    scored, beside = ([basis for one in each for basis in one.scores] for each in (listed, taught))
-    basis = max(dict.fromkeys(scored), key=lambda each: (scored.count(each), beside.count(each)), default=None)
+    scored, taught = ([basis for one in group for basis in one.scores] for group in (models, teachers))
+    basis = max(dict.fromkeys(scored), key=lambda each: (scored.count(each), taught.count(each)), default=None)
     baselines = {
         row.name: score
         for report in reports if basis == Basis(report.data, report.split, report.split_rows)
@@ -263,25 +265,24 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
         score = one.scores.get(basis) if basis else None
         return -score if score is not None else 1e9, _or_last(one.size_mb), one.name
 
-    found = Comparison(
+    comparison = Comparison(
         task=task,
         basis=basis,
-        candidates=tuple(sorted(listed, key=rank)),
-        teachers=tuple(one for one in taught if basis in one.scores),
+        candidates=tuple(sorted(models, key=rank)),
+        teachers=tuple(one for one in teachers if basis in one.scores),
         baselines=tuple(baselines.items()),
         devices=tuple(devices),
         view=None,
         bundles=bundles,
         unmatched=tuple(unmatched),
     )
-    return replace(found, view=_view(found, at))
+    return replace(comparison, view=_choose_view(comparison, at))
 
 
 def pick(comparison: Comparison, limits: Limits) -> Pick:
-    """Pick the best score within the limits; with a least score alone, the fastest (or smallest) that has it.
+    """Pick the best score within the limits; with a least score alone, the fastest (or smallest) that reaches it.
 
-    Equal scores: the faster, then the smaller. Raises BundleError for a least score that no score of this metric can
-    have.
+    Of equal scores, the faster, then the smaller. Raises BundleError for a least score that this metric cannot reach.
     """
     least, metric, view = limits.min_score, comparison.task.metric, comparison.view
     if least is not None and metric != "mse" and not -1 <= least <= 1:
@@ -314,45 +315,42 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         if one is not best and differ_significantly(metric, scores[id(one)], scores[id(best)], rows) is False
     ]
     first = min(level, key=cost, default=None)
-    took, beside = first.latency(view) if first else None, best.latency(view)
-    quiet = took and beside and not took.noisy and not beside.noisy
-    faster = took and beside and quiet and beside.p50_ms > NOISE_FACTOR * took.p50_ms
+    fast, slow = first.latency(view) if first else None, best.latency(view)
+    faster = fast and slow and not (fast.noisy or slow.noisy) and slow.p50_ms > NOISE_FACTOR * fast.p50_ms
     return Pick(best, tuple(level), first if faster else None)
 
 
-def _view(comparison: Comparison, at: str | None) -> View | None:
-    """Choose the view that `at` means: of several, the one most candidates were timed at."""
+def _choose_view(comparison: Comparison, at: str | None) -> View | None:
+    """Choose the view that `at` names; of several, the one that most candidates were timed at."""
     views = {
         view: {view.device.casefold(), *(part.strip().casefold() for part in view.name.split(","))}
         for view in comparison.views()
     }
     words = [word.strip().casefold() for word in (at or "").split(",") if word.strip()]
-    meant = [view for view, known in views.items() if known.issuperset(words)]
-    if words and not meant:
-        known = set().union(*views.values())
-        unknown = [word for word in words if word not in known]
-        hint = did_you_mean(unknown[0], known) if unknown else " Each was, but not together."
+    matching = [view for view, names in views.items() if names.issuperset(words)]
+    if words and not matching:
+        names = set().union(*views.values())
+        unknown = [word for word in words if word not in names]
+        hint = did_you_mean(unknown[0], names) if unknown else " Each was, but not together."
         raise BundleError(f"--at {at}: {', '.join(unknown) or 'that'}: no latency was measured there.{hint}")
-    return max(meant, key=lambda view: sum(bool(one.latency(view)) for one in comparison.candidates), default=None)
+    return max(matching, key=lambda view: sum(bool(one.latency(view)) for one in comparison.candidates), default=None)
 
 
-def _one_task(bundles: Sequence[ComparedBundle]) -> Task:
+def _check_task(bundles: Sequence[ComparedBundle]) -> Task:
     """Check that all bundles do the same task, and return it."""
     tasks = {bundle.name: bundle.task for bundle in bundles}
     if len({(task.kind, task.labels, task.metric, task.pair, task.unanswerable) for task in tasks.values()}) > 1:
-        said = []
+        kinds = []
         for name, task in tasks.items():
             labels = ", ".join(task.labels[:4]) + (f" and {len(task.labels) - 4} more" if len(task.labels) > 4 else "")
             kind = f"{task.kind}{' of pairs' if task.pair else ''}{f' ({labels})' if labels else ''}"
-            said.append(f"{name}: {kind} by {task.metric}")
-        raise BundleError(
-            f"these bundles do not do the same task, so no score of one says anything of another: {'; '.join(said)}"
-        )
-    return next(iter(tasks.values()))
+            kinds.append(f"{name}: {kind} by {task.metric}")
+        raise BundleError(f"these bundles do not do the same task, so their scores cannot be compared: {'; '.join(kinds)}")
+    return bundles[0].task
 
 
 def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, BenchResult]]]:
-    """Read runs, bundles and result files, told apart by what they hold, each once and in the order given."""
+    """Read runs, bundles and result files, each once and in the given order."""
     folders, files = [], []
     for path in paths:
         if path.is_dir():
@@ -372,17 +370,17 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
             )
     if not folders:
         raise BundleError("no run and no bundle was given: a result file of `compress bench` alone has no scores")
-    known = list(dict.fromkeys(folders))
+    unique = list(dict.fromkeys(folders))
     bundles = []
-    for path, name in zip(known, _names(known), strict=True):
+    for path, name in zip(unique, _name_bundles(unique), strict=True):
         bundle = Bundle.load(path)  # every file checked: a report is of the files that the manifest lists
         report = Report.from_json(path / REPORT) if REPORT in bundle.manifest.files else None
         bundles.append(ComparedBundle(path, name, bundle.task, bundle.manifest, report))
     return tuple(bundles), [(file, BenchResult.from_json(file)) for file in dict.fromkeys(files)]
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Name each path by its shortest end that no other one has; a run's own folder for its bundle tells nothing."""
+def _name_bundles(paths: Sequence[Path]) -> list[str]:
+    """Name each bundle by the shortest end of its path that is unique, without the `bundle` at the end of a run's."""
     ends = [path.parts[1:-1] if path.name == "bundle" and len(path.parts) > 2 else path.parts[1:] for path in paths]
 
     def name(parts: tuple[str, ...]) -> str:
@@ -394,7 +392,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [name(parts) for parts in ends]
 
 
-def _files_of(bundle: ComparedBundle) -> Iterator[ComparedModel]:
+def _list_files(bundle: ComparedBundle) -> Iterator[ComparedModel]:
     """List the files of one bundle, with what its report says of them."""
     report = bundle.report
     certificates = report.certificates if report else ()
@@ -428,9 +426,9 @@ def _files_of(bundle: ComparedBundle) -> Iterator[ComparedModel]:
         )
 
 
-def _teachers(reports: Sequence[Report]) -> list[ComparedModel]:
-    """List every teacher once: two are one when name and scores agree; of its times the first quiet ones."""
-    found: dict[tuple[str, Basis], ComparedModel] = {}
+def _list_teachers(reports: Sequence[Report]) -> list[ComparedModel]:
+    """List each teacher, by name and rows, once, with the first times that are not noisy."""
+    teachers: dict[tuple[str, Basis], ComparedModel] = {}
     for report in reports:
         for row in report.of_role("teacher"):
             name = PurePath(row.name).name
@@ -438,11 +436,11 @@ def _teachers(reports: Sequence[Report]) -> list[ComparedModel]:
             scores, times = _row_score(report, row), _own_times(row)
             one = ComparedModel(name, "", "", "teacher", row.file_mb, row.parameters, scores, times=times)
             for basis in scores:
-                old = found.setdefault((name, basis), one)
+                old = teachers.setdefault((name, basis), one)
                 noisy, quiet = (any(each.noisy for each in at.times.get(OWN, {}).values()) for at in (old, one))
                 if noisy and not quiet:
-                    found[name, basis] = replace(old, times=times)
-    return list(found.values())
+                    teachers[name, basis] = replace(old, times=times)
+    return list(teachers.values())
 
 
 def _row_score(report: Report | None, row: ReportRow | None) -> dict[Basis, float]:
@@ -454,7 +452,7 @@ def _row_score(report: Report | None, row: ReportRow | None) -> dict[Basis, floa
 def _list_proved(
     report: Report | None, certificates: Iterable[Certificate], which: Literal["before", "after"]
 ) -> Iterator[tuple[Basis, float]]:
-    """Yield the scores that certificates tell, of the report's own metric."""
+    """Yield the scores in certificates, of the report's own metric."""
     for one in certificates:
         value = finite(getattr(one, which))
         if report and one.metric == report.metric and value is not None:
