@@ -1,20 +1,14 @@
 #!/usr/bin/env python3
 """What does a browser cost, and does it answer the same? onnxruntime-web in Chromium beside onnxruntime on one machine.
 
-    python benchmarks/browser_vs_native.py runs/sst2/bundle --data sst2/dev.tsv --rows 200 --out result.json
+    python -m benchmarks.browser_vs_native runs/sst2/bundle --data sst2/dev.tsv --rows 200 --out result.json
 
 Within a device the files interleave; the two devices cannot, so the machine is measured before and after the browser,
 and both are in the result. Rows come from the first column of a TSV file with a header.
 """
 
-import argparse
-import csv
-import datetime
-import json
-import platform
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from tokenizers import Tokenizer
 
+from benchmarks.common import make_parser, read_texts, write_result
 from compress.benchmark.browser import device
 from compress.benchmark.browser.device import browser
 from compress.benchmark.devices import Device, open_device
@@ -36,24 +30,25 @@ from compress.records.latency import Setting
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
 
 
-def timed(device: Device, files: Mapping[str, Path], settings: Sequence[Setting], told: Any) -> list[dict[str, Any]]:
-    return [asdict(latency) for latency in device.race(files, settings, rounds=told.rounds, runs=told.runs)]
+def race_files(
+    device: Device, files: Mapping[str, Path], settings: Sequence[Setting], args: Any
+) -> list[dict[str, Any]]:
+    return [asdict(latency) for latency in device.race(files, settings, rounds=args.rounds, runs=args.runs)]
 
 
-def encoded(folder: Path, data: Path, rows: int) -> list[EncodedRow]:
-    with data.open(encoding="utf-8") as file:
-        lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+def encode_rows(folder: Path, data: Path, rows: int) -> list[EncodedRow]:
+    texts = read_texts(data)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    step = len(lines) // rows  # spread over the file, whose order may mean something
-    encodings = tokenizer.encode_batch([line[0] for line in lines[:: max(1, step)][:rows]])
+    step = len(texts) // rows  # spread over the file, whose order may mean something
+    encodings = tokenizer.encode_batch(texts[:: max(1, step)][:rows])
     return [
         {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
         for row in encodings
     ]
 
 
-def compared(
+def compare_answers(
     device: Device, here: Device, files: Mapping[str, Path], rows: Sequence[EncodedRow]
 ) -> dict[str, dict[str, Any]]:
     """Per file: the greatest difference of a logit, and the share of rows with the same label."""
@@ -69,7 +64,7 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=200)
@@ -79,45 +74,33 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--chromium", default=f"chromium {FLAGS}")
     parser.add_argument("--out", type=Path, required=True)
-    told = parser.parse_args()
-    files = Bundle.load(told.bundle).files()
-    settings = [Setting(threads, 1, seq) for threads, seq in product(told.threads, told.seq)]
-    rows = encoded(told.bundle, told.data, told.rows)
+    args = parser.parse_args()
+    files = Bundle.load(args.bundle).files()
+    settings = [Setting(threads, 1, seq) for threads, seq in product(args.threads, args.seq)]
+    rows = encode_rows(args.bundle, args.data, args.rows)
     opened: list[subprocess.Popen[bytes]] = []
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, open_device("local") as here:
 
         def visit(link: str) -> None:
-            command = [*shlex.split(told.chromium), f"--user-data-dir={profile}", link]
+            command = [*shlex.split(args.chromium), f"--user-data-dir={profile}", link]
             opened.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
-        before = timed(here, files, settings, told)
+        before = race_files(here, files, settings, args)
         try:
             with browser(visit=visit) as page:
-                facts, there = page.facts(), timed(page, files, settings, told)
-                parity = compared(page, here, files, rows)
+                facts, there = page.facts(), race_files(page, files, settings, args)
+                parity = compare_answers(page, here, files, rows)
         finally:
             for process in opened:
                 process.terminate()
                 process.wait()
-        after = timed(here, files, settings, told)
-        machine = here.facts()
+        after = race_files(here, files, settings, args)
     result = {
-        "machine": machine,
-        "browser": facts,
-        "versions": {
-            "python": platform.python_version(),
-            "onnxruntime": onnxruntime.__version__,
-            "onnxruntime-web": device.VERSION,
-        },
-        "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
-        "native_before": before,
-        "in_browser": there,
-        "native_after": after,
-        "parity": parity,
-    }
-    told.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        "browser": facts, "onnxruntime-web": device.VERSION, "native_before": before, "in_browser": there,
+        "native_after": after, "parity": parity,
+    }  # fmt: skip
+    write_result(args.out, result)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,7 @@ Each time a new process writes and serves the page, a new Chromium with an empty
 measured cold (no tokenizer's graph is kept yet) and warm; onnxruntime-web has been fetched before in both.
 """
 
-import argparse
-import datetime
-import json
 import os
-import shlex
 import shutil
 import signal
 import statistics
@@ -23,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chromium import open_tab
+from benchmarks.common import make_parser, write_result
 from compress.benchmark.browser.device import VERSION
-from compress.benchmark.devices import open_device
 from compress.data.cache import home
 from compress.exporters.artifact import Bundle
 
@@ -75,34 +71,31 @@ def cpu_seconds(process: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--text", required=True)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
-    told = parser.parse_args()
+    args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as caches:
         shutil.copytree(home() / "web", Path(caches) / "web")
-        for _ in range(told.times):
+        for _ in range(args.times):
             shutil.rmtree(Path(caches) / "readers", ignore_errors=True)
             for state, each in found.items():
-                each.append(measure(told.bundle, told.text, Path(caches)))
+                each.append(measure(args.bundle, args.text, Path(caches)))
                 print(state, each[-1], flush=True)
-    with open_device("local") as here:
-        machine = here.facts()
     medians = {
         f"{state} {name}": statistics.median(one[name] for one in each)
         for state, each in found.items()
         for name in ("link_s", "answer_s", "cpu_to_link_s")
     }
-    manifest = Bundle.load(told.bundle).manifest
+    manifest = Bundle.load(args.bundle).manifest
     result = {
-        "machine": machine, "onnxruntime-web": VERSION, "model_type": manifest.model_type,
-        "parameters": manifest.parameters, "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *sys.argv]), "medians": medians, **found,
+        "onnxruntime-web": VERSION, "model_type": manifest.model_type, "parameters": manifest.parameters,
+        "medians": medians, **found,
     }  # fmt: skip
-    told.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(args.out, result)
 
 
 if __name__ == "__main__":

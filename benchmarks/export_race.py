@@ -3,7 +3,7 @@
     python3 -m venv optimum
     optimum/bin/pip install torch==2.13.0
     optimum/bin/pip install transformers==4.57.6 optimum==2.1.0 optimum-onnx==0.1.0 onnxruntime==1.31.1 onnx==1.23.2
-    python benchmarks/export_race.py --peer optimum/bin --out benchmarks/results/export_race_<hardware>_<yyyymm>.json
+    python -m benchmarks.export_race --peer optimum/bin --out benchmarks/results/export_race_<hardware>_<yyyymm>.json
 
 The peer's best int8 on a processor with VNNI: `optimum-cli export onnx`, then `optimum-cli onnxruntime quantize
 --avx512_vnni --per_channel`. Ours: the exported graph rewritten (`exporters.rewrite`), then dynamic int8 in one step
@@ -12,7 +12,6 @@ own, in turns, two passes; the peer's files with onnxruntime's own settings, as 
 weights: speed only. `--trained BUNDLE --data DIR` adds what the same files of a trained classifier score.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,8 +19,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -29,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import make_parser, write_result
 from compress.benchmark.local import machine, open_local
 from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.rewrite import Form, rewrite_graph
@@ -57,7 +55,7 @@ class Model:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--peer", type=Path, required=True, help="bin folder of a venv with optimum-onnx")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--threads", default="1,2")
@@ -75,28 +73,20 @@ def main() -> None:
     scores: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in args.shapes.split(","):
-            model = drawn(name, Path(scratch))
-            files = built(model, args.peer)
+            model = build_model(name, Path(scratch))
+            files = build_files(model, args.peer)
             for setting in settings:
-                times = timed(files, setting, SHAPES[name], args.seconds)
+                times = race_files(files, setting, SHAPES[name], args.seconds)
                 found += [{"shape": name, **asdict(each)} for each in times]
-                print(line(name, setting, times), flush=True)
+                print(format_line(name, setting, times), flush=True)
         for bundle in args.trained:
-            scores[str(bundle)] = scored(bundle, args.data, args.rows, Path(scratch), args.peer)
-    if args.out:
-        result = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(["python", *sys.argv]),
-            "machine": machine(),
-            "versions": {name: version(name) for name in PACKAGES if find_spec(name)},
-            "peer": peer_versions(args.peer),
-            "latencies": found,
-            "scores": scores,
-        }
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            scores[str(bundle)] = score_bundle(bundle, args.data, args.rows, Path(scratch), args.peer)
+    write_result(
+        args.out, {"peer": peer_versions(args.peer), "latencies": found, "scores": scores}, filter(find_spec, PACKAGES)
+    )
 
 
-def drawn(name: str, scratch: Path) -> Model:
+def build_model(name: str, scratch: Path) -> Model:
     """Build a BERT of this shape with random weights."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
@@ -121,14 +111,14 @@ def drawn(name: str, scratch: Path) -> Model:
     return Model(name, work / "checkpoint", work, rows)
 
 
-def built(model: Model, peer: Path) -> dict[str, Path]:
+def build_files(model: Model, peer: Path) -> dict[str, Path]:
     """Return the peer's file first, then ours."""
     import onnx
     from transformers import AutoModelForSequenceClassification
 
     from compress.exporters.onnx import to_onnx
 
-    files = {PEER: peers(model, peer)}
+    files = {PEER: quantize_with_peer(model, peer)}
     raw = model.work / "raw.onnx"
     to_onnx(AutoModelForSequenceClassification.from_pretrained(model.folder), raw, form=None)
     forms = {"turned": Form(), "plain": Form(tokens_first=False)}
@@ -154,7 +144,7 @@ def built(model: Model, peer: Path) -> dict[str, Path]:
     return files
 
 
-def peers(model: Model, peer: Path) -> Path:
+def quantize_with_peer(model: Model, peer: Path) -> Path:
     """Make the peer's int8 file."""
     exported, small = model.work / "peer", model.work / "peer-int8"
     cli = str(peer / "optimum-cli")
@@ -180,7 +170,9 @@ def peers(model: Model, peer: Path) -> Path:
     return small / "model_quantized.onnx"
 
 
-def timed(files: Mapping[str, Path], setting: Setting, shape: tuple[int, int, int], seconds: float) -> list[Latency]:
+def race_files(
+    files: Mapping[str, Path], setting: Setting, shape: tuple[int, int, int], seconds: float
+) -> list[Latency]:
     layers, width, inner = shape
     work = setting.batch * setting.seq * layers * (4 * width * width + 2 * width * inner)
     runs = int(np.clip(1e3 * seconds * SPEED / work / ROUNDS, 2, 60))
@@ -188,7 +180,7 @@ def timed(files: Mapping[str, Path], setting: Setting, shape: tuple[int, int, in
         return device.race(files, [setting], rounds=ROUNDS, runs=runs)
 
 
-def line(name: str, setting: Setting, times: list[Latency]) -> str:
+def format_line(name: str, setting: Setting, times: list[Latency]) -> str:
     first, parts = times[0], []
     for each in times:
         ratios = f"{each.p50_ms / first.p50_ms:.2f}x, min {each.min_ms / first.min_ms:.2f}x"
@@ -196,7 +188,7 @@ def line(name: str, setting: Setting, times: list[Latency]) -> str:
     return f"{name:10} {setting!s:31} " + "  ".join(parts)
 
 
-def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dict[str, Any]:
+def score_bundle(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dict[str, Any]:
     """Score every file of a trained bundle, beside fp32."""
     from transformers import AutoTokenizer
 
@@ -213,7 +205,7 @@ def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dic
     columns = ["input_ids", "attention_mask", "token_type_ids"]
     model = Model(bundle.name, bundle, scratch / bundle.parent.name, list(train.rows.select_columns(columns)))
     model.work.mkdir()
-    files = {"fp32": shipped.files()["fp32"], **built(model, peer)}
+    files = {"fp32": shipped.files()["fp32"], **build_files(model, peer)}
     asked = list(evaluator.rows.select_columns(columns))
     with open_local() as device:
         logits = {name: np.stack(device.logits(path, asked)) for name, path in files.items()}

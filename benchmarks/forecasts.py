@@ -1,7 +1,7 @@
 """How near is what `--plan` tells to what the same command then takes, on a quiet machine and on a busy one?
 
-    python benchmarks/forecasts.py --data DIR --out benchmarks/results/forecasts_<hardware>_<yyyymm>.json
-    python benchmarks/forecasts.py --data DIR --only distill-sst2 quantize trim --scale 0.1    # a quick look
+    python -m benchmarks.forecasts --data DIR --out benchmarks/results/forecasts_<hardware>_<yyyymm>.json
+    python -m benchmarks.forecasts --data DIR --only distill-sst2 quantize trim --scale 0.1    # a quick look
 
 DIR has the folders sst2, rte, stsb and mrpc (GLUE's files) and tokenizers/roberta-base. Each of the 12 commands is run
 with `--plan --json` and then for real, by itself, in one cache, so that what one keeps the next ones find, both times;
@@ -11,7 +11,6 @@ most that the process held. A language model for `label` is made here, of random
 time is real.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import make_parser, write_result
 
 ROWS = {"sst2": 2000, "rte": 2490, "stsb": 3000, "mrpc": 3000}
 """Training rows of each set that are taken; of the others, 500."""
@@ -97,7 +98,7 @@ def commands(scratch: Path, scale: float) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--only", nargs="+", help="these commands alone; distill-sst2 makes what others read")
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps and rows of each command")
@@ -120,7 +121,7 @@ def main() -> None:
                 for name, words in chosen.items():
                     if args.only is None or name in args.only:
                         found.append({"command": name, "load": load, **measure(words, scratch / load / name)})
-                        print(line(found[-1]), flush=True)
+                        print(format_line(found[-1]), flush=True)
     report(found, args.out)
 
 
@@ -178,7 +179,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, floa
 HEAD = f"{'command':<16} {'load':<6} {'forecast, s':>13} {'real, s':>8} {'peak, MB':>9} {'real':>6} {'plan, s':>8}"
 
 
-def line(found: Mapping[str, Any]) -> str:
+def format_line(found: Mapping[str, Any]) -> str:
     least, most = found["forecast_s"]
     seconds = f"{least:,.0f}" if round(least) == round(most) else f"{least:,.0f} to {most:,.0f}"
     return (
@@ -189,9 +190,7 @@ def line(found: Mapping[str, Any]) -> str:
 
 def report(found: Sequence[Mapping[str, Any]], out: Path | None) -> None:
     """Print the table, and how many are near: real seconds within 20 % of the range, memory within 10 %."""
-    from compress.benchmark.local import machine
-
-    print(HEAD, *map(line, found), sep="\n")
+    print(HEAD, *map(format_line, found), sep="\n")
     for load in dict.fromkeys(each["load"] for each in found):
         some = [each for each in found if each["load"] == load]
         near = sum(0.8 * each["forecast_s"][0] <= each["real_s"] <= 1.2 * each["forecast_s"][1] for each in some)
@@ -199,8 +198,7 @@ def report(found: Sequence[Mapping[str, Any]], out: Path | None) -> None:
         print(f"{load}: {near} of {len(some)} within 20 % of the seconds, {held} within 10 % of the memory")
     if out is not None:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        result = {"commit": commit, "machine": machine(), "commands": list(found)}
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_result(out, {"commit": commit, "commands": list(found)})
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """Make the students of the site's gallery, and keep what was measured of each.
 
-    python benchmarks/gallery.py                                      all of STUDENTS, in work/
-    python benchmarks/gallery.py distilbert-intents --device browser  this one, measured there too
+    python -m benchmarks.gallery                                      all of STUDENTS, in work/
+    python -m benchmarks.gallery distilbert-intents --device browser  this one, measured there too
 
 A student's report.json becomes benchmarks/results/gallery/NAME.json, whatever it says: bad results stay. What
 `compress bench` measured on another device is NAME@DEVICE.json beside it. docs/reference.py makes the page of both. A
 run that was interrupted is resumed, one that is finished is only measured.
 """
 
-import argparse
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks.common import make_parser
 
 RESULTS = Path(__file__).parent / "results" / "gallery"
 STUDENTS = {
@@ -44,11 +45,11 @@ def compress(words: list[str], work: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("names", nargs="*", help="of STUDENTS; none: all")
     parser.add_argument("--device", action="append", default=[], help="measure there too; repeatable")
     parser.add_argument("--work", type=Path, default=Path("work"), help="the folder that keeps the runs")
-    given = parser.parse_args()
-    given.work.mkdir(parents=True, exist_ok=True)
-    for name in given.names or STUDENTS:
-        make(name, given.work, given.device)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    for name in args.names or STUDENTS:
+        make(name, args.work, args.device)

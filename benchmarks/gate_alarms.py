@@ -1,13 +1,12 @@
 """How often does `compress gate` fail a model that is no slower, and pass one that is 10 % slower?
 
-    python benchmarks/gate_alarms.py [--pairs 200] [--slower 50] [--layers 40] [--max-slower 5%] [--minutes 5] [--out F]
+    python -m benchmarks.gate_alarms [--pairs 200] [--slower 50] [--layers 40] [--max-slower 5%] [--minutes 5] [--out F]
 
 A file is a chain of equal matrix products behind an embedding, in float32: with a tenth more of them it has a tenth
 more work. Identical pairs are two copies of one file. How much slower the slower one is in truth is measured by all of
 its pairs together. Run it beside whatever keeps the machine busy: that is what it is about.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -18,18 +17,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.common import make_parser, write_result
 from compress.benchmark.devices import open_device
-from compress.benchmark.local import machine
 from compress.benchmark.options import parse_percentage
 from compress.commands.gate import compare_latency
-from compress.io import write_json
-from compress.provenance import versions
 from compress.records.latency import Setting
 
 WIDTH, VOCABULARY, TOKENS = 128, 64, 32
 
 
-def chain(path: Path, layers: int) -> Path:
+def write_chain(path: Path, layers: int) -> Path:
     """Write an embedding of WIDTH numbers a token, and `layers` products with as many square matrices."""
     draw = np.random.default_rng(0)
     tables = {"words": draw.normal(size=(VOCABULARY, WIDTH))}
@@ -49,26 +46,26 @@ def chain(path: Path, layers: int) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--slower", type=int, default=50)
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--max-slower", default="5%")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found: dict[str, object] = {"machine": machine(), "versions": versions(("compress", "onnxruntime"))}
+    args = parser.parse_args()
+    found: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as scratch, open_device("local", say=lambda _: None) as device:
         folder = Path(scratch)
-        old, same = (chain(folder / name, given.layers) for name in ("old.onnx", "same.onnx"))
-        tenth = chain(folder / "tenth.onnx", round(1.1 * given.layers))
-        for name, new, count in (("identical", same, given.pairs), ("10 % more work", tenth, given.slower)):
+        old, same = (write_chain(folder / name, args.layers) for name in ("old.onnx", "same.onnx"))
+        tenth = write_chain(folder / "tenth.onnx", round(1.1 * args.layers))
+        for name, new, count in (("identical", same, args.pairs), ("10 % more work", tenth, args.slower)):
             checks, began = [], time.monotonic()
             for number in range(count):
                 check = compare_latency(
                     device, (old, new), Setting(1, 1, TOKENS),
-                    max_slower=parse_percentage("max-slower", given.max_slower),
-                    minutes=given.minutes, say=lambda _: None,
+                    max_slower=parse_percentage("max-slower", args.max_slower),
+                    minutes=args.minutes, say=lambda _: None,
                 )  # fmt: skip
                 checks.append(check)
                 print(f"{name} {number + 1} of {count}: {check.outcome}: {check.reason}", flush=True)
@@ -81,8 +78,7 @@ def main() -> None:
                 "seconds_a_pair": (time.monotonic() - began) / count,
             }
     print(json.dumps(found, indent=1))
-    if given.out is not None:
-        write_json(given.out, found)
+    write_result(args.out, found, ("compress", "onnxruntime"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How many samples a second does distillation train on this GPU, how much of the GPU is that, and how much memory?
 
-    python benchmarks/gpu_distill.py --peak 989e12 --out benchmarks/results/gpu_distill_<hardware>_<yyyymm>.json
+    python -m benchmarks.gpu_distill --peak 989e12 --out benchmarks/results/gpu_distill_<hardware>_<yyyymm>.json
 
 BERT-base with random weights teaches two students on random tokens: `distilbert` (6 of its layers) and `tinybert`
 (4 x 312, all its losses at once), 128 tokens, batch 256, bfloat16, by the tool's own stage. The first steps, in which
@@ -11,12 +11,8 @@ is told apart. On a processor without CUDA it runs too, and measures that: --bat
 """
 
 import argparse
-import json
-import shlex
-import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +20,13 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
+from benchmarks.common import make_parser, write_result
 from compress.config.recipe import Recipe, Stage
 from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.models import student as students
 from compress.models.checkpoints import resolve
 from compress.models.flops import flops_per_token
-from compress.provenance import versions
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.run import Run
@@ -55,7 +51,7 @@ WARM_UP = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128, help="of each row")
     parser.add_argument("--steps", type=int, default=60)
@@ -73,11 +69,8 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     result = {
         "device": device, "batch": args.batch, "tokens": args.tokens, "steps": args.steps, "runs": runs,
-        "command": shlex.join(["python", *sys.argv]), "versions": versions(("compress", "torch", "transformers")),
-        "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(args.out, result, ("compress", "torch", "transformers"))
 
 
 def measure(name: str, args: argparse.Namespace, *, kept: bool) -> dict[str, float]:

@@ -1,29 +1,22 @@
 """What each way to int8 loses on real students, what it keeps in float32, and what that costs in latency.
 
-    python benchmarks/int8_methods.py BUNDLE=DATA... --max-drop 0.3 --out benchmarks/results/int8_methods_<machine>.json
+    python -m benchmarks.int8_methods BUNDLE=DATA... --max-drop 0.3 --out benchmarks/results/int8_methods_<machine>.json
 
 For each bundle: dynamic int8 with nothing left in float32; then dynamic, static and SmoothQuant int8, each with what
 must stay in float32 to lose at most --max-drop points (`compress quantize --method`); all certified on the same rows,
 then raced against fp32 in one interleaved race. Prints a table in Markdown.
 """
 
-import argparse
-import json
-import platform
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import load_pair, log, make_parser, write_result
 from compress.benchmark.devices import open_device
 from compress.commands.quantize import quantize
-from compress.exporters.artifact import Bundle
-from compress.exporters.manifest import PACKAGES
 from compress.exporters.rewrite.graph import layer
-from compress.provenance import versions
 from compress.records.latency import Latency, Setting
 
 ALL = 1.0
@@ -33,35 +26,25 @@ SETTING, ROUNDS, RUNS = Setting(threads=1, batch=1, seq=64), 10, 15
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE=DATA")
     parser.add_argument("--max-drop", type=float, default=0.3, help="points")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with open_device("local", say=complain) as here:
-        found = [measured(each, args.max_drop / 100) for each in args.bundles]
-        result = {
-            "command": " ".join(["python", "benchmarks/int8_methods.py", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": here.facts(),
-            "versions": {**versions(PACKAGES), "python": platform.python_version()},
-            "bundles": found,
-        }
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(markdown(found, args.max_drop)))
+    found = [measure_bundle(each, args.max_drop / 100) for each in args.bundles]
+    write_result(args.out, {"bundles": found})
+    print("\n".join(format_markdown(found, args.max_drop)))
 
 
-def measured(named: str, max_drop: float) -> dict[str, Any]:
-    path, _, data = named.partition("=")
-    bundle = Bundle.load(Path(path))
-    name = bundle.path.name if bundle.path.name != "bundle" else bundle.path.parent.name
+def measure_bundle(named: str, max_drop: float) -> dict[str, Any]:
+    name, bundle, data = load_pair(named)
     lines: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as scratch, open_device("local", say=complain) as here:
+    with tempfile.TemporaryDirectory() as scratch, open_device("local", say=log) as here:
         files = {"fp32": bundle.files()["fp32"]}
         for way, method in WAYS.items():
-            complain(f"{name}: {way}")
+            log(f"{name}: {way}")
             limit = ALL if way not in WAYS.values() else max_drop
-            done = quantize(bundle, data, method=method, out=Path(scratch) / way, max_drop=limit, say=complain)
+            done = quantize(bundle, data, method=method, out=Path(scratch) / way, max_drop=limit, say=log)
             files[way] = done.bundle.files()["int8"]
             lines[way] = {
                 "certificate": asdict(done.proof),
@@ -70,15 +53,15 @@ def measured(named: str, max_drop: float) -> dict[str, Any]:
                 "sensitivity": [asdict(each) for each in done.mixed.sensitivity],
             }
         times = here.race(files, [SETTING], rounds=ROUNDS, runs=RUNS)
-    return {"bundle": name, "ways": lines, "latencies": [asdict(each) for each in times], **ratios(times)}
+    return {"bundle": name, "ways": lines, "latencies": [asdict(each) for each in times], **compute_ratios(times)}
 
 
-def ratios(times: list[Latency]) -> dict[str, Mapping[str, float]]:
+def compute_ratios(times: list[Latency]) -> dict[str, Mapping[str, float]]:
     base = next(each.p50_ms for each in times if each.name == "dynamic, all of it")
     return {"to_dynamic": {each.name: each.p50_ms / base for each in times}}
 
 
-def markdown(found: list[dict[str, Any]], max_drop: float) -> Iterator[str]:
+def format_markdown(found: list[dict[str, Any]], max_drop: float) -> Iterator[str]:
     yield f"| student | int8 | fp32 -> int8 | drop, points | agreement | in float32 | latency | at most {max_drop:g} |"
     yield "|---|---|---|---|---|---|---|---|"
     for each in found:
@@ -93,10 +76,6 @@ def markdown(found: list[dict[str, Any]], max_drop: float) -> Iterator[str]:
                 f"{proof['before']:.4f} -> {proof['after']:.4f} | {100 * (proof['before'] - proof['after']):+.2f} | "
                 f"{proof['agreement']:.2%} | {kept} | {ratio} | {'yes' if line['within'] else 'no'} |"
             )
-
-
-def complain(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

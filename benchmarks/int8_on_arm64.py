@@ -5,14 +5,13 @@
     for each in ROOT/var/cache/apt/archives/*.deb; do dpkg-deb -x $each ROOT; done
     pip download --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 --python-version 3.11 \\
         onnxruntime==1.27.0 numpy flatbuffers protobuf packaging    # and unzip the wheels into SITE
-    python benchmarks/int8_on_arm64.py BUNDLE... --texts FILE --root ROOT --site SITE --here PYTHON
+    python -m benchmarks.int8_on_arm64 BUNDLE... --texts FILE --root ROOT --site SITE --here PYTHON
 
 The runner of `compress bench` answers the texts of FILE (one per line), each by itself, under qemu's model of several
 processors, which differ in the instructions that int8 products are made of, and natively by PYTHON, which has the same
 onnxruntime. onnxruntime 1.30.0 and 1.31.1 die when imported under Debian 12's qemu 7.2; 1.22.1 and 1.27.0 do not.
 """
 
-import argparse
 import base64
 import json
 import platform
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.common import make_parser
 from compress.benchmark.jobs import logits_job
 from compress.benchmark.remote import runner
 from compress.exporters.artifact import Bundle
@@ -38,7 +38,7 @@ PROCESSORS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=100)
@@ -55,11 +55,11 @@ def main() -> None:
     }  # fmt: skip
     found = []
     for bundle in map(Bundle.load, args.bundles):
-        rows = encoded(bundle, texts)
+        rows = encode_texts(bundle, texts)
         for precision, file in bundle.files().items():
-            native = answers([args.here], file, rows)
+            native = compute_logits([args.here], file, rows)
             for cpu, python in known.items():
-                there = answers(python, file, rows)
+                there = compute_logits(python, file, rows)
                 line = {
                     "bundle": bundle.path.name,
                     "precision": precision,
@@ -72,17 +72,19 @@ def main() -> None:
                 found.append(line)
                 print(json.dumps(line), flush=True)
     if args.out:
-        args.out.write_text(json.dumps({**about(args.here), "results": found}, indent=1) + "\n", encoding="utf-8")
+        args.out.write_text(
+            json.dumps({**describe_setup(args.here), "results": found}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
-def encoded(bundle: Bundle, texts: list[str]) -> list[dict[str, list[int]]]:
+def encode_texts(bundle: Bundle, texts: list[str]) -> list[dict[str, list[int]]]:
     tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
     tokenizer.enable_truncation(bundle.manifest.max_length)
     rows = tokenizer.encode_batch(texts)
     return [{"input_ids": x.ids, "attention_mask": x.attention_mask, "token_type_ids": x.type_ids} for x in rows]
 
 
-def answers(python: list[str], file: Path, rows: list[dict[str, list[int]]]) -> Any:
+def compute_logits(python: list[str], file: Path, rows: list[dict[str, list[int]]]) -> Any:
     """Logits (rows, outputs)."""
     job = {**logits_job(file), "path": str(file.resolve()), "affinity": []}
     command = [*python, str(runner.__file__), json.dumps(job)]
@@ -93,7 +95,7 @@ def answers(python: list[str], file: Path, rows: list[dict[str, list[int]]]) -> 
     return np.stack([np.frombuffer(base64.b64decode(data), np.float32).reshape(shape) for shape, data in said])
 
 
-def about(here: str) -> dict[str, str]:
+def describe_setup(here: str) -> dict[str, str]:
     asked = [here, "-c", "import onnxruntime; print(onnxruntime.__version__)"]
     qemu = subprocess.run(["qemu-aarch64-static", "--version"], capture_output=True, text=True, check=True).stdout
     return {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Do exported folders say the same in transformers.js as in Python?
 
-    python benchmarks/interop_js.py runs/sst2/bundle embeddings/ gpt2/ ... [--modules DIR]
+    python -m benchmarks.interop_js runs/sst2/bundle embeddings/ gpt2/ ... [--modules DIR]
 
 For every folder, a bundle, embeddings or a model that writes text, and for its fp32 and its int8 file: the tokens are
 those of tokenizer.json, the outputs those of onnxruntime in Python, the label the one `Bundle.predict` gives, and
@@ -9,7 +9,6 @@ greedy generation writes the same tokens. `--modules` is a folder in whose node_
 without it, npm installs it into a folder that goes away. Prints one line per file; exits with 1 if any fails.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import make_parser
 from compress.errors import CompressError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.generation import ENCODER, TextGenerator
@@ -46,7 +46,7 @@ class MismatchError(AssertionError):
     """transformers.js says something else."""
 
 
-def kind_of(folder: Path) -> str:
+def find_kind(folder: Path) -> str:
     """`causal`, `seq2seq`, `embeddings`, or the kind of a bundle's task."""
     bundle = Bundle.load(folder)
     if bundle.manifest.kind != "generative":
@@ -54,20 +54,20 @@ def kind_of(folder: Path) -> str:
     return "seq2seq" if (folder / ENCODER["fp32"]).is_file() else "causal"
 
 
-def rows_for(folder: Path, kind: str) -> list[list[str]]:
+def list_rows(folder: Path, kind: str) -> list[list[str]]:
     pairs = kind in ("classification", "multilabel", "regression", "qa") and Bundle.load(folder).task.pair
     return [[text, other] for text, other in zip(TEXTS, TEXTS[::-1], strict=True)] if pairs else [[t] for t in TEXTS]
 
 
-def compared(folder: Path, kind: str, precision: Precision, answers: Sequence[Mapping[str, Any]]) -> str:
+def compare_outputs(folder: Path, kind: str, precision: Precision, answers: Sequence[Mapping[str, Any]]) -> str:
     """Describe the measured difference. Raises MismatchError."""
-    rows = rows_for(folder, kind)
+    rows = list_rows(folder, kind)
     if kind in ("causal", "seq2seq"):
         generator = TextGenerator.open(folder, precision)
         for answer in answers:
             ids = [int(each) for each in answer["ids"]]
             begun = len(ids) if kind == "causal" else 1
-            same(answer["written"][begun:], generator.generate(ids, new=12), f"{precision}: other text")
+            check_equal(answer["written"][begun:], generator.generate(ids, new=12), f"{precision}: other text")
         return f"{len(rows)} texts continued alike"
     bundle = Bundle.load(folder)
     tokenizer: Any = open_tokenizer(folder, bundle.manifest.max_length)
@@ -76,7 +76,7 @@ def compared(folder: Path, kind: str, precision: Precision, answers: Sequence[Ma
     worst = largest = 0.0
     for row, answer in zip(rows, answers, strict=True):
         encoding = tokenizer.encode(*row)
-        same(answer["ids"], encoding.ids, f"{row}: other tokens")
+        check_equal(answer["ids"], encoding.ids, f"{row}: other tokens")
         columns = {
             "input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids,
         }  # fmt: skip
@@ -86,22 +86,22 @@ def compared(folder: Path, kind: str, precision: Precision, answers: Sequence[Ma
             worst = max(worst, float(np.abs(array.ravel() - np.array(answer["outputs"][name], np.float32)).max()))
         if kind == "classification":
             (said,) = bundle.predict([(row[0], row[1]) if len(row) == 2 else row[0]], precision=precision)
-            same(answer["label"], said.label, f"{row}: other label")  # type: ignore[union-attr]  # a label
+            check_equal(answer["label"], said.label, f"{row}: other label")  # type: ignore[union-attr]  # a label
     if worst > TOLERANCE[precision] * largest:
         raise MismatchError(f"{precision}: outputs differ by {worst:.2g} where the largest is {largest:.2g}")
     return f"{len(rows)} texts, {', '.join(names)} within {worst:.1e} of {largest:.3g}"
 
 
-def same(found: object, expected: object, what: str) -> None:
+def check_equal(found: object, expected: object, what: str) -> None:
     if found != expected:
         raise MismatchError(f"{what}: {found}, expected {expected}")
 
 
 def run(modules: Path, folders: Sequence[Path]) -> bool:
     """Tell whether all folders say the same, and print a line for each file."""
-    jobs = [(folder.resolve(), kind_of(folder), precision) for folder in folders for precision in DTYPES]
+    jobs = [(folder.resolve(), find_kind(folder), precision) for folder in folders for precision in DTYPES]
     lines = [
-        json.dumps({"folder": str(folder), "kind": kind, "dtype": DTYPES[precision], "rows": rows_for(folder, kind)})
+        json.dumps({"folder": str(folder), "kind": kind, "dtype": DTYPES[precision], "rows": list_rows(folder, kind)})
         for folder, kind, precision in jobs
     ]
     command = ["node", str(SCRIPT), str(modules)]
@@ -112,7 +112,7 @@ def run(modules: Path, folders: Sequence[Path]) -> bool:
     good = len(answers) == len(jobs)
     for (folder, kind, precision), answer in zip(jobs, answers, strict=False):
         try:
-            print(f"ok      {folder} {precision}: {compared(folder, kind, precision, answer)}")
+            print(f"ok      {folder} {precision}: {compare_outputs(folder, kind, precision, answer)}")
         except (MismatchError, CompressError) as error:
             good = False
             print(f"FAILED  {folder} {precision}: {error}")
@@ -120,17 +120,17 @@ def run(modules: Path, folders: Sequence[Path]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--modules", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        modules = given.modules or Path(scratch)
-        if given.modules is None:
+        modules = args.modules or Path(scratch)
+        if args.modules is None:
             # Scripts of the packages fetch what a CPU does not need.
             command = ["npm", "install", "--ignore-scripts", "--no-save", "--prefix", scratch, PACKAGE]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        sys.exit(0 if run(modules, given.folders) else 1)
+        sys.exit(0 if run(modules, args.folders) else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How well do measured shapes predict the latency of others, beside FLOPs alone?
 
-    python benchmarks/latency_predictor.py --out benchmarks/results/latency_predictor_<hardware>_<yyyymm>.json
+    python -m benchmarks.latency_predictor --out benchmarks/results/latency_predictor_<hardware>_<yyyymm>.json
 
 BERT shapes drawn at random (2 to 6 layers, 128 to 512 wide) are built with random weights, exported and quantised as a
 bundle is, and timed in turns: `latency.measure.sample`. Then a model is fitted to 6, 10, 16 and 24 of them,
@@ -10,21 +10,18 @@ graph, whose last layer computes one token. Errors are |predicted - measured| / 
 that do nothing else; where other work disturbs all measurements, it says so and ends.
 """
 
-import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import BertConfig
 
+from benchmarks.common import make_parser, write_result
 from compress.benchmark.devices import open_device
 from compress.exporters.artifact import Precision
 from compress.latency.features import Terms
@@ -38,38 +35,38 @@ PACKAGES = ("compress", "onnxruntime", "onnx", "torch", "transformers", "scipy")
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--out", type=Path, required=True)
-    asked.add_argument("--device", default="local", help="as for compress bench")
-    asked.add_argument("--precision", nargs="+", default=["int8", "fp32"])
-    asked.add_argument("--shapes", type=int, default=SHAPES)
-    asked.add_argument("--seq", type=int, default=128)
-    asked.add_argument("--threads", type=int, default=1)
-    given = asked.parse_args()
-    if given.shapes <= max(SIZES):
-        asked.error(f"--shapes {given.shapes}: the largest sample is {max(SIZES)}, and some must be left to predict")
-    shapes = drawn(given.shapes)
-    setting = Setting(threads=given.threads, seq=given.seq)
+    parser = make_parser(__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="local", help="as for compress bench")
+    parser.add_argument("--precision", nargs="+", default=["int8", "fp32"])
+    parser.add_argument("--shapes", type=int, default=SHAPES)
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    if args.shapes <= max(SIZES):
+        parser.error(f"--shapes {args.shapes}: the largest sample is {max(SIZES)}, and some must be left to predict")
+    shapes = draw_shapes(args.shapes)
+    setting = Setting(threads=args.threads, seq=args.seq)
     found: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/latency_predictor.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in PACKAGES},
-        "device": given.device,
+        "device": args.device,
         "setting": str(setting),
         "draws": DRAWS,
     }
-    for precision in given.precision:
+    for precision in args.precision:
         started = time.perf_counter()
-        with open_device(given.device, say=lambda _: None) as device:
+        with open_device(args.device, say=lambda _: None) as device:
             found["machine"] = device.facts()
             samples = sample(shapes, device, setting, precision=precision, say=lambda line: print(line, flush=True))
         seconds = time.perf_counter() - started
-        found[precision] = {"measured_in_seconds": round(seconds, 1), **compared(samples, shapes, setting, precision)}
+        found[precision] = {
+            "measured_in_seconds": round(seconds, 1),
+            **compare_predictors(samples, shapes, setting, precision),
+        }
         print(json.dumps(found[precision]["held_out"], indent=1), flush=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_result(args.out, found, PACKAGES)
 
 
-def drawn(count: int) -> dict[str, BertConfig]:
+def draw_shapes(count: int) -> dict[str, BertConfig]:
     """Random shapes; heads of 16, 32 or 64."""
     draw = random.Random(0)
     found: dict[str, BertConfig] = {}
@@ -85,7 +82,7 @@ def drawn(count: int) -> dict[str, BertConfig]:
     return found
 
 
-def compared(
+def compare_predictors(
     samples: Sequence[Sample], shapes: dict[str, BertConfig], setting: Setting, precision: Precision
 ) -> dict[str, Any]:
     """Errors on held-out shapes for each size of sample, and all that was measured."""
@@ -97,11 +94,13 @@ def compared(
         raise SystemExit(f"{len(samples) - len(quiet)} of {len(samples)} shapes were disturbed; run it again")
     for size in SIZES:
         spread = choose_spread({name: shapes[name] for name in quiet}, size, setting)
-        rounds = [asked(quiet, draw.sample(sorted(quiet), size), setting, precision) for _ in range(DRAWS)]
+        rounds = [measure_errors(quiet, draw.sample(sorted(quiet), size), setting, precision) for _ in range(DRAWS)]
         held_out[size] = {
-            "at random": {way: averaged([each[way] for each in rounds]) for way in rounds[0]},
-            "spread": {way: plain(each) for way, each in asked(quiet, spread, setting, precision).items()},
-            "within two deviations, spread": round(covered(quiet, spread, setting, precision), 3),
+            "at random": {way: average_errors([each[way] for each in rounds]) for way in rounds[0]},
+            "spread": {
+                way: round_errors(each) for way, each in measure_errors(quiet, spread, setting, precision).items()
+            },
+            "within two deviations, spread": round(measure_coverage(quiet, spread, setting, precision), 3),
         }
     return {
         "held_out": held_out,
@@ -115,38 +114,40 @@ def compared(
     }
 
 
-def asked(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, precision: Precision) -> dict[str, Errors]:
+def measure_errors(
+    quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, precision: Precision
+) -> dict[str, Errors]:
     """Errors on all that were not chosen."""
     rest = [each for name, each in quiet.items() if name not in set(chosen)]
     measured = np.array([each.ms for each in rest])
     ways = {
         "terms": [quiet[name] for name in chosen],
-        "FLOPs of the model": [line(quiet[name], quiet[name].terms.flops) for name in chosen],
-        "FLOPs of the graph": [line(quiet[name], of_graph(quiet[name])) for name in chosen],
+        "FLOPs of the model": [keep_flops(quiet[name], quiet[name].terms.flops) for name in chosen],
+        "FLOPs of the graph": [keep_flops(quiet[name], count_graph_flops(quiet[name])) for name in chosen],
     }
-    asked_of = {
+    predicted_of = {
         "terms": [each.terms for each in rest],
-        "FLOPs of the model": [line(each, each.terms.flops).terms for each in rest],
-        "FLOPs of the graph": [line(each, of_graph(each)).terms for each in rest],
+        "FLOPs of the model": [keep_flops(each, each.terms.flops).terms for each in rest],
+        "FLOPs of the graph": [keep_flops(each, count_graph_flops(each)).terms for each in rest],
     }
     found = {}
     for way, fitted in ways.items():
         model = LatencyModel.fit(fitted, setting, precision)
         costs = model.costs
-        predicted = [sum(costs[name] * amount for name, amount in each.counts.items()) for each in asked_of[way]]
+        predicted = [sum(costs[name] * amount for name, amount in each.counts.items()) for each in predicted_of[way]]
         found[way] = Errors.from_predictions(np.array(predicted), measured)
     return found
 
 
-def line(one: Sample, flops: float) -> Sample:
+def keep_flops(one: Sample, flops: float) -> Sample:
     return replace(one, terms=Terms({"fixed": 1.0, "flops": flops}, flops))
 
 
-def of_graph(one: Sample) -> float:
+def count_graph_flops(one: Sample) -> float:
     return 2 * sum(one.terms.counts[name] for name in ("projections", "feed_forward", "attention"))
 
 
-def covered(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, precision: Precision) -> float:
+def measure_coverage(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, precision: Precision) -> float:
     """Return the share of shapes not chosen whose latency is within two of the deviations the model gives."""
     model = LatencyModel.fit([quiet[name] for name in chosen], setting, precision)
     rest = [each for name, each in quiet.items() if name not in set(chosen)]
@@ -154,7 +155,7 @@ def covered(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, p
     return float(np.mean([abs(e.ms - one.ms) <= 2 * e.error_ms for e, one in zip(estimates, rest, strict=True)]))
 
 
-def averaged(errors: Sequence[Errors]) -> dict[str, float]:
+def average_errors(errors: Sequence[Errors]) -> dict[str, float]:
     """Over the draws: the mean of all, the worst of the 90th draw in a hundred."""
     return {
         "mean": round(float(np.mean([each.mean for each in errors])), 4),
@@ -163,7 +164,7 @@ def averaged(errors: Sequence[Errors]) -> dict[str, float]:
     }
 
 
-def plain(errors: Errors) -> dict[str, float]:
+def round_errors(errors: Errors) -> dict[str, float]:
     return {"mean": round(errors.mean, 4), "worst": round(errors.worst, 4), "rank": round(errors.rank, 4)}
 
 

@@ -9,13 +9,9 @@ order.
 `node_modules/@litertjs` has `core` and `wasm-utils` as npm puts them.
 """
 
-import argparse
-import datetime
 import json
-import shlex
 import shutil
 import statistics
-import sys
 import tempfile
 import threading
 from functools import partial
@@ -24,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chromium import open_tab
+from benchmarks.common import make_parser, write_result
 from compress.benchmark.browser.device import VERSION, load_runtime
-from compress.benchmark.devices import open_device
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.session import read_model, session_entries
 
@@ -87,7 +83,7 @@ window.frameOf = async (name, how) => {
 </script>"""
 
 
-def contenders(bundle: Bundle, tflite: Path) -> dict[str, dict[str, Any]]:
+def list_contenders(bundle: Bundle, tflite: Path) -> dict[str, dict[str, Any]]:
     """Say how each is opened, by name."""
     found: dict[str, dict[str, Any]] = {}
     for precision in ("fp32", "int8"):
@@ -120,22 +116,22 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("tflite", type=Path)
     parser.add_argument("--litert", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
-    told = parser.parse_args()
-    bundle = Bundle.load(told.bundle)
-    opened, logits, failed = contenders(bundle, told.tflite), {}, {}
+    args = parser.parse_args()
+    bundle = Bundle.load(args.bundle)
+    opened, logits, failed = list_contenders(bundle, args.tflite), {}, {}
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in opened}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         root = Path(scratch) / "root"
         shutil.copytree(bundle.path / "onnx", root / "onnx")
-        shutil.copytree(told.tflite, root / "tflite")
-        shutil.copytree(told.litert, root / "litert")
+        shutil.copytree(args.tflite, root / "tflite")
+        shutil.copytree(args.litert, root / "litert")
         (root / "ort").mkdir()
         for path in (*load_runtime(), *load_runtime(webgpu=True)):
             shutil.copyfile(path, root / "ort" / path.name)
@@ -155,11 +151,11 @@ def main() -> None:
                         failed[name] = answer
                         del opened[name], times[name]
                     print(name, answer, flush=True)
-                for turn in range(told.rounds):
-                    late = turn >= told.rounds // 2
+                for turn in range(args.rounds):
+                    late = turn >= args.rounds // 2
                     for name in reversed(opened) if late else opened:
                         frame = f"document.getElementById({json.dumps(name)}).contentWindow"
-                        times[name][late].extend(tab.see(f"{frame}.time({told.runs})"))
+                        times[name][late].extend(tab.see(f"{frame}.time({args.runs})"))
             server.shutdown()
     rows = {
         name: {
@@ -174,15 +170,12 @@ def main() -> None:
     }
     for name, row in rows.items():
         print(f"{name:32} p50 {row['p50_ms']:7.2f}  min {row['min_ms']:7.2f}  {row['difference']:.2g}")
-    with open_device("local") as here:
-        machine = here.facts()
-    package = json.loads((told.litert / "core" / "package.json").read_text(encoding="utf-8"))
+    package = json.loads((args.litert / "core" / "package.json").read_text(encoding="utf-8"))
     result = {
-        "machine": machine, "browser": agent, "onnxruntime-web": VERSION, "litertjs": package["version"],
-        "tokens": TOKENS, "threads": 1, "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *sys.argv]), "rows": rows, "failed": failed,
+        "browser": agent, "onnxruntime-web": VERSION, "litertjs": package["version"], "tokens": TOKENS, "threads": 1,
+        "rows": rows, "failed": failed,
     }  # fmt: skip
-    told.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(args.out, result)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What files for an NPU lose on real students, beside those that onnxruntime's own recipe makes.
 
-    python benchmarks/npu_files.py BUNDLE=DATA... --seq 64 --max-drop 1 --out FILE.json
+    python -m benchmarks.npu_files BUNDLE=DATA... --seq 64 --max-drop 1 --out FILE.json
 
 For each bundle: `compress export --for npu` in both precisions, and onnxruntime's `qnn_preprocess_model` and
 `get_qnn_qdq_config`, all its defaults, at the same shape and on the same calibration rows: once with the mask that
@@ -8,14 +8,9 @@ transformers exports (float32's lowest number), once with -1e4. All are scored o
 emulator of the HTP where that is installed (docs/npu.md). No latency: an emulator has none. Prints a table in Markdown.
 """
 
-import argparse
-import json
-import platform
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +19,15 @@ import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
+from benchmarks.common import load_pair, log, make_parser, write_result
 from compress.benchmark import htp
-from compress.benchmark.devices import open_device
 from compress.commands.export import FixedOptions, export
 from compress.exporters import npu
-from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import load_source
 from compress.exporters.formats import ExportContext
-from compress.exporters.manifest import PACKAGES
 from compress.exporters.onnx import MASKED, to_onnx
 from compress.exporters.predictor import pad
 from compress.exporters.session import read_model
-from compress.provenance import versions
 from compress.quantization.npu import CALIBRATION_ROWS, at_length, certify_emulated, certify_file, describe_proof
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
@@ -45,47 +37,38 @@ TYPES = {"w8a16": QuantType.QUInt16, "w8a8": QuantType.QUInt8}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE=DATA")
     parser.add_argument("--seq", type=int, default=64, help="tokens")
     parser.add_argument("--max-drop", type=float, default=1.0, help="points")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     found = []
-    with open_device("local", say=complain) as here:
-        machine = here.facts()
     for named in args.bundles:
-        found.append(measured(named, args.seq, args.max_drop / 100))
-        result = {
-            "command": " ".join(["python", "benchmarks/npu_files.py", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine,
-            "versions": {**versions(PACKAGES), "python": platform.python_version()},
-            "bundles": found,
-        }
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(markdown(found)))
+        found.append(measure_bundle(named, args.seq, args.max_drop / 100))
+        write_result(args.out, {"bundles": found})
+    print("\n".join(format_markdown(found)))
 
 
-def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
-    path, _, data_name = named.partition("=")
-    bundle = Bundle.load(Path(path))
+def measure_bundle(named: str, length: int, max_drop: float) -> dict[str, Any]:
+    name, bundle, data_name = load_pair(named)
+    path = named.partition("=")[0]
     data = bundle.load_data(data_name)
     rows = at_length(bundle, length).evaluator(data.train).subsample(CALIBRATION_ROWS).rows
     lines: dict[str, list[Certificate]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         made = export(
             path, Path(scratch) / "npu", to="npu", precisions=tuple(TYPES), data=data_name,
-            fixed=FixedOptions((length,), max_drop), say=complain,
+            fixed=FixedOptions((length,), max_drop), say=log,
         )  # fmt: skip
         for file in made.files:
             lines[f"{file.precision}, ours"] = list(file.proofs)
             for proof in file.proofs:
-                complain(describe_proof(proof))
+                log(describe_proof(proof))
         for warning in made.warnings:
-            complain(warning)
+            log(warning)
         for mask, value in MASKS.items():
-            exact = plain(path, Path(scratch), length, value)
+            exact = export_plain(path, Path(scratch), length, value)
             for precision, kind in TYPES.items():
                 target = Path(scratch) / f"peer_{precision}.onnx"
                 quantize(exact, target, get_qnn_qdq_config(exact, Reader(rows, length), activation_type=kind))
@@ -95,11 +78,10 @@ def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
                     try:
                         proofs.append(certify_emulated(at_length(bundle, length), target, data, python, **way))
                     except DeviceError as error:
-                        complain(str(error))
+                        log(str(error))
                 lines[way["method"]] = proofs
                 for proof in proofs:
-                    complain(describe_proof(proof))
-    name = bundle.path.parent.name if bundle.path.name == "bundle" else bundle.path.name
+                    log(describe_proof(proof))
     return {
         "bundle": name,
         "data": data.name,
@@ -110,7 +92,7 @@ def measured(named: str, length: int, max_drop: float) -> dict[str, Any]:
     }
 
 
-def plain(path: str, scratch: Path, length: int, mask: float) -> Path:
+def export_plain(path: str, scratch: Path, length: int, mask: float) -> Path:
     """Export the model as it is traced, at a fixed length, with this mask, and prepare it as onnxruntime advises."""
     source = load_source(path)
     context = ExportContext.open(source, scratch, name=path, opset=None)
@@ -144,7 +126,7 @@ class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no
         return {name: pad(np.asarray([row[name]]), self.length) for name in names}
 
 
-def markdown(found: list[dict[str, Any]]) -> Iterator[str]:
+def format_markdown(found: list[dict[str, Any]]) -> Iterator[str]:
     yield "| student | file | fp32 | on the CPU | on the HTP's emulator |"
     yield "|---|---|---|---|---|"
     for one in found:
@@ -152,20 +134,16 @@ def markdown(found: list[dict[str, Any]]) -> Iterator[str]:
             exact, *run = proofs
             yield (
                 f"| {one['bundle']}, {one['model_type']} | {way} | {exact['before']:.4f} | "
-                + " | ".join(map(cell, run))
+                + " | ".join(map(format_cell, run))
                 + " |"
             )
 
 
-def cell(proof: dict[str, Any]) -> str:
+def format_cell(proof: dict[str, Any]) -> str:
     """Show score, agreement and rows, and the nodes that the HTP left."""
     said = f"{proof['after']:.4f}, {100 * (proof['before'] - proof['after']):+.2f} lost, {proof['agreement']:.1%} agree"
     left = "" if proof["context_mb"] is None else f", {len(proof['left'])} nodes left"
     return f"{said}, {proof['rows']:,} rows{left}"
-
-
-def complain(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

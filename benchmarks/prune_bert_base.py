@@ -1,6 +1,6 @@
 """How long does it take to prune BERT-base by half, and how much memory, beside torch-pruning?
 
-    python benchmarks/prune_bert_base.py --rounds 5 --out benchmarks/results/prune_bert_base_<hardware>_<yyyymm>.json
+    python -m benchmarks.prune_bert_base --rounds 5 --out benchmarks/results/prune_bert_base_<hardware>_<yyyymm>.json
 
 BERT-base with a classifier and random weights, to half of its heads (6), neurons (1,536) and width (384), by the size
 of the weights. Ours: `SlicePlan.from_model`, `magnitude`, `choose`, `slice_model`. Theirs: `BasePruner` and `step`, as
@@ -9,26 +9,24 @@ and memory is the most that the process holds meanwhile, above what it held befo
 saved, loaded and asked again: as it comes, and theirs also with the config set right by hand.
 """
 
-import argparse
 import json
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.common import make_parser, run_worker, write_result
+
 SIDES = ("compress", "torch-pruning")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--side", choices=SIDES, help="one run of one side, in this process")
@@ -39,18 +37,10 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for number in range(args.rounds):
         for side in SIDES if number % 2 == 0 else reversed(SIDES):
-            found = worker(side)
+            found = run_worker([sys.executable, "-m", "benchmarks.prune_bert_base", "--side", side])
             runs[side].append(found)
             print(f"{side:14} {found['seconds']:6.2f} s  {found['extra_mb']:6.0f} MB above the model", flush=True)
     report(runs, args.out)
-
-
-def worker(side: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, "--side", side], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{side}: exit {done.returncode}\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
 
 
 def run(side: str) -> dict[str, Any]:
@@ -64,20 +54,20 @@ def run(side: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig()).eval()
     batch = {"input_ids": torch.randint(1000, 20_000, (1, 32)), "attention_mask": torch.ones(1, 32, dtype=torch.long)}
-    prune = ours(model) if side == "compress" else theirs(model, batch)
+    prune = prepare_ours(model) if side == "compress" else prepare_torch_pruning(model, batch)
     before = reset_peak_mb()
     begun = time.perf_counter()
     small = prune()
     seconds, peak = time.perf_counter() - begun, memory_mb("VmHWM")
     facts = {"seconds": seconds, "model_mb": before, "extra_mb": peak - before, "parameters": small.num_parameters()}
-    loads = {"as it comes": difference(small, batch)}
+    loads = {"as it comes": measure_difference(small, batch)}
     if side == "torch-pruning":
-        set_by_hand(small)
-        loads["config set by hand"] = difference(small, batch)
+        mend_config(small)
+        loads["config set by hand"] = measure_difference(small, batch)
     return facts | {"difference_when_loaded": loads, "threads": torch.get_num_threads()}
 
 
-def ours(model: Any) -> Callable[[], Any]:
+def prepare_ours(model: Any) -> Callable[[], Any]:
     from compress.slicing.cut import slice_model
     from compress.slicing.plan import SlicePlan
     from compress.slicing.select import choose, magnitude
@@ -91,7 +81,7 @@ def ours(model: Any) -> Callable[[], Any]:
     return prune
 
 
-def theirs(model: Any, batch: dict[str, Any]) -> Callable[[], Any]:
+def prepare_torch_pruning(model: Any, batch: dict[str, Any]) -> Callable[[], Any]:
     import torch_pruning
     from transformers.models.bert.modeling_bert import BertSelfAttention
 
@@ -115,14 +105,14 @@ def theirs(model: Any, batch: dict[str, Any]) -> Callable[[], Any]:
     return prune
 
 
-def set_by_hand(model: Any) -> None:
+def mend_config(model: Any) -> None:
     layer = model.bert.encoder.layer[0]
     model.config.hidden_size = layer.attention.self.query.in_features
     model.config.num_attention_heads = layer.attention.self.num_attention_heads
     model.config.intermediate_size = layer.intermediate.dense.out_features
 
 
-def difference(model: Any, batch: dict[str, Any]) -> float | str:
+def measure_difference(model: Any, batch: dict[str, Any]) -> float | str:
     """Return the largest difference of any logit once the model is saved and loaded; or what the load says."""
     import torch
 
@@ -147,10 +137,6 @@ def memory_mb(name: str) -> float:
 
 
 def report(runs: dict[str, list[dict[str, Any]]], out: Path | None) -> None:
-    from compress.benchmark.local import machine
-    from compress.exporters.manifest import PACKAGES
-    from compress.provenance import versions
-
     middle = {
         side: {fact: median(run[fact] for run in each) for fact in ("seconds", "extra_mb")}
         for side, each in runs.items()
@@ -164,13 +150,8 @@ def report(runs: dict[str, list[dict[str, Any]]], out: Path | None) -> None:
         )
     ratios = {fact: middle["torch-pruning"][fact] / middle["compress"][fact] for fact in ("seconds", "extra_mb")}
     print(f"torch-pruning takes {ratios['seconds']:.1f}x the time and {ratios['extra_mb']:.1f}x the memory")
-    if out:
-        facts = {
-            "runs": runs, "median": middle, "ratios": ratios, "machine": machine(),
-            "versions": versions(PACKAGES) | {"torch-pruning": version("torch-pruning")},
-            "date": datetime.now(UTC).date().isoformat(), "command": shlex.join(["python", *sys.argv]),
-        }  # fmt: skip
-        out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    facts = {"runs": runs, "median": middle, "ratios": ratios, "torch-pruning": version("torch-pruning")}
+    write_result(out, facts)
 
 
 if __name__ == "__main__":

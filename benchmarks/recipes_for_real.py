@@ -1,6 +1,6 @@
 """Does a recipe beat its control on real data, in minutes of a small machine?
 
-    python benchmarks/recipes_for_real.py hinton tinybert-general bert gkd --data ../shared/data/sst2 --corpus wikipedia
+    python -m benchmarks.recipes_for_real hinton tinybert-general bert gkd --data ../shared/data/sst2 --corpus wikipedia
 
 `--corpus` is text, such as the folder of a Wikipedia-extractor dump. PROOFS says of every recipe what stands in the
 place of its own numbers, which ask for days, and what it is compared with. What is scored:
@@ -26,7 +26,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 import compress
-from compress.benchmark.local import machine
+from benchmarks.common import make_parser, write_result
 from compress.commands.distill import StageModels, prepare
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Recipe, Stage, Target
@@ -62,7 +61,6 @@ from compress.models.signals import evaluating
 from compress.papers import q8bert
 from compress.prompting.labels import prompt_teacher
 from compress.prompting.prompt import Prompt
-from compress.provenance import versions
 from compress.slicing.shape import Shape
 from compress.training.finetune import load_task_teacher
 from compress.training.generation import sample_continuations
@@ -159,7 +157,7 @@ LM = Proof(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("recipes", nargs="+", choices=sorted(PROOFS), metavar="RECIPE", help=", ".join(sorted(PROOFS)))
     parser.add_argument("--data", required=True, help="a folder that compress.load_task reads, such as SST-2's")
     parser.add_argument("--rows", type=int, default=2000, help="train on so many labelled rows, drawn once")
@@ -174,14 +172,14 @@ def main() -> None:
         proof, runs = PROOFS[name], dict[str, list[dict[str, Any]]](recipe=[], control=[])
         recipe = adapt(Recipe.load(name), proof)
         errors: dict[str, list[NDArray[Any]]] = {"recipe": [], "control": []}
-        corpus = args.corpus if on_text(recipe) else others if args.unlabelled else None
-        teacher = proof.teacher if proof.teacher == "minilm" else kept(proof.teacher, args.corpus)
-        teacher = tuned(teacher, splits) if proof.teacher == "t5" else teacher
+        corpus = args.corpus if reads_text(recipe) else others if args.unlabelled else None
+        teacher = proof.teacher if proof.teacher == "minilm" else load_made_teacher(proof.teacher, args.corpus)
+        teacher = tune_t5(teacher, splits) if proof.teacher == "t5" else teacher
         for seed in args.seeds:
             for side in runs:
                 alone = side == "control" and proof.without in UNTRAINED
                 tried = control(recipe, proof, runs["recipe"][-1]) if side == "control" and not alone else recipe
-                text = corpus if side == "recipe" or on_text(tried) else None
+                text = corpus if side == "recipe" or reads_text(tried) else None
                 setting = {"seed": seed, "effort": args.effort, "untrained": alone}
                 took, wrong = run(tried, proof, splits, teacher=teacher, corpus=text, **setting)
                 runs[side].append(took)
@@ -202,7 +200,7 @@ def split_rows(data: str, rows: int) -> tuple[dict[str, Any], str]:
               "validation": whole.train.select(np.sort(order[rows : rows + 800])),
               "test": concatenate_datasets(test)}  # fmt: skip
     if whole.task.kind == "qa":
-        splits = {name: split.map(as_in_squad, remove_columns=["starts"]) for name, split in splits.items()}
+        splits = {name: split.map(to_squad, remove_columns=["starts"]) for name, split in splits.items()}
     others = Path(tempfile.mkdtemp()) / "texts.txt"
     if "text" in whole.train.column_names:
         texts = whole.train.select(np.sort(order[rows + 800 : rows + 800 + TEXTS]))["text"][:]
@@ -210,11 +208,11 @@ def split_rows(data: str, rows: int) -> tuple[dict[str, Any], str]:
     return splits, str(others)
 
 
-def as_in_squad(row: Mapping[str, Any]) -> dict[str, Any]:
+def to_squad(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"answers": {"text": row["answers"], "answer_start": row["starts"]}}
 
 
-def on_text(recipe: Recipe) -> bool:
+def reads_text(recipe: Recipe) -> bool:
     return any(stage.data == "text" for stage in recipe.stages)
 
 
@@ -253,7 +251,7 @@ def control(recipe: Recipe, proof: Proof, took: Mapping[str, Any]) -> Recipe:
             stages[0] = stages[0].model_copy(update={"student": getattr(stages[0], "student", None) or first})
         case "step":
             stages = [
-                stage.model_copy(update={"step": None}) if on_own_text(stage) else stage for stage in recipe.stages
+                stage.model_copy(update={"step": None}) if has_mechanism(stage) else stage for stage in recipe.stages
             ]
         case "gradual":
             at_once = {"importance": Call("li.magnitude"), "way": 1.0, "copy_layers": "uniform"}
@@ -277,7 +275,7 @@ def control(recipe: Recipe, proof: Proof, took: Mapping[str, Any]) -> Recipe:
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 
-def on_own_text(stage: Any) -> bool:
+def has_mechanism(stage: Any) -> bool:
     """Return True of the stages whose mechanism is what a proof is of."""
     return isinstance(stage, Stage) and stage.step is not None and not stage.step.by.endswith("WithoutDropout")
 
@@ -498,7 +496,7 @@ def from_scratch(name: str, proof: Proof, corpus: str, folder: Path) -> None:
     """Train the first stage of a recipe from random weights into `folder`."""
     recipe = adapt(Recipe.load(name), replace(proof, stages=(0,)))
     student = recipe.student.model_copy(update={"init": "scratch"})
-    teacher = kept("vocabulary", corpus)
+    teacher = load_made_teacher("vocabulary", corpus)
     pretrained(folder, corpus, recipe.model_copy(update={"student": student}), teacher=teacher)
 
 
@@ -533,7 +531,7 @@ MADE: Mapping[str, Callable[[str, Path], None]] = {
 }
 
 
-def kept(name: str, corpus: str | None) -> str:
+def load_made_teacher(name: str, corpus: str | None) -> str:
     """Return the folder of a teacher that is made here, kept from an earlier run where there is one."""
     if corpus is None:
         sys.exit(f"{name}: give --corpus")
@@ -544,7 +542,7 @@ def kept(name: str, corpus: str | None) -> str:
     return str(folder)
 
 
-def tuned(folder: str, splits: Mapping[str, Any]) -> str:
+def tune_t5(folder: str, splits: Mapping[str, Any]) -> str:
     """Fine-tune a T5 to answer the task as text; return its folder, beside `folder`."""
     answers = Path(f"{folder}-tuned-{len(splits['train'])}")
     if not answers.is_dir():
@@ -566,11 +564,9 @@ def report(name: str, proof: Proof, runs: dict[str, Any], errors: dict[str, Any]
         "recipe": name, "control": proof.without if proof.without in UNTRAINED else f"without {proof.without}",
         "labelled": args.rows, "unlabelled": args.unlabelled, "effort": args.effort, "seeds": args.seeds,
         "scored": len(ours), "lead": lead, "standard_error": error, "verdict": verdict, "runs": runs,
-        "machine": machine(), "versions": versions(("compress", "torch", "transformers")),
-        "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{name}.json").write_text(json.dumps(found, indent=1, default=float) + "\n", encoding="utf-8")
+    write_result(args.out / f"{name}.json", found, ("compress", "torch", "transformers"))
     print(f"{name}: {verdict}: leads by {lead:.4f} (standard error {error:.4f})", flush=True)
 
 

@@ -1,6 +1,6 @@
 """What does a step of a supernet cost, and how many of its shapes are scored in a minute?
 
-    python benchmarks/supernet.py --data DIR --out benchmarks/results/supernet_<hardware>_<yyyymm>.json
+    python -m benchmarks.supernet --data DIR --out benchmarks/results/supernet_<hardware>_<yyyymm>.json
 
 The supernet is the 6-layer, 384-wide `minilm`; random weights in its head. Steps are of `dynabert.Sandwich`, whole,
 smallest and two others, which learn the teacher's logits and, through a learned map, its hidden states; batches of 32
@@ -15,14 +15,11 @@ medians over ROUNDS turns. Then random shapes are scored on 872 rows of the vali
 has) and on 100 of them: seconds each.
 """
 
-import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import make_parser, write_result
 from compress import load_task
-from compress.benchmark.local import machine
 from compress.config.term import Term
 from compress.data.collate import Collate, LengthGrouped
 from compress.data.tokenize import encode
 from compress.evaluation.evaluator import EvaluationBatches, Evaluator
-from compress.exporters.manifest import PACKAGES
 from compress.models import precision
 from compress.models import teacher as teachers
 from compress.models.checkpoints import resolve
@@ -44,7 +40,6 @@ from compress.models.precision import cast_linear_layers
 from compress.models.signals import Signals, read
 from compress.nas.supernet import Supernet
 from compress.papers import dynabert
-from compress.provenance import versions
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import magnitude
@@ -64,15 +59,15 @@ WIDTHS, DEPTHS = [0.25, 0.5, 0.75], [2, 3, 4, 5]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--data", required=True, help="a folder that compress.load_task reads, such as SST-2's")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    data = load_task(asked.data)
+    data = load_task(args.data)
     teacher = teachers.load("minilm", resolve("minilm"), data.task)
     plan = SlicePlan.from_model(teacher.model)
     whole = slice_model(teacher.model, rank_units(plan, magnitude(teacher.model, plan))).requires_grad_(True)
@@ -83,20 +78,16 @@ def main() -> None:
     exam = Evaluator.from_split(data.task, data.validation, teacher.tokenizer, MAX_LENGTH)
     sheets = {f"{count} rows": EvaluationBatches.from_evaluator(exam.subsample(count), collate) for count in (872, 100)}
     found = {
-        "command": " ".join(["python", "benchmarks/supernet.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(PACKAGES),
-        "threads": asked.threads,
+        "threads": args.threads,
         "bf16": bf16,
-        "step_ms": steps(teacher.model, whole, rows, collate, rounds=asked.rounds, bf16=bf16),
-        "score": scores(whole, sheets, bf16=bf16),
+        "step_ms": time_steps(teacher.model, whole, rows, collate, rounds=args.rounds, bf16=bf16),
+        "score": time_scores(whole, sheets, bf16=bf16),
     }
     print(json.dumps({name: found[name] for name in ("step_ms", "score")}, indent=1))
-    asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_result(args.out, found)
 
 
-def steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds: int, bf16: bool) -> dict[str, Any]:
+def time_steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds: int, bf16: bool) -> dict[str, Any]:
     """Every way's parts in milliseconds, and how many tokens a batch has."""
     order_of_rows = list(LengthGrouped(rows["length"], 32, seed=0, whole=True))[32:]  # without the longest
     answered, everything = Answered(teacher), Sizes.from_config(whole.config)
@@ -108,14 +99,16 @@ def steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds: int,
             stack.enter_context(only_tokens_in_use(student, rows))
             return student
 
-        sandwich = net(teacher, some_tokens(everything), answered)
-        apart = {sizes: plain(teacher, some_tokens(sizes), answered) for sizes in [everything, *sandwich.drawn]}
-        apart |= {sizes: plain(teacher, some_tokens(sizes), answered) for sizes in sandwich.always.values()}
+        sandwich = make_sandwich(teacher, some_tokens(everything), answered)
+        apart = {
+            sizes: make_distillation(teacher, some_tokens(sizes), answered) for sizes in [everything, *sandwich.drawn]
+        }
+        apart |= {sizes: make_distillation(teacher, some_tokens(sizes), answered) for sizes in sandwich.always.values()}
         ways = {
             "sandwich": Turn([sandwich], bf16),
-            "every token": Turn([net(teacher, made.extract(everything), answered)], bf16),
+            "every token": Turn([make_sandwich(teacher, made.extract(everything), answered)], bf16),
             "apart": Turn([*apart.values()], bf16),
-            "whole": Turn([plain(teacher, some_tokens(everything), answered)], bf16),
+            "whole": Turn([make_distillation(teacher, some_tokens(everything), answered)], bf16),
         }
         tokens, draw = [], random.Random(0)
         for number in range(rounds + 2):
@@ -132,12 +125,12 @@ def steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds: int,
     return {"tokens": median(tokens), "rounds": rounds, **{name: turn.medians() for name, turn in ways.items()}}
 
 
-def net(teacher: Any, student: Any, answered: Any) -> dynabert.Sandwich:
+def make_sandwich(teacher: Any, student: Any, answered: Any) -> dynabert.Sandwich:
     objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
     return dynabert.Sandwich(student, teacher, objective, shown=answered, widths=WIDTHS, layers=DEPTHS)
 
 
-def plain(teacher: Any, student: Any, answered: Any) -> Distillation:
+def make_distillation(teacher: Any, student: Any, answered: Any) -> Distillation:
     return Distillation(
         student, answered, Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
     )
@@ -190,7 +183,7 @@ class Turn:
         return found | {"all": round(median(sum(each.values()) for each in self.took), 1)}
 
 
-def scores(whole: Any, sheets: Mapping[str, EvaluationBatches], *, bf16: bool) -> dict[str, Any]:
+def time_scores(whole: Any, sheets: Mapping[str, EvaluationBatches], *, bf16: bool) -> dict[str, Any]:
     """Seconds per shape, of random shapes of the steps' grid, and shapes per minute; each shape for the first time."""
     made, draw = Supernet(whole), random.Random(0)
     shapes: list[Sizes] = []

@@ -1,27 +1,21 @@
 #!/usr/bin/env python3
 """Does a text file read all of Unicode as its tokenizer does, what does reading cost, and does JavaScript agree?
 
-    python benchmarks/text_in_label_out.py runs/sst2/bundle --data sst2/dev.tsv --out result.json [--node FOLDER]
+    python -m benchmarks.text_in_label_out runs/sst2/bundle --data sst2/dev.tsv --out result.json [--node FOLDER]
 
 FOLDER holds a node_modules with onnxruntime-web and onnxruntime-node. Texts come from the first column of a TSV file
 with a header. Latencies are medians of interleaved rounds, one text and one thread at a time: the text file with a
 text, and the bundle's int8 file with the ids that `tokenizers` makes of it, its time included.
 """
 
-import argparse
-import csv
-import datetime
 import json
 import os
 import random
-import shlex
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +23,7 @@ import numpy as np
 import onnx
 from tokenizers import Tokenizer
 
-from compress.benchmark.local import machine
+from benchmarks.common import make_parser, read_texts, write_result
 from compress.data.task import Kind
 from compress.data.windows import copy_unpadded
 from compress.exporters.artifact import TEXT, Bundle
@@ -58,7 +52,7 @@ def all_characters() -> dict[str, list[str]]:
     }
 
 
-def equal(bundle: Bundle, kind: Kind) -> dict[str, Any]:
+def count_differences(bundle: Bundle, kind: Kind) -> dict[str, Any]:
     """Count how many of these texts are read otherwise; rows are long enough to hold all of each. Of a tagger words and
     offsets are compared too, of questions the offsets of their contexts, which are these texts."""
     words = copy_unpadded(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
@@ -79,7 +73,7 @@ def equal(bundle: Bundle, kind: Kind) -> dict[str, Any]:
     return {"made_in_s": seconds, "reader_bytes": model.ByteSize(), "nodes": len(model.graph.node), "texts": told}
 
 
-def raced(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, float]:
+def race_files(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, float]:
     """Median milliseconds a text."""
     opened = open_session(bundle.path / TEXT, threads=1)
     predictor = bundle.open("int8")
@@ -118,7 +112,7 @@ def raced(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, float]
     }
 
 
-def in_javascript(bundle: Bundle, texts: Sequence[str], folder: Path, package: str) -> dict[str, Any]:
+def compare_javascript(bundle: Bundle, texts: Sequence[str], folder: Path, package: str) -> dict[str, Any]:
     """Return the largest logit difference from Python, and the labels that differ; of texts without U+0000.
 
     JavaScript hands the runtime C strings, which end there.
@@ -144,7 +138,7 @@ def in_javascript(bundle: Bundle, texts: Sequence[str], folder: Path, package: s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=200)
@@ -153,8 +147,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     told = parser.parse_args()
     kinds: tuple[Kind, ...] = ("classification",)
-    with told.data.open(encoding="utf-8") as file:
-        texts = [row[0] for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][1 : told.rows + 1]
+    texts = read_texts(told.data)[: told.rows]
     with tempfile.TemporaryDirectory() as scratch:
         bundle = text_model(Bundle.load(told.bundle).copy_to(Path(scratch) / "int8"), texts=texts)
         whole = text_model(bundle.copy_to(Path(scratch) / "fp32"), precision="fp32")
@@ -162,22 +155,18 @@ def main() -> None:
             kinds = ("tagging", "qa")
         load = os.getloadavg()[0]
         result = {
-            "command": shlex.join(["python", "benchmarks/text_in_label_out.py", *sys.argv[1:]]),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("onnxruntime", "tokenizers", "onnx")},
-            "equal": {kind: equal(bundle, kind) for kind in kinds},
+            "equal": {kind: count_differences(bundle, kind) for kind in kinds},
             "bytes": {"text file": (bundle.path / TEXT).stat().st_size, "int8": bundle.files()["int8"].stat().st_size},
-            "median_ms": raced(bundle, texts, told.rounds),
+            "median_ms": race_files(bundle, texts, told.rounds),
             "load_before_and_after": [load, os.getloadavg()[0]],
         }
         if told.node:
             result["javascript"] = {
-                f"{package}, {name}": in_javascript(each, [*texts, *TEXTS], told.node, package)
+                f"{package}, {name}": compare_javascript(each, [*texts, *TEXTS], told.node, package)
                 for package in ("onnxruntime-web", "onnxruntime-node")
                 for name, each in (("fp32", whole), ("int8", bundle))
             }
-    told.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(told.out, result, ("onnxruntime", "tokenizers", "onnx"))
     print(json.dumps(result, indent=1))
 
 
