@@ -345,7 +345,7 @@ def _check_task(bundles: Sequence[ComparedBundle]) -> Task:
             labels = ", ".join(task.labels[:4]) + (f" and {len(task.labels) - 4} more" if len(task.labels) > 4 else "")
             kind = f"{task.kind}{' of pairs' if task.pair else ''}{f' ({labels})' if labels else ''}"
             kinds.append(f"{name}: {kind} by {task.metric}")
-        raise BundleError(f"these bundles do not do the same task, so their scores cannot be compared: {'; '.join(kinds)}")
+        raise BundleError(f"the bundles do not do the same task, so scores cannot be compared: {'; '.join(kinds)}")
     return bundles[0].task
 
 
