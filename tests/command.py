@@ -1,13 +1,15 @@
-"""The command line as whoever types it sees it: exit code, standard output, standard error."""
+"""Run the command line in this process: exit code, standard output, standard error."""
 
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
+import click
 from transformers.utils.logging import disable_progress_bar
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -17,58 +19,63 @@ from tests import tiny
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a command told. Standard output and standard error apart."""
+class Result:
+    """The result of a command."""
 
     code: int
     out: str
     err: str
 
 
-def run(*words: str, stdin: str | bytes = "") -> Told:
-    """`compress *words` in this process; what would be a traceback is raised."""
+def run(*words: str, stdin: str | bytes = "") -> Result:
+    """Run `compress *words` in this process; a bug raises."""
     settle_libraries()
     disable_progress_bar()  # transformers reads the variable for it when imported, here long ago
     with mock.patch.object(sys, "argv", ["compress", *words]):
         result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
-    return Told(result.exit_code, result.stdout, result.stderr)
+    return Result(result.exit_code, result.stdout, result.stderr)
 
 
-def refused(told: Told, out: Path, *said: str) -> bool:
-    """One paragraph on standard error, exit code 2, and nothing in the directory that is not whole."""
-    assert told.code == 2
-    assert told.err.startswith("error: ")
-    assert "\n\n" not in told.err
-    assert [part for part in said if part not in told.err] == [], told.err
+def refused(result: Result, out: Path, *expected: str) -> bool:
+    """Check that a command was refused: exit code 2, one paragraph on standard error, nothing half-written in `out`."""
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert "\n\n" not in result.err
+    assert [part for part in expected if part not in result.err] == [], result.err
     assert partial(out) == []
     assert not (out / "bundle").exists()
     return True
 
 
-def pasted(words: str) -> None:
-    """What is shown is a command of ours whose every word is understood."""
-    first, *rest = shlex.split(words)
+def check_parses(words: str) -> None:
+    """Check that a command line of ours parses, without running it."""
+    first, name, *rest = shlex.split(words, comments=True)
     assert first == "compress"
-    assert "..." not in words
-    group = get_command(app)
-    name = rest.pop(0)
-    each = group.commands[name]  # type: ignore[attr-defined]
+    assert "..." not in rest
+    each = _group().commands[name]
+    parent = None
     while rest and rest[0] in getattr(each, "commands", {}):
-        each = each.commands[rest.pop(0)]
-    each.make_context(name, rest, resilient_parsing=False)
+        parent, name = click.Context(each, info_name=name, parent=parent), rest.pop(0)
+        each = each.commands[name]
+    each.make_context(name, rest, parent=parent)
+
+
+@cache
+def _group() -> Any:
+    return get_command(app)
 
 
 def partial(out: Path) -> list[Path]:
-    """What is under a directory and was never finished."""
+    """List unfinished files and folders under a directory."""
     return [path for path in out.rglob("*") if "partial" in path.name or "retired" in path.name]
 
 
 class _BeginsError(Exception):
-    """Training would begin now."""
+    """Raised where training would begin."""
 
 
 def accepted(*words: str) -> bool:
-    """Whether everything given is good: `compress *words` comes to the first training."""
+    """Return True if `compress *words` reaches the first training."""
 
     def begin(*_: object) -> NoReturn:
         raise _BeginsError
@@ -95,7 +102,7 @@ class Shelf:
         return Shelf(teacher, tiny.reviews(folder / "reviews"), tiny.recipe(folder / "recipes"))
 
     def distill(self, out: Path, *more: str, **changed: str) -> list[str]:
-        """The words of `compress distill` of these into `out`; `changed` options instead of ours."""
+        """Return the words of `compress distill` with these into `out`; `changed` replaces options."""
         options: Mapping[str, str] = {
             "teacher": self.teacher, "recipe": self.recipe, "data": self.data, "out": str(out), **changed,
         }  # fmt: skip

@@ -86,18 +86,18 @@ def test_a_full_disk(shelf: Shelf, tmp_path: Path, disk: Path, monkeypatch: pyte
     for moment, leave in MOMENTS:
         with monkeypatch.context() as patch:
             fills(disk, moment, leave, patch)
-            told = command.run(*words)
-        assert told.code == 2, (moment, told)
-        assert told.err.startswith(f"error: {disk / 'run'}"), (moment, told)
-        assert NO_SPACE in told.err
-        assert "--resume" in told.err
-        assert len(told.err.splitlines()) == 1
+            result = command.run(*words)
+        assert result.code == 2, (moment, result)
+        assert result.err.startswith(f"error: {disk / 'run'}"), (moment, result)
+        assert NO_SPACE in result.err
+        assert "--resume" in result.err
+        assert len(result.err.splitlines()) == 1
         assert partial(disk / "run") == []
         assert not (disk / "run" / "bundle").exists()
         (disk / "filler").unlink()
         words = shelf.distill(disk / "run", *SHORT, "--set", "teacher.steps=1", "--gate", "warn", "--resume")
-    told = command.run(*words)
-    assert told.code == 0, told.err
+    result = command.run(*words)
+    assert result.code == 0, result.err
     Bundle.load(disk / "run" / "bundle")
 
 

@@ -14,7 +14,7 @@ MEGABYTE = "a good film " * 87_500
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("--set stages.0.micro_batch=3", "stage intermediate: micro_batch 3 does not divide the 16 examples"),
         ("--text sentence", "train.tsv: no column 'sentence'. Known: label, text."),
@@ -23,24 +23,24 @@ MEGABYTE = "a good film " * 87_500
         ("--set stages.1.max_length=128", "has 64 positions: --set stages.1.max_length=64"),
     ],
 )
-def test_options(shelf: Shelf, tmp_path: Path, words: str, said: str) -> None:
+def test_options(shelf: Shelf, tmp_path: Path, words: str, expected: str) -> None:
     out = tmp_path / "run"
-    assert refused(command.run(*shelf.distill(out), *words.split()), out, said)
+    assert refused(command.run(*shelf.distill(out), *words.split()), out, expected)
     assert accepted(*shelf.distill(out))
 
 
 def test_a_student_that_cannot_be_built(shelf: Shelf, tmp_path: Path) -> None:
-    told = command.run(
+    result = command.run(
         *shelf.distill(tmp_path / "run", "--set", "student.heads=3", "--set", "teacher.steps=1", "--gate", "warn")
     )
-    assert refused(told, tmp_path / "run", "student: hidden 16 is not a multiple of heads 3")
+    assert refused(result, tmp_path / "run", "student: hidden 16 is not a multiple of heads 3")
 
 
 HEAD, POSITIVE, NUMBERS = b"text\tlabel\n", b"a fine film\tpositive\n", b"a film\t0.5\nthe film\t0.75\nno film\tnan\n"
 
 
 @pytest.mark.parametrize(
-    ("train", "dev", "said"),
+    ("train", "dev", "expected"),
     [
         (None, "a fine film\tneutral\n", "dev.tsv, row 42: the training split has no class 'neutral'"),
         (b"", None, "train.tsv is empty"),
@@ -54,7 +54,7 @@ def test_data(
     tmp_path: Path,
     train: str | bytes | None,
     dev: str | bytes | None,
-    said: str,
+    expected: str,
 ) -> None:
     """Text is appended to a good split, bytes replace it."""
     data, out = Path(shutil.copytree(shelf.data, tmp_path / "set")), tmp_path / "run"
@@ -63,7 +63,7 @@ def test_data(
             good = (data / name).read_bytes()
             (data / name).write_bytes(content if isinstance(content, bytes) else good + content.encode())
     words = shelf.distill(out, data=str(data))
-    assert refused(command.run(*words), out, said)
+    assert refused(command.run(*words), out, expected)
     shutil.copytree(shelf.data, data, dirs_exist_ok=True)
     assert accepted(*words)
 
@@ -72,11 +72,11 @@ def test_a_line_of_a_megabyte_is_a_text(shelf: Shelf, tmp_path: Path) -> None:
     data = Path(shutil.copytree(shelf.data, tmp_path / "set"))
     with (data / "train.tsv").open("a", encoding="utf-8") as file:
         file.write(f"{MEGABYTE}\tpositive\n")
-    told = command.run(*shelf.distill(tmp_path / "run", data=str(data)))
-    assert told.code == 0, told.err
-    told = command.run("predict", str(tmp_path / "run" / "bundle"), "-", stdin=MEGABYTE)
-    assert told.code == 0
-    assert len(told.out.splitlines()) == 1
+    result = command.run(*shelf.distill(tmp_path / "run", data=str(data)))
+    assert result.code == 0, result.err
+    result = command.run("predict", str(tmp_path / "run" / "bundle"), "-", stdin=MEGABYTE)
+    assert result.code == 0
+    assert len(result.out.splitlines()) == 1
 
 
 def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Pat
     words = shelf.distill(run, "--set", "teacher.steps=1", "--set", "stages.0.steps=1", "--set", "stages.1.steps=1")
     assert command.run(*words, "--gate", "warn").code == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for told, said in (
+    for result, expected in (
         (command.run(*words), "run: holds a run already; --resume continues it, another --out starts a new one"),
         (
             command.run(*words, "--resume", "--seed", "3"),
@@ -97,6 +97,6 @@ def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Pat
         (command.run(*shelf.distill(file)), "file: is a file; --out must name a directory"),
         (command.run(*shelf.distill(file / "run")), "file/run: cannot be made (Not a directory)"),
     ):
-        assert refused(told, foreign, said)
+        assert refused(result, foreign, expected)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert [path.name for path in foreign.iterdir()] == ["recipes"]

@@ -17,9 +17,7 @@ from tests import command, tiny
 
 
 @pytest.mark.parametrize("recipe", ["gkd", "distilgpt2", "minillm"])
-def test_an_encoder_cannot_teach_writing_and_that_is_told_before_anything_is_trained(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_cannot_teach_generation(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good\n" * 20, encoding="utf-8")
     monkeypatch.setattr("compress.commands.distill.run_stage", lambda *_, **__: pytest.fail("was trained"))
     with pytest.raises(TeacherError, match="causal_lm head"):
@@ -31,14 +29,14 @@ def test_an_encoder_cannot_teach_writing_and_that_is_told_before_anything_is_tra
 
 
 @pytest.mark.parametrize("recipe", ["gkd", "t5", "distilgpt2"])
-def test_a_recipe_that_ends_in_no_task_is_not_distilled(recipe: str, tmp_path: Path) -> None:
+def test_a_recipe_without_a_task_is_not_distilled(recipe: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="compress pretrain"):
         distill(teacher="minilm", recipe=recipe, data="intents", out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "expected"),
     [
         ({"layers": 1}, ""),
         ({"layers": 4}, "larger than"),
@@ -46,35 +44,35 @@ def test_a_recipe_that_ends_in_no_task_is_not_distilled(recipe: str, tmp_path: P
         ({}, "as large as"),
     ],
 )
-def test_a_student_that_is_not_smaller_than_its_teacher_is_told(sizes: dict[str, Any], said: str) -> None:
+def test_large_students_are_noted(sizes: dict[str, Any], expected: str) -> None:
     notes = warn_if_larger("only", tiny.config("bert", **sizes), tiny.config("bert"))
-    assert [said in note and "only" in note for note in notes] == ([True] if said else [])
+    assert [expected in note and "only" in note for note in notes] == ([True] if expected else [])
 
 
-def test_a_model_that_looks_for_padding_is_sized_too() -> None:
+def test_a_decoder_is_sized() -> None:
     sizes = {"n_embd": 16, "n_head": 2, "vocab_size": 50, "n_positions": 32, "pad_token_id": 1}
     small, big = (GPT2Config(n_layer=layers, **sizes) for layers in (1, 3))
     assert "larger than" in warn_if_larger("only", big, small)[0]
     assert (warn_if_larger("only", small, big), big.pad_token_id) == ([], 1)
 
 
-def test_the_note_comes_before_training_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_come_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = command.Shelf.fill(tmp_path)
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("compress.training.finetune.with_head", stop)
-    told = command.run(*shelf.distill(tmp_path / "run", "--set", "student.layers=6", "--set", "student.hidden=64"))
-    assert told.code == 130
-    assert "larger than its teacher" in " ".join(told.out.split())
+    result = command.run(*shelf.distill(tmp_path / "run", "--set", "student.layers=6", "--set", "student.hidden=64"))
+    assert result.code == 130
+    assert "larger than its teacher" in " ".join(result.out.split())
 
 
 def stage(**given: Any) -> Stage:
     return Stage.model_validate({"pretrain": "x", "lr": 1e-3, "objective": [], "step": "q8bert.Step"} | given)
 
 
-def test_steps_over_little_text_are_cut_and_that_is_told() -> None:
+def test_steps_are_cut_for_little_text() -> None:
     default = Recipe.load("tinybert-aug").teacher_lm
     rows = Dataset.from_dict({"length": [128] * 54})
     assert plan_steps(default, 4) == 160
@@ -94,7 +92,7 @@ def test_steps_of_the_users_own_are_kept(line: str, steps: int) -> None:
     assert again.teacher_lm == asked
 
 
-def test_many_passes_over_a_text_are_told_whoever_asked_for_them() -> None:
+def test_many_passes_are_noted() -> None:
     rows = Dataset.from_dict({"length": [32] * 8})
     assert "125 passes" in repeated(stage(steps=500), 4, rows)
     assert repeated(stage(steps=100), 4, rows) == ""

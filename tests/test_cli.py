@@ -1,4 +1,4 @@
-"""The command line: its options, its answers, its exit codes, and what it does not import."""
+"""The command line: options, output, exit codes, and imports."""
 
 import json
 import os
@@ -14,6 +14,7 @@ import typer
 import yaml
 
 import compress
+from compress import cli
 from compress.cli import app
 from compress.commands import bench as benching
 from compress.config import loader
@@ -21,7 +22,7 @@ from compress.config.options import PANELS
 from compress.exporters import predictor
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError
-from tests import command, tiny, unshipped
+from tests import command, unshipped
 from tests.command import Shelf
 
 OPTIONS = {
@@ -77,21 +78,23 @@ OPTIONS = {
 }
 SHARED = {"--quiet": "q", "--log-level": "", "--version": "V"}
 """What every command has, with its letter."""
-WITHOUT = """
-import sys
+LIGHT = """
+import json, sys
 from compress.cli import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-found = {'torch', 'transformers', 'datasets', 'accelerate', 'sklearn'} & set(sys.modules)
-sys.exit(f'imported {found}' if found else 0)
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+    found = {'torch', 'transformers', 'datasets', 'accelerate', 'sklearn'} & set(sys.modules)
+    assert not found, (words, found)
 """
 
 
 @pytest.fixture(scope="module")
-def distilled(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> tuple[command.Told, Path]:
-    """What `compress distill --json --set ...` told, and the directory of its run."""
+def distilled(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> tuple[command.Result, Path]:
+    """The result of `compress distill --json --set ...`, and the directory of its run."""
     folder = tmp_path_factory.mktemp("distilled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(folder / "home"))
@@ -103,17 +106,12 @@ def distilled(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> tuple[c
 
 
 @pytest.fixture(scope="module")
-def bundle(distilled: tuple[command.Told, Path]) -> str:
+def bundle(distilled: tuple[command.Result, Path]) -> str:
     return str(distilled[1] / "bundle")
 
 
-def test_the_commands_and_their_options_are_these() -> None:
-    found = {name: sorted(map(_shown, each.params)) for name, each in _commands().items()}
-    assert found == {name: sorted([*options.split(), *SHARED]) for name, options in OPTIONS.items()}
-
-
-def _commands() -> dict[str, Any]:
-    """Every command by what is typed for it."""
+def commands() -> dict[str, Any]:
+    """Every command by its name on the command line."""
     found: dict[str, Any] = {}
     for name, each in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         inner = getattr(each, "commands", {})
@@ -121,48 +119,22 @@ def _commands() -> dict[str, Any]:
     return found
 
 
-def _shown(parameter: Any) -> str:
+def spelling(parameter: Any) -> str:
     short = [name for name in parameter.opts if re.fullmatch(r"-\w", name)]
     (long,) = set(parameter.opts) - set(short)
     assert short == ([f"-{SHARED[long]}"] if SHARED.get(long) else []), "one spelling each but for the usual letters"
     return long + ("..." if parameter.nargs == -1 else "")
 
 
-@pytest.mark.parametrize(
-    "words", ["--help", "--version", "distill --help", "search --help", "recipes", "recipes tinybert", "recipes --json"]
-)
-def test_light_commands_import_nothing_heavy(words: str) -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT, *words.split()], check=True, stdout=subprocess.DEVNULL)
+def test_commands_and_options() -> None:
+    found = {name: sorted(map(spelling, each.params)) for name, each in commands().items()}
+    assert found == {name: sorted([*options.split(), *SHARED]) for name, options in OPTIONS.items()}
 
 
-def test_predict_imports_nothing_heavy(bundle: str) -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT, "predict", bundle, "a good film"], check=True)
-
-
-def test_help_explains_every_command_and_option() -> None:
-    for name, each in _commands().items():
-        told = command.run(*name.split(), "--help")
-        assert told.code == 0
-        assert " ".join(each.help.split()) in " ".join(told.out.split())
-        assert all(parameter.help for parameter in each.params if parameter.param_type_name == "option")
-
-
-@pytest.mark.parametrize("words", ["", *OPTIONS])
-def test_every_command_knows_the_usual_letters(words: str) -> None:
-    version = command.Told(0, f"compress {compress.__version__}\n", "")
-    assert command.run(*words.split(), "--version") == command.run(*words.split(), "-V") == version
-    told = command.run(*words.split(), "-h")
-    assert told == command.run(*words.split(), "--help")
-    assert "-h, --help" in told.out
-
-
-@pytest.mark.parametrize("words", OPTIONS)
-def test_help_lists_every_option_in_a_group_on_lines_of_80_columns(words: str) -> None:
-    lines = command.run(*words.split(), "--help").out.splitlines()
-    titles = {line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)}
-    assert titles <= {"Arguments", *PANELS, "Other options", "Commands"}
-    assert max(map(len, lines)) <= 80
-    assert lines[-1 if words != "search" else lines.index("Commands:") - 2].startswith("  -h, --help"), "the last group"
+def test_light_commands_import_nothing_heavy(bundle: str) -> None:
+    lines = ["--help", "--version", "distill --help", "search --help", "recipes", "recipes tinybert", "recipes --json"]
+    words = [*map(str.split, lines), ["predict", bundle, "a good film"]]
+    subprocess.run([sys.executable, "-c", LIGHT, json.dumps(words)], check=True, stdout=subprocess.DEVNULL)
 
 
 LONGEST = {"search": 81, "prune": 69}
@@ -170,36 +142,53 @@ LONGEST = {"search": 81, "prune": 69}
 
 
 @pytest.mark.parametrize("words", OPTIONS)
-def test_help_is_short_and_has_one_example(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It explains every option, in groups, on few lines of 80 columns, with one example."""
     monkeypatch.setenv("COLUMNS", "80")
-    told = command.run(*words.split(), "--help").out
-    assert len(told.splitlines()) <= LONGEST.get(words, 55)
-    assert told.count("Example: compress") == 1
+    result, command_ = command.run(*words.split(), "--help"), commands()[words]
+    assert result.code == 0
+    assert " ".join(command_.help.split()) in " ".join(result.out.split())
+    assert all(parameter.help for parameter in command_.params if parameter.param_type_name == "option")
+    lines = result.out.splitlines()
+    titles = {line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)}
+    assert titles <= {"Arguments", *PANELS, "Other options", "Commands"}
+    assert max(map(len, lines)) <= 80
+    assert lines[-1 if words != "search" else lines.index("Commands:") - 2].startswith("  -h, --help"), "the last group"
+    assert len(lines) <= LONGEST.get(words, 55)
+    assert result.out.count("Example: compress") == 1
 
 
-def test_an_option_has_its_default_and_its_range_in_brackets() -> None:
-    told = " ".join(command.run("quantize", "--help").out.split())
-    assert "--rows <int> Calibrate on so many training rows. [512; >=1]" in told
-    assert "[0.5; 0 to 100]" in told and "[fused]" in told
-    assert "--calibration <calibration> Instead of the nearest to fp32: minmax, percentile, entropy." in told
+@pytest.mark.parametrize("words", ["", *OPTIONS])
+def test_short_options(words: str) -> None:
+    version = command.Result(0, f"compress {compress.__version__}\n", "")
+    assert command.run(*words.split(), "--version") == command.run(*words.split(), "-V") == version
+    result = command.run(*words.split(), "-h")
+    assert result == command.run(*words.split(), "--help")
+    assert "-h, --help" in result.out
+
+
+def test_help_shows_defaults_and_ranges() -> None:
+    result = " ".join(command.run("quantize", "--help").out.split())
+    assert "--rows <int> Calibrate on so many training rows. [512; >=1]" in result
+    assert "[0.5; 0 to 100]" in result and "[fused]" in result
+    assert "--calibration <calibration> Instead of the nearest to fp32: minmax, percentile, entropy." in result
 
 
 COMPLETE = "import sys; sys.argv[0] = 'compress'; from compress.cli import main; main()"
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
+    ("shell", "typed", "offered"),
     [
-        (["di"], ["distill"]),
-        (["distill", "--te"], ["--teacher", "--text"]),
-        (["distill", "--teacher", "minilm", "--effort", ""], ["quick", "normal", "best"]),
-        (["search", "--teacher", "minilm", "--da"], ["--data"]),
-        (["search", "sh"], ["show"]),
+        ("bash", ["di"], ["distill"]),
+        ("zsh", ["distill", "--te"], ["--teacher", "--text"]),
+        ("bash", ["distill", "--teacher", "minilm", "--effort", ""], ["quick", "normal", "best"]),
+        ("fish", ["search", "--teacher", "minilm", "--da"], ["--data"]),
+        ("bash", ["search", "sh"], ["show"]),
     ],
 )
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str, typed: list[str], offered: list[str]) -> None:
-    """It imports nothing that takes long: not even pydantic, which every other command needs."""
+    """It is fast: it does not even import pydantic, which every command needs."""
     line = shlex.join(["compress", *typed[:-1]]) + f" {typed[-1]}"
     asked = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(typed))}, "zsh": {"_TYPER_COMPLETE_ARGS": line},
              "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}}  # fmt: skip
@@ -211,10 +200,10 @@ def test_completion(shell: str, typed: list[str], offered: list[str]) -> None:
     assert {"pydantic", "rich.console", "yaml", "torch"} & set(done.stderr.split()) == set()
 
 
-def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
-    told = command.run("recipes")
-    assert told.code == 0
-    lines = told.out.splitlines()
+def test_recipes_lists_each_once() -> None:
+    result = command.run("recipes")
+    assert result.code == 0
+    lines = result.out.splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
     assert sorted(name for name in names if name in loader.names()) == loader.names()
     assert len(lines) < len(loader.names()) + 18, "a line each"
@@ -222,11 +211,11 @@ def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
     assert {line.split("  ")[-1].strip() for line in lines if line.startswith("hinton ")} == {"minutes"}
 
 
-def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
+def test_recipes_shows_the_file() -> None:
     assert command.run("recipes", "tinybert").out.strip() == loader.locate("tinybert").read_text().strip()
 
 
-def test_recipes_as_json_and_nothing_else() -> None:
+def test_recipes_as_json() -> None:
     listed = json.loads(command.run("recipes", "--json").out)["recipes"]
     assert [each["name"] for each in listed] == loader.names()
     assert all({"about", "purpose", "student", "title", "authors", "year", "url"} < each.keys() for each in listed)
@@ -235,99 +224,80 @@ def test_recipes_as_json_and_nothing_else() -> None:
     assert one["stages"][0]["eps"] == 1e-8, "defaults too"
 
 
-def test_distill_as_json_prints_the_report_and_nothing_else(distilled: tuple[command.Told, Path]) -> None:
-    told, out = distilled
-    assert told.code == 0
+def test_distill_as_json_prints_only_the_report(distilled: tuple[command.Result, Path]) -> None:
+    result, out = distilled
+    assert result.code == 0
     report = json.loads((out / "bundle" / "report.json").read_text())
-    assert json.loads(told.out) == {"schema": "compress.distill/1", **report}
-    assert "bundle:" in told.err
+    assert json.loads(result.out) == {"schema": "compress.distill/1", **report}
+    assert "bundle:" in result.err
 
 
-def test_the_int8_file_of_distill_comes_with_its_certificate(distilled: tuple[command.Told, Path]) -> None:
+def test_distill_certifies_int8(distilled: tuple[command.Result, Path]) -> None:
     (found,) = json.loads(distilled[0].out)["certificates"]
     assert (found["artefact"], found["split"], found["max_drop"]) == ("onnx/model_quantized.onnx", "validation", 0.002)
     assert "certificate" in (distilled[1] / "report.html").read_text().lower()
 
 
-HELD_BY_OTHER_TESTS = {
-    "demo", "distill", "export", "gate", "label", "plan", "predict", "pretrain", "prune", "push", "quantize", "report",
-    "search", "search-show", "trim",
-}  # fmt: skip
-
-
-def test_json_begins_with_the_name_of_its_form_which_the_documents_list(
-    bundle: str, shelf: Shelf, tmp_path: Path
-) -> None:
-    run = tiny.reviews(tmp_path / "data")
-    commands = {
-        "recipes": ["recipes"],
-        "recipe": ["recipes", "tinybert"],
-        "students": ["students", shelf.teacher],
-        "clean": ["clean", str(Path(bundle).parent), "--dry-run"],
-        "bench": ["bench", bundle, "--seq", "8", "--rounds", "2", "--runs", "1"],
-        "push": ["push", bundle, "a/b", "--dry-run"],
-        "report": ["report", bundle],
-        "export": ["export", bundle, "--for", "text", "--out", str(tmp_path / "text")],
-        "quantize": ["quantize", bundle, "--data", shelf.data, "--out", str(tmp_path / "q"), "--max-drop", "100"],
-        "trim": ["trim", bundle, "--data", run, "--out", str(tmp_path / "trimmed"), "--max-drop", "100"],
-    }
-    for name, words in commands.items():
-        told = command.run(*words, "--json")
-        assert told.code == 0, told.err
-        assert next(iter(json.loads(told.out).items())) == ("schema", f"compress.{name}/1")
+def test_documented_schemas_are_those_of_the_commands() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in Path(cli.__file__).parent.glob("*.py"))
     page = Path(__file__).parents[1] / "docs" / "json.md"
     if page.is_file():  # in a checkout
-        listed = set(re.findall(r"`compress\.([a-z-]+)/1`", page.read_text(encoding="utf-8")))
-        assert listed == commands.keys() | HELD_BY_OTHER_TESTS
+        listed = re.findall(r"^\| `compress\.([a-z-]+)/1`", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert sorted(listed) == sorted(set(re.findall(r'(?:print_json|schema)\("([a-z-]+)"', source)))
 
 
-def test_set_overrides_what_the_recipe_says(distilled: tuple[command.Told, Path]) -> None:
+def test_json_begins_with_its_schema(bundle: str) -> None:
+    result = command.run("clean", str(Path(bundle).parent), "--dry-run", "--json")
+    assert next(iter(json.loads(result.out).items())) == ("schema", "compress.clean/1")
+
+
+def test_set_overrides_the_recipe(distilled: tuple[command.Result, Path]) -> None:
     resolved = yaml.safe_load((distilled[1] / "recipe.yaml").read_text())
     assert resolved["stages"][0]["steps"] == 2
     assert float(resolved["stages"][1]["lr"]) == 1e-3
 
 
-def test_predict_prints_one_line_per_text(bundle: str) -> None:
-    told = command.run("predict", bundle, "a good film", "a bad film")
-    assert told.code == 0
-    lines = [line.split("\t") for line in told.out.splitlines()]
+def test_predict_prints_a_line_per_text(bundle: str) -> None:
+    result = command.run("predict", bundle, "a good film", "a bad film")
+    assert result.code == 0
+    lines = [line.split("\t") for line in result.out.splitlines()]
     assert [line[2] for line in lines] == ["a good film", "a bad film"]
     assert {line[0] for line in lines} <= {"negative", "positive"}
     assert all(0.5 <= float(line[1]) <= 1 for line in lines)
 
 
-def test_predict_reads_standard_input_line_by_line(bundle: str) -> None:
+def test_predict_reads_standard_input(bundle: str) -> None:
     texts = ["a good film", "", "a bad film"]
     assert command.run("predict", bundle, "-", stdin="\n".join(texts) + "\n") == command.run("predict", bundle, *texts)
-    assert command.run("predict", bundle, "-", stdin="") == command.Told(0, "", "")
+    assert command.run("predict", bundle, "-", stdin="") == command.Result(0, "", "")
 
 
-def test_predict_stops_at_a_line_that_is_no_text_and_has_printed_those_before(bundle: str) -> None:
+def test_predict_stops_at_invalid_text(bundle: str) -> None:
     stdin = b"a good film\na b\xffd film\na bad film\n"
-    told = command.run("predict", bundle, "-", stdin=stdin)
-    assert told.code == 2
-    assert [line.split("\t")[2] for line in told.out.splitlines()] == ["a good film"]
-    assert "line 2: byte 4 (0xff)" in told.err
+    result = command.run("predict", bundle, "-", stdin=stdin)
+    assert result.code == 2
+    assert [line.split("\t")[2] for line in result.out.splitlines()] == ["a good film"]
+    assert "line 2: byte 4 (0xff)" in result.err
     as_json = command.run("predict", bundle, "-", "--json", stdin=stdin)
     assert as_json.code == 2
     assert len(json.loads(as_json.out)["answers"]) == 1
 
 
-def test_predict_skips_such_lines_when_asked_and_keeps_their_places(bundle: str) -> None:
+def test_predict_skips_invalid_text(bundle: str) -> None:
     stdin = b"a good film\r\n\xff\n" + b"a" * (predictor.LONGEST + 5) + b"\na bad film"
-    told = command.run("predict", bundle, "-", "--on-error", "skip", stdin=stdin)
-    assert told.code == 0
-    good, invalid, long, bad = told.out.splitlines()
+    result = command.run("predict", bundle, "-", "--on-error", "skip", stdin=stdin)
+    assert result.code == 0
+    good, invalid, long, bad = result.out.splitlines()
     assert (good.split("\t")[2], bad.split("\t")[2]) == ("a good film", "a bad film")
     assert invalid.startswith("error: line 2")
     assert long.startswith("error: line 3")
-    assert "2 texts were skipped" in told.err
+    assert "2 texts were skipped" in result.err
     as_json = command.run("predict", bundle, "-", "--on-error", "skip", "--json", stdin=stdin)
     assert [set(each) for each in json.loads(as_json.out)["answers"]][1:3] == [{"error"}, {"error"}]
 
 
-def test_predict_answers_a_line_before_it_reads_the_next(bundle: str) -> None:
-    """And is quiet when nobody reads any more."""
+def test_predict_streams(bundle: str) -> None:
+    """It answers a line before it reads the next, and is quiet when nobody reads any more."""
     words = [sys.executable, "-m", "compress", "predict", bundle, "-"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -344,24 +314,24 @@ def test_predict_answers_a_line_before_it_reads_the_next(bundle: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;owned\x07", "\x9b2J", "two\nlines", "\u202egood"])
-def test_predict_does_not_let_texts_speak_to_the_terminal(bundle: str, text: str) -> None:
-    told = command.run("predict", bundle, text)
-    assert told.code == 0
-    assert told.out.rstrip("\n").replace("\t", "").isprintable()
+def test_predict_escapes_control_characters(bundle: str, text: str) -> None:
+    result = command.run("predict", bundle, text)
+    assert result.code == 0
+    assert result.out.rstrip("\n").replace("\t", "").isprintable()
 
 
-def test_predict_refuses_arguments_that_are_no_text(bundle: str) -> None:
-    told = command.run("predict", bundle, "good", os.fsdecode(b"b\xffd"))
-    assert (told.code, len(told.out.splitlines())) == (2, 1)
-    assert "text 2: byte 2 (0xff)" in told.err
+def test_predict_refuses_invalid_arguments(bundle: str) -> None:
+    result = command.run("predict", bundle, "good", os.fsdecode(b"b\xffd"))
+    assert (result.code, len(result.out.splitlines())) == (2, 1)
+    assert "text 2: byte 2 (0xff)" in result.err
     assert "--pair" in command.run("predict", bundle, "good", "--pair", os.fsdecode(b"\xff")).err
 
 
-def test_a_run_s_folder_stands_for_its_bundle(bundle: str) -> None:
+def test_predict_takes_a_run(bundle: str) -> None:
     assert command.run("predict", str(Path(bundle).parent), "good") == command.run("predict", bundle, "good")
 
 
-def test_predict_as_json_in_either_precision(bundle: str) -> None:
+def test_predict_as_json(bundle: str) -> None:
     for more in ([], ["--precision", "fp32"]):
         (found,) = json.loads(command.run("predict", bundle, "a good film", "--json", *more).out)["answers"]
         assert found["label"] in {"negative", "positive"}
@@ -369,16 +339,18 @@ def test_predict_as_json_in_either_precision(bundle: str) -> None:
     assert none == {"schema": "compress.predict/1", "answers": []}
 
 
-def test_bench_times_every_file_at_every_setting(bundle: str) -> None:
-    told = command.run("bench", bundle, "--seq", "8,16", "--rounds", "2", "--runs", "1", "--json")
-    assert told.code == 0
-    found = [(each["name"].rpartition(":")[2], each["setting"]["seq"]) for each in json.loads(told.out)["latencies"]]
+def test_bench(bundle: str) -> None:
+    result = command.run("bench", bundle, "--seq", "8,16", "--rounds", "2", "--runs", "1", "--json")
+    assert result.code == 0
+    found = [(each["name"].rpartition(":")[2], each["setting"]["seq"]) for each in json.loads(result.out)["latencies"]]
     assert found == [("fp32", 8), ("int8", 8), ("fp32", 16), ("int8", 16)]
-    assert "p50" in command.run("bench", bundle, "--seq", "8", "--rounds", "2", "--runs", "1").out
+    assert (
+        "p50" in command.run("bench", bundle, "--precision", "fp32", "--seq", "8", "--rounds", "2", "--runs", "1").out
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("--threads two", "--threads two: expected whole numbers"),
         ("--seq 8,", "--seq 8,: expected whole numbers"),
@@ -390,16 +362,14 @@ def test_bench_times_every_file_at_every_setting(bundle: str) -> None:
         ("--seq 4000", "has 64 positions"),
     ],
 )
-def test_bench_refuses_settings_that_are_none(bundle: str, words: str, said: str) -> None:
-    told = command.run("bench", bundle, *words.split())
-    assert told.code == 2
-    assert "rror: " in told.err
-    assert said in told.err
+def test_bench_refuses_invalid_settings(bundle: str, words: str, expected: str) -> None:
+    result = command.run("bench", bundle, *words.split())
+    assert result.code == 2
+    assert "rror: " in result.err
+    assert expected in result.err
 
 
-def test_each_visitor_has_a_file_and_a_lost_one_takes_none_of_the_others(
-    bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_writes_a_file_per_visitor(bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = iter([BenchResult("browser", {}, "", "", ()), BenchResult("browser", {}, "", "", ())])
 
     def bench(files: Any, **options: Any) -> BenchResult:
@@ -418,15 +388,15 @@ def test_each_visitor_has_a_file_and_a_lost_one_takes_none_of_the_others(
 
 
 @pytest.mark.parametrize("name", ["predict", "bench"])
-def test_what_is_no_bundle_is_refused(tmp_path: Path, name: str) -> None:
-    told = command.run(name, str(tmp_path), *(["text"] if name == "predict" else []))
-    assert (told.code, told.out) == (2, "")
-    assert told.err.startswith("error: ")
-    assert "manifest.json" in told.err
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, name: str) -> None:
+    result = command.run(name, str(tmp_path), *(["text"] if name == "predict" else []))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert "manifest.json" in result.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("destill", "Did you mean 'distill'?"),
         ("recipes tinybrt", "Did you mean 'tinybert'?"),
@@ -436,26 +406,24 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, name: str) -> None:
         ("bench", "Missing argument 'bundles'"),
     ],
 )
-def test_misspelled_words_are_named_with_what_was_meant(words: str, said: str) -> None:
-    told = command.run(*words.split())
-    assert (told.code, told.out) == (2, "")
-    assert said in told.err
+def test_misspelled_words(words: str, expected: str) -> None:
+    result = command.run(*words.split())
+    assert (result.code, result.out) == (2, "")
+    assert expected in result.err
 
 
-def test_an_interruption_is_130_and_says_how_to_go_on(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_shows_how_to_continue(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("compress.training.run.Run.remaining", interrupt)
     words = shelf.distill(tmp_path / "run", "--set", "teacher.steps=1", "--gate", "warn")
-    told = command.run(*words)
-    assert told.code == 130
-    assert shlex.split(told.err.partition("Continue with: ")[2]) == ["compress", *words, "--resume"]
+    result = command.run(*words)
+    assert result.code == 130
+    assert shlex.split(result.err.partition("Continue with: ")[2]) == ["compress", *words, "--resume"]
 
 
-def test_a_bug_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[str]:
         raise ZeroDivisionError
 
@@ -469,10 +437,10 @@ OTHERS = {
     "--num_threads", "--pack-destination", "--project", "--remove", "--restrict_ce_to_mask", "--warmup_min_secs",
     "--warmup_runs",
 }  # fmt: skip
-"""Options of other tools that our code names."""
+"""Options of other tools in our code."""
 
 
-def test_every_option_that_a_message_names_exists() -> None:
+def test_options_in_messages_exist() -> None:
     from typer.main import get_command
 
     def options(command: Any) -> set[str]:
@@ -483,7 +451,7 @@ def test_every_option_that_a_message_names_exists() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)) - options(get_command(app)) <= OTHERS
 
 
-def test_no_message_shows_a_command_that_cannot_be_pasted() -> None:
+def test_commands_in_messages_have_no_placeholders() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in Path(compress.__file__).parent.rglob("*.py"))
-    shown = re.findall(rf"compress (?:{'|'.join(_commands())}) [^\n]*", text)
-    assert [words for words in shown if "..." in words or re.search(r" (NAME|OUT|TEACHER|STUDY|TRIAL)\b", words)] == []
+    output = re.findall(rf"compress (?:{'|'.join(commands())}) [^\n]*", text)
+    assert [words for words in output if "..." in words or re.search(r" (NAME|OUT|TEACHER|STUDY|TRIAL)\b", words)] == []

@@ -86,9 +86,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "load_runtime", lambda assets: files)
 
 
-def test_the_folder_has_all_that_the_page_asks_for_and_nothing_from_elsewhere(
-    bundles: dict[str, Bundle], engine: None, tmp_path: Path
-) -> None:
+def test_a_demo_is_complete_and_self_contained(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
     made = demo(bundles["classification"].path.parent, tmp_path / "site")  # of a run's folder
     assert {path.name: path.stat().st_size for path in made.path.iterdir()} == made.sizes
     assert sum(made.parts.values()) == sum(made.sizes.values())
@@ -116,9 +114,7 @@ def test_every_field_has_a_label_and_names_are_escaped(engine: None, tmp_path: P
     assert [attrs.get("role") for tag, attrs in elements if attrs.get("id") == "status"] == ["status"]
 
 
-def test_a_demo_is_replaced_and_its_worker_tells_the_browser_so(
-    bundles: dict[str, Bundle], engine: None, tmp_path: Path
-) -> None:
+def test_replacing_a_demo_changes_its_worker(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
     first = demo(bundles["classification"].path, tmp_path / "site").path / SERVICE_WORKER
     before = first.read_text()
     demo(bundles["classification"].path, tmp_path / "site")
@@ -140,13 +136,13 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_gives_no_answer_to_a_text_is_refused(case: str, engine: None, tmp_path: Path) -> None:
-    make, said = CASES[case]
-    told = run("demo", str(make(tmp_path)), "--out", str(tmp_path / "site"))
-    assert told.code == 2 and said in told.err and not (tmp_path / "site").exists()
+def test_bundles_without_a_task_are_refused(case: str, engine: None, tmp_path: Path) -> None:
+    make, expected = CASES[case]
+    result = run("demo", str(make(tmp_path)), "--out", str(tmp_path / "site"))
+    assert result.code == 2 and expected in result.err and not (tmp_path / "site").exists()
 
 
-def test_a_folder_that_is_not_ours_stays(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
+def test_foreign_folders_are_not_replaced(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
     bundle = bundles["classification"].path
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letter.txt").write_text("dear")
@@ -157,31 +153,31 @@ def test_a_folder_that_is_not_ours_stays(bundles: dict[str, Bundle], engine: Non
     assert Bundle.load(bundle)
 
 
-def test_options_that_do_nothing_are_refused(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+def test_useless_options_are_refused(bundles: dict[str, Bundle], tmp_path: Path) -> None:
     bundle = str(bundles["classification"].path)
     assert refused(run("demo", bundle), tmp_path, "--serve")
     assert refused(run("demo", bundle, "--out", str(tmp_path / "site"), "--lan"), tmp_path, "--lan")
     assert refused(run("demo", bundle, "--out", str(tmp_path / "site"), "--no-open"), tmp_path, "--no-open")
 
 
-def test_without_the_engine_the_error_says_how_to_get_it(
+def test_a_missing_engine_is_explained(
     bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "empty"))
-    told = run("demo", str(bundles["classification"].path), "--out", str(tmp_path / "site"))
-    assert refused(told, tmp_path, "npm pack onnxruntime-web@", "--assets")
+    result = run("demo", str(bundles["classification"].path), "--out", str(tmp_path / "site"))
+    assert refused(result, tmp_path, "npm pack onnxruntime-web@", "--assets")
     assert not (tmp_path / "site").exists()
 
 
 def test_as_json(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
-    told = run("demo", str(bundles["classification"].path), "--out", str(tmp_path / "site"), "--json")
-    said = json.loads(told.out)
-    assert list(said) == ["schema", "path", "files", "link"] and said["schema"] == "compress.demo/1"
-    assert said["files"] == {path.name: path.stat().st_size for path in (tmp_path / "site").iterdir()}
+    result = run("demo", str(bundles["classification"].path), "--out", str(tmp_path / "site"), "--json")
+    expected = json.loads(result.out)
+    assert list(expected) == ["schema", "path", "files", "link"] and expected["schema"] == "compress.demo/1"
+    assert expected["files"] == {path.name: path.stat().st_size for path in (tmp_path / "site").iterdir()}
 
 
-def test_it_is_served_to_whoever_has_the_link(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
+def test_only_the_secret_link_is_served(bundles: dict[str, Bundle], engine: None, tmp_path: Path) -> None:
     made = demo(bundles["classification"].path, tmp_path / "site")
     with serve(made) as link:
         inside = urlsplit(link).path
@@ -245,9 +241,7 @@ def ask(tab: Tab, *texts: str) -> str:
 
 @pytest.mark.slow
 @in_chromium
-def test_what_is_typed_is_answered_as_the_bundle_answers(
-    demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path
-) -> None:
+def test_predictions_match_the_bundle(demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path) -> None:
     text, pair = f"a good film {HOSTILE}", ("a good film", "this was not dull")
     with serve(demos["classification"]) as link, open_tab(tmp_path / "profile", link) as tab:
         tab.wait("document.querySelector('#label').textContent.startsWith('Type')")
@@ -305,9 +299,7 @@ def test_the_nearest_of_the_lines_are_found(demos: dict[str, Demo], bundles: dic
 
 @pytest.mark.slow
 @in_chromium
-def test_words_are_marked_and_answers_found_where_the_bundle_has_them(
-    demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path
-) -> None:
+def test_tags_and_answers_match_the_bundle(demos: dict[str, Demo], bundles: dict[str, Bundle], tmp_path: Path) -> None:
     text = f"🙂 This film was the great actor\u200b story, cafe\u0301 movie! @fun {HOSTILE} a dull plot"
     (expected,) = bundles["tagging"].predict([text], precision="fp32")
     assert isinstance(expected, Marked) and len(expected.marks) > 5
@@ -361,7 +353,7 @@ def any_web_server(folder: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 @in_chromium
-def test_from_any_web_server_and_after_one_visit_without_it(demos: dict[str, Demo], tmp_path: Path) -> None:
+def test_the_page_works_offline_after_one_visit(demos: dict[str, Demo], tmp_path: Path) -> None:
     made, texts = demos["classification"], ("a good film", "a bad film", "never dull")  # the last one may be restored
     with any_web_server(made.path.parent) as host:
         opened = open_tab(tmp_path / "profile", f"{host}/{made.path.name}/")

@@ -35,16 +35,16 @@ def checks(found: Diagnosis) -> dict[str, Check]:
     return {each.name: each for each in found.checks}
 
 
-def test_each_extra_that_users_install_says_what_it_is_for() -> None:
+def test_every_extra_has_a_purpose() -> None:
     extras = set(metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ())
     assert set(doctor.EXTRAS) == extras - {"dev"}
 
 
 @pytest.mark.usefixtures("probed")
-def test_a_whole_machine_is_fine_and_told_as_one_document() -> None:
-    told = command.run("doctor", "--json")
-    assert told.code == 0
-    found = json.loads(told.out)
+def test_a_complete_machine() -> None:
+    result = command.run("doctor", "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
     assert (found["schema"], found["ok"]) == (SCHEMA, True)
     names = [each["name"] for each in found["checks"]]
     assert len(names) == len(set(names))
@@ -54,23 +54,23 @@ def test_a_whole_machine_is_fine_and_told_as_one_document() -> None:
 
 
 @pytest.mark.usefixtures("probed")
-def test_a_base_package_that_is_absent_or_too_old_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_old_base_package_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name == "onnx":
             raise metadata.PackageNotFoundError(name)
         return "1.0" if name == "torch" else metadata.version(name)
 
     monkeypatch.setattr(doctor, "version", version)
-    told = command.run("doctor")
-    assert told.code == 1
-    assert "pip install 'onnx>=1.18'" in told.out
-    assert "lacks: onnx, torch." in told.out
+    result = command.run("doctor")
+    assert result.code == 1
+    assert "pip install 'onnx>=1.18'" in result.out
+    assert "lacks: onnx, torch." in result.out
     states = {name: each.state for name, each in checks(compress.doctor()).items()}
     assert (states["onnx"], states["torch"], states["numpy"]) == ("missing", "broken", "ok")
 
 
 @pytest.mark.usefixtures("probed")
-def test_what_an_extra_brings_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name == "segno":
             raise metadata.PackageNotFoundError(name)
@@ -84,7 +84,7 @@ def test_what_an_extra_brings_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("probed")
-def test_a_cache_that_cannot_be_written_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "file" / "home"))
     assert [each.name for each in compress.doctor().faults] == ["cache"]
@@ -97,9 +97,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_package_that_ends_its_process_is_named_and_ends_nothing_else(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_crash_on_import_are_named(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (modules / "deadly.py").write_text("import os; os._exit(7)", encoding="utf-8")
     (modules / "faulty.py").write_text("raise RuntimeError('no such symbol')", encoding="utf-8")
     monkeypatch.setattr(doctor, "LOADED", ("json", "faulty", "absent_module", "deadly", "csv"))
@@ -111,16 +109,14 @@ def test_a_package_that_ends_its_process_is_named_and_ends_nothing_else(
     assert found["deadly"]["error"] == "ends the process with code 7"
 
 
-def test_a_package_that_never_finishes_loading_is_given_up(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_hangs_on_import(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (modules / "endless.py").write_text("import time; time.sleep(60)", encoding="utf-8")
     monkeypatch.setattr(doctor, "LOADED", ("endless",))
     monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.5)
     assert "does not load within" in doctor.probe_packages()["endless"]["error"]
 
 
-def test_products_are_timed_in_both_formats_and_with_one_and_all_threads(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_matrix_products_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     monkeypatch.setattr(probe, "SIZE", 128)
@@ -140,9 +136,7 @@ def program(folder: Path, name: str, script: str) -> None:
     file.chmod(0o755)
 
 
-def test_programs_are_asked_for_their_version_and_may_be_missing_broken_or_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_may_be_missing_broken_or_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "adb", "print('Android Debug Bridge version 1.0.41')")
     program(tmp_path, "npm", "raise SystemExit(3)")
     program(tmp_path, "node", "import time; time.sleep(60)")

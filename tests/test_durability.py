@@ -66,7 +66,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, 
     yield folder / "mine" / "run", disk
 
 
-def test_nothing_gets_its_name_before_it_is_flushed(distilled: tuple[Path, Disk]) -> None:
+def test_flush_before_rename_in_a_run(distilled: tuple[Path, Disk]) -> None:
     run, disk = distilled
     named = {path.relative_to(run).as_posix() for path in disk.renamed if path.is_relative_to(run)}
     assert {"run.json", "recipe.yaml", "stages/prediction/checkpoints/checkpoint-4", "bundle"} < named
@@ -75,7 +75,7 @@ def test_nothing_gets_its_name_before_it_is_flushed(distilled: tuple[Path, Disk]
     assert disk.names == set(), "folders are flushed once a name in them has changed"
 
 
-def test_all_is_as_readable_as_the_umask_says(distilled: tuple[Path, Disk]) -> None:
+def test_the_umask_applies_to_a_run(distilled: tuple[Path, Disk]) -> None:
     run, _ = distilled
     modes = {path.relative_to(run): stat.S_IMODE(path.stat().st_mode) for path in run.rglob("*") if path.is_file()}
     assert {path: oct(mode) for path, mode in modes.items() if mode != 0o640} == {}
@@ -86,5 +86,5 @@ def test_a_finished_run_has_no_optimiser_states(distilled: tuple[Path, Disk]) ->
     run, _ = distilled
     assert [path for name in ("checkpoints", "best.safetensors", "optimizer.pt") for path in run.rglob(name)] == []
     assert {each.parent.name for each in run.rglob("model.safetensors")} == {"model", "bundle"}
-    told = command.run("clean", str(run), "--dry-run")
-    assert (told.code, told.out.split()[-2:]) == (0, ["0.0", "MB"])
+    result = command.run("clean", str(run), "--dry-run")
+    assert (result.code, result.out.split()[-2:]) == (0, ["0.0", "MB"])

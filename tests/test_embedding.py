@@ -101,7 +101,7 @@ def bundle(teacher: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) 
         Pooling("max", True, width=48, projected=True, biased=True, activation="tanh"),
     ],
 )
-def test_an_encoder_is_saved_as_sentence_transformers_reads_it(pooling: Pooling, tmp_path: Path) -> None:
+def test_encoders_load_in_sentence_transformers(pooling: Pooling, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     model, texts = encoder(pooling), ["a good film", "so sad , and so slow !"]
     model.save_pretrained(tmp_path)
@@ -126,7 +126,7 @@ def test_any_encoder_pools(family: str) -> None:
     torch.testing.assert_close(found[1:], vectors(made, ["good"]))  # padding is nothing
 
 
-def test_a_linear_map_that_is_not_of_the_encoder_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_linear_map_is_refused(tmp_path: Path) -> None:
     encoder(Pooling("mean", width=8, projected=True)).save_pretrained(tmp_path)
     config = tmp_path / "2_Dense/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"out_features": 9}))
@@ -144,7 +144,7 @@ def test_a_cross_encoder_is_no_teacher_of_vectors(tmp_path: Path) -> None:
         load_teacher("it", tmp_path, TASK)
 
 
-def test_a_narrower_student_begins_in_the_space_of_its_teacher() -> None:
+def test_students_start_in_the_teachers_space() -> None:
     taught = encoder(Pooling("mean", True), layers=2)
     spec = StudentSpec(layers=2, hidden=16, heads=2, ffn=64, init="teacher")
     student = students.build(spec, taught, kind="embedding")
@@ -167,7 +167,7 @@ def split(related: list[list[int]], relevance: list[list[float]], passages: list
     )  # fmt: skip
 
 
-def test_searches_are_scored_over_all_passages_but_the_text_itself() -> None:
+def test_search_scores() -> None:
     angles = np.array([0.0, 0.1, 0.5, 1.0])  # text 0 asks; 1 is nearest, 2 is right
     found = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     some = split([[2], [], [], []], [[1.0], [], [], []], [0, 1, 2, 3])
@@ -180,7 +180,7 @@ def test_searches_are_scored_over_all_passages_but_the_text_itself() -> None:
     assert scoring.scores(some, found, queries_NE=nearer)["mrr@10"] == 1.0  # the index stays, another asks
 
 
-def test_pairs_are_scored_by_their_cosines() -> None:
+def test_pair_scores() -> None:
     some = split([[1], [2], [3], [0]], [[3.0], [2.0], [1.0], [0.0]], [])
     angles = np.array([0.0, 0.1, 0.4, 1.2])
     found = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -191,7 +191,7 @@ def test_pairs_are_scored_by_their_cosines() -> None:
     assert scoring.scores(some, np.ones((4, 2)))["spearman"] == 0.0
 
 
-def test_smaller_forms_of_vectors_are_scored() -> None:
+def test_compact_scores() -> None:
     some = split([[1], [2], [3], [0]], [[3.0], [2.0], [1.0], [0.0]], [])
     found = np.random.default_rng(0).normal(size=(4, 16))
     forms = scoring.compact_scores(some, found, "spearman")
@@ -201,7 +201,7 @@ def test_smaller_forms_of_vectors_are_scored() -> None:
     assert forms["1 bit"] == scoring.scores(some, np.sign(found))["spearman"]
 
 
-def test_fewer_texts_keep_their_judgements() -> None:
+def test_subsets_keep_judgements() -> None:
     some = split([[3], [], [5], [], [], []], [[1.0], [], [2.0], [], [], []], [3, 4, 5])
     kept = scoring.select(some, np.array([0, 3, 4]))
     assert kept["related"][:] == [[1], [], []]
@@ -212,13 +212,13 @@ def test_fewer_texts_keep_their_judgements() -> None:
     assert scoring.subsample(some, 100).tolist() == list(range(6))
 
 
-def test_the_words_of_texts_are_what_vectors_must_beat() -> None:
+def test_word_baseline() -> None:
     some = split([[2], [], [], []], [[1.0], [], [], []], [1, 2, 3]).to_dict()
     some["text"] = ["who wrote the plot", "a cold day", "she wrote the plot", "a day"]
     assert scoring.word_scores(Dataset.from_dict(some))["ndcg@10"] == 1.0
 
 
-def test_a_student_is_distilled_certified_and_scored_beside_its_teacher(bundle: Bundle, data: Path) -> None:
+def test_a_distilled_student(bundle: Bundle, data: Path) -> None:
     assert (bundle.task.kind, bundle.task.width, bundle.task.metric) == ("embedding", 32, "spearman")
     report = bundle.report()
     assert [row.role for row in report.rows] == ["baseline", "teacher", "student", "student"]
@@ -229,7 +229,7 @@ def test_a_student_is_distilled_certified_and_scored_beside_its_teacher(bundle: 
     assert "sentence-similarity" in (bundle.path / "README.md").read_text()
 
 
-def test_a_bundle_gives_the_same_vectors_everywhere(bundle: Bundle) -> None:
+def test_vectors_are_the_same_everywhere(bundle: Bundle) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     texts = ["a good film", "so sad", "good"]
     exact = np.array([each.numbers for each in bundle.predict(texts, precision="fp32")])  # type: ignore[union-attr]
@@ -241,23 +241,23 @@ def test_a_bundle_gives_the_same_vectors_everywhere(bundle: Bundle) -> None:
     assert load_file(bundle.path / "2_Dense/model.safetensors")["linear.weight"].shape == (32, 16)
 
 
-def test_the_nearest_of_a_files_lines_are_found(bundle: Bundle, tmp_path: Path) -> None:
+def test_predict_against_a_file(bundle: Bundle, tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_text("a good film\nso sad\nthe plot\n")
-    told = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--top", "2")
-    assert told.out.startswith("so sad (1.0000) | ")
-    told = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--json")
-    assert json.loads(told.out)["answers"][0]["texts"][0][0] == "so sad"
-    told = command.run("predict", str(bundle.path), "so sad", "--json")
-    assert len(json.loads(told.out)["answers"][0]["numbers"]) == 32
-    told = command.run("predict", str(bundle.path), "so sad", "--top", "2")
-    assert (told.code, "give the file to search with --against" in told.err) == (2, True)
+    result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--top", "2")
+    assert result.out.startswith("so sad (1.0000) | ")
+    result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--json")
+    assert json.loads(result.out)["answers"][0]["texts"][0][0] == "so sad"
+    result = command.run("predict", str(bundle.path), "so sad", "--json")
+    assert len(json.loads(result.out)["answers"][0]["numbers"]) == 32
+    result = command.run("predict", str(bundle.path), "so sad", "--top", "2")
+    assert (result.code, "give the file to search with --against" in result.err) == (2, True)
     other = tiny.bundle(tmp_path / "labels")
     with pytest.raises(BundleError, match="expected one for embedding"):
         NearestTexts.from_texts(other.open(), ["a"])
 
 
-def test_a_files_vectors_are_written_as_an_array(bundle: Bundle, data: Path, tmp_path: Path) -> None:
+def test_predict_writes_vectors(bundle: Bundle, data: Path, tmp_path: Path) -> None:
     """Which teaches another student, and is what an index takes."""
     lines = (data / "train.txt").read_text().splitlines()
     made = tmp_path / "train.npy"
@@ -266,16 +266,16 @@ def test_a_files_vectors_are_written_as_an_array(bundle: Bundle, data: Path, tmp
     np.testing.assert_allclose(np.load(made), bundle.embed(lines), atol=1e-6)
     (tmp_path / "train.txt").write_text("\n".join(lines))
     np.testing.assert_allclose(open_source(str(made)).vectors(lines[5:7]), np.load(made)[5:7], atol=1e-3)
-    told = command.run(*words, "--on-error", "skip")
-    assert told.code == 2
-    assert "cannot hold rows without a vector" in told.err
+    result = command.run(*words, "--on-error", "skip")
+    assert result.code == 2
+    assert "cannot hold rows without a vector" in result.err
     other = tiny.bundle(tmp_path / "labels")
     with pytest.raises(DataError, match="holds vectors, which this model does not predict"):
         predict_file(other.open(), data / "train.txt", tmp_path / "other.npy")
     assert not (tmp_path / "other.npy").exists()
 
 
-def test_a_bundle_is_quantised_and_trimmed_like_any_other(bundle: Bundle, data: Path, tmp_path: Path) -> None:
+def test_quantise_and_trim(bundle: Bundle, data: Path, tmp_path: Path) -> None:
     copy = bundle.copy_to(tmp_path / "copy")
     found = compress.quantize(copy, data=data, method="dynamic")
     assert found.proof.metric == "spearman"
@@ -286,7 +286,7 @@ def test_a_bundle_is_quantised_and_trimmed_like_any_other(bundle: Bundle, data: 
     np.testing.assert_allclose(trimmed.embed(texts, precision="fp32"), exact, atol=1e-5)
 
 
-def test_widths_are_pruned_and_the_vectors_stay_as_wide(bundle: Bundle, data: Path, tmp_path: Path) -> None:
+def test_pruning_keeps_the_width_of_vectors(bundle: Bundle, data: Path, tmp_path: Path) -> None:
     sizes = ["target.hidden=0.5", "target.heads=0.5", "target.ffn=0.5"]
     lengths = [f"stages.{stage}.{line}" for stage in ("recover-half", "recover") for line in ("epochs=1", "lr=1e-3")]
     options = RunOptions(overrides=(*sizes, *lengths))
@@ -296,30 +296,28 @@ def test_widths_are_pruned_and_the_vectors_stay_as_wide(bundle: Bundle, data: Pa
     assert (made.task.kind, made.task.width) == ("embedding", 32)
 
 
-def test_a_search_finds_students_that_stay_in_the_space(
-    teacher: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_keeps_the_space(teacher: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
     (tmp_path / "space.yaml").write_text(SPACE.replace("hinton.soft_targets", "leaf.l2, only: embedding"))
     words = ["search", "--teacher", str(teacher), "--data", str(data), "--space", str(tmp_path / "space.yaml")]
     words += ["--max-params", "6000", "--trials", "4", "--kind", "embedding", "--out", str(tmp_path / "study")]
-    told = command.run(*words)
-    assert told.code == 0, told.err
+    result = command.run(*words)
+    assert result.code == 0, result.err
     (made,) = [Bundle.load(path.parent) for path in (tmp_path / "study").rglob("manifest.json")]
     assert (made.task.kind, made.task.width) == ("embedding", 32)
 
 
-def test_a_text_file_gives_the_vector_of_a_text(bundle: Bundle, tmp_path: Path) -> None:
+def test_export_for_text(bundle: Bundle, tmp_path: Path) -> None:
     out = tmp_path / "text"
-    told = command.run("export", str(bundle.path), "--for", "text", "--out", str(out))
-    assert told.code == 0, told.err
+    result = command.run("export", str(bundle.path), "--for", "text", "--out", str(out))
+    assert result.code == 0, result.err
     (file,) = out.rglob("*.onnx")
     texts = ["a good film", "So sad!"]
     found = np.array([each.numbers for each in run_text(file, texts)])  # type: ignore[union-attr]
     np.testing.assert_allclose(found, bundle.embed(texts), atol=1e-5)
 
 
-def test_a_teachers_prompts_are_read_before_its_texts(data: Path, tmp_path: Path) -> None:
+def test_prompts_of_a_teacher(data: Path, tmp_path: Path) -> None:
     """`predict` finds what sentence-transformers finds with the prompts that the bundle keeps."""
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     encoder(Pooling("mean", True, prompts={"query": "sad ", "passage": "good film "}), layers=2).save_pretrained(
@@ -339,7 +337,7 @@ def test_a_teachers_prompts_are_read_before_its_texts(data: Path, tmp_path: Path
     np.testing.assert_allclose([cosine for _, cosine in found[0].texts], [each for _, each in expected], atol=1e-5)
 
 
-def test_texts_that_nobody_compared_are_read_with_either_prompt() -> None:
+def test_texts_without_pairs_get_either_prompt() -> None:
     texts = tiny.tokenizer()
     alone = split([[], []], [[], []], [])
     rows = encode(alone, texts, 16, prompts=("sad ", "good film "))

@@ -11,7 +11,7 @@ from compress.errors import DamagedError
 from compress.io import CHECKSUMS, atomic_file, atomic_folder, move_into_place, verify
 
 
-def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_files_are_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for content in ("old", "new"):
         with atomic_file(path) as partial:
@@ -25,7 +25,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_folders_are_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     for content in ("old", "new"):
         with atomic_folder(path) as partial:
@@ -39,7 +39,7 @@ def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     assert [each.name for each in path.iterdir()] == ["new"]
 
 
-def test_what_a_kill_left_beside_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_are_removed(tmp_path: Path) -> None:
     for left in (".folder.partial", ".folder.retired"):
         (tmp_path / left).mkdir()
         (tmp_path / left / "half").touch()
@@ -49,7 +49,7 @@ def test_what_a_kill_left_beside_is_cleared(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "folder").iterdir()] == ["whole"]
 
 
-def test_a_folder_that_was_retired_and_not_replaced_comes_back(tmp_path: Path) -> None:
+def test_a_retired_folder_is_restored(tmp_path: Path) -> None:
     retired = tmp_path / ".folder.retired"
     retired.mkdir()
     (retired / "old").touch()
@@ -58,7 +58,7 @@ def test_a_folder_that_was_retired_and_not_replaced_comes_back(tmp_path: Path) -
     assert [each.name for each in (tmp_path / "folder").iterdir()] == ["old"]
 
 
-def test_everything_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_comes_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, str]] = []
 
     def flushed(handle: int) -> None:
@@ -113,7 +113,7 @@ def test_a_sealed_folder_is_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["below/a", "b", CHECKSUMS])
 @pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone"])
-def test_any_damage_to_a_sealed_folder_is_found(tmp_path: Path, name: str, damage: str) -> None:
+def test_damage_to_a_sealed_folder_is_found(tmp_path: Path, name: str, damage: str) -> None:
     folder = sealed(tmp_path / "folder")
     path = folder / name
     content = bytearray(path.read_bytes())

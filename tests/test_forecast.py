@@ -42,7 +42,7 @@ def kept(home: Path) -> set[str]:
     return {each.name for each in home.iterdir() if each.is_dir()} - {"data", "encoded"}
 
 
-def test_every_phase_is_told_and_nothing_but_rows_is_kept(tmp_path: Path, home: Path) -> None:
+def test_phases_of_a_distillation(tmp_path: Path, home: Path) -> None:
     found = forecast(**given(tmp_path))
     assert [phase.name for phase in found.phases] == ["teacher", "intermediate", "prediction", "export and measure"]
     assert [phase.steps for phase in found.phases] == [(24, 24), (12, 12), (24, 24), (0, 0)]
@@ -74,19 +74,19 @@ def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypat
     assert shipped.disk_mb == pytest.approx(forecasting.SHIPPED * 0.02, rel=0.5), "a student of 20 kB"
 
 
-def test_rows_are_drawn_with_the_longest_and_numbered_anew() -> None:
+def test_samples_include_the_longest_rows() -> None:
     rows = Dataset.from_dict({"length": [3, 9, 2, 8, 4, 1, 7, 5], "index": range(8)})
     drawn = forecasting.sample_rows(rows, 4, 2)
     assert drawn["index"][:] == list(range(len(drawn))) and len(drawn) <= 4
     assert {9, 8} <= set(drawn["length"][:])
 
 
-def test_a_batch_takes_as_many_tokens_as_its_longest_row_padded_to() -> None:
+def test_padded_tokens_are_counted() -> None:
     order = LengthGrouped([3, 9, 2, 8], 2, seed=0, whole=True)
     assert sorted(forecasting.count_padded_tokens(order)) == [6, 18]
 
 
-def test_an_open_end_has_a_least_and_a_most(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stopping_gives_a_range(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "LEAST", 10)
     recipe = tiny.RECIPE.replace("    steps: 24\n", "    epochs: auto\n    augment: auto\n")
     found = {phase.name: phase for phase in forecast(**given(tmp_path, recipe)).phases}
@@ -96,7 +96,7 @@ def test_an_open_end_has_a_least_and_a_most(tmp_path: Path, home: Path, monkeypa
     assert found["prediction-augmented"].steps[1] > length.most
 
 
-def test_a_teacher_that_is_kept_is_not_tried(
+def test_a_cached_teacher_is_not_tried(
     tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = given(tmp_path)
@@ -109,7 +109,7 @@ def test_a_teacher_that_is_kept_is_not_tried(
     assert kept(home) == {"teachers"}
 
 
-def test_kept_outputs_and_a_language_model_are_tried_outside_of_the_cache(tmp_path: Path, home: Path) -> None:
+def test_trials_do_not_fill_the_cache(tmp_path: Path, home: Path) -> None:
     recipe = tiny.RECIPE.replace("    checkpoint: 5\n", "    checkpoint: 5\n    cache_teacher: true\n") + (
         "teacher_lm: {pretrain: teacher-lm, head: masked_lm, corrupt: bert.mask, steps: 9, batch: 8, max_length: 32,\n"
         "             lr: 1.0e-3, objective: [{loss: bert.masked_lm}]}\n"
@@ -141,20 +141,20 @@ def test_a_budget_is_not_raced_for(tmp_path: Path, home: Path, monkeypatch: pyte
     assert "race" in found[1].note and found[1].seconds[0] > 0
 
 
-def test_a_limit_bounds_the_whole() -> None:
+def test_a_time_limit_bounds_the_total() -> None:
     phases = (Phase("one", (10, 20), (60.0, 600.0)), Phase("two", (0, 0), (30.0, 30.0)))
     assert Forecast("", phases, 100.0).minutes == (1.5, 10.5)
     assert Forecast("", phases, 100.0, limit=3.0).minutes == (1.5, 3.0)
     assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
 
 
-def test_the_command_stops_after_its_forecast(tmp_path: Path, home: Path) -> None:
+def test_plan_stops_after_the_forecast(tmp_path: Path, home: Path) -> None:
     arguments = given(tmp_path)
     line = ["distill", "--plan", "--json", "--out", str(tmp_path / "run")]
     line += [word for name, value in arguments.items() for word in (f"--{name}", value)]
-    told = command.run(*line)
-    assert told.code == 0
-    assert json.loads(told.out)["phases"][0]["name"] == "teacher"
+    result = command.run(*line)
+    assert result.code == 0
+    assert json.loads(result.out)["phases"][0]["name"] == "teacher"
     assert not (tmp_path / "run").exists()
     assert command.refused(command.run(*line, "--prompt", "sentiment"), tmp_path / "run", "--plan")
 
@@ -176,7 +176,7 @@ stages:
 """
 
 
-def test_pretraining_is_forecast_without_a_task(tmp_path: Path, home: Path) -> None:
+def test_pretraining_is_forecast(tmp_path: Path, home: Path) -> None:
     (tmp_path / "corpus.txt").write_text("\n\n".join(["the film is good .\nthe plot is bad ."] * 40), encoding="utf-8")
     arguments = {name: value for name, value in given(tmp_path, GENERAL).items() if name != "data"}
     arguments |= {"corpus": str(tmp_path / "corpus.txt")}
@@ -184,6 +184,6 @@ def test_pretraining_is_forecast_without_a_task(tmp_path: Path, home: Path) -> N
     assert [(phase.name, phase.steps) for phase in found.phases] == [("general", (30, 30))]
     assert found.phases[0].seconds[0] > 0
     line = ["pretrain", "--plan", "--out", str(tmp_path / "run")]
-    told = command.run(*line, *[word for name, value in arguments.items() for word in (f"--{name}", value)])
-    assert told.code == 0
+    result = command.run(*line, *[word for name, value in arguments.items() for word in (f"--{name}", value)])
+    assert result.code == 0
     assert not (tmp_path / "run").exists()

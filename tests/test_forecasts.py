@@ -45,9 +45,7 @@ def searched(tmp_path: Path, space: str, **more: Any) -> Forecast:
     return forecast_search(**given)
 
 
-def test_a_search_is_its_phases_and_a_budget_below_its_smallest_shape_is_out_of_reach(
-    tmp_path: Path, home: Path, trials: None
-) -> None:
+def test_phases_of_a_search(tmp_path: Path, home: Path, trials: None) -> None:
     found = searched(tmp_path, SPACE, budget=Budget(max_latency_ms=2.0, max_params=15000))
     phases = by_name(found)
     assert list(phases) == [
@@ -59,12 +57,12 @@ def test_a_search_is_its_phases_and_a_budget_below_its_smallest_shape_is_out_of_
     assert phases["trials"].note == "5 shapes"
     assert 0 < phases["trials"].seconds[0] < phases["trials"].seconds[1], "half of the rows tell which are pruned"
     assert phases["measuring"].note == "9 files", "7 shapes, and the teacher in both precisions"
-    (said,) = found.out_of_reach
-    assert said.startswith("--max-latency-ms 2: the smallest shape")
+    (expected,) = found.out_of_reach
+    assert expected.startswith("--max-latency-ms 2: the smallest shape")
     assert not (tmp_path / "out").exists()
 
 
-def test_students_that_are_trained_each_take_a_training_a_trial(tmp_path: Path, home: Path, trials: None) -> None:
+def test_phases_of_a_plain_search(tmp_path: Path, home: Path, trials: None) -> None:
     found = searched(tmp_path, PLAIN, study=StudyOptions(trials=4, winners=2, minutes=9.0))
     phases = by_name(found)
     assert "supernet" not in phases and "short distillations" not in phases
@@ -83,9 +81,7 @@ def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict
     return by_name(labelling.forecast_labelling(**given))
 
 
-def test_a_local_model_is_asked_until_it_takes_seconds(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labelling_with_a_local_model(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = labelling.ask
 
     def second_each(speaker: Any, prompts: Any, answers: Any, *, console: Console) -> Any:
@@ -102,7 +98,7 @@ def test_a_local_model_is_asked_until_it_takes_seconds(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_endpoint_is_asked_one_row(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labelling_with_an_endpoint(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Told(KNOWS, (-1.5, -1.0))
     monkeypatch.setattr(RemoteModel, "likelihoods", lambda _, prompts, answers: given.likelihoods(prompts, answers))
     speaker = RemoteModel(Endpoint(url="https://api.example.com/v1", model="m", concurrency=4))
@@ -113,7 +109,7 @@ def test_an_endpoint_is_asked_one_row(tmp_path: Path, home: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("method", ["auto", "dynamic", "smoothquant"])
-def test_an_int8_file_is_calibration_choice_and_certificate(tmp_path: Path, home: Path, method: Any) -> None:
+def test_phases_of_a_quantization(tmp_path: Path, home: Path, method: Any) -> None:
     bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
     before = {path.name: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()}
     found = quantize.forecast_quantization(bundle, data, method=method, int8=Int8Options(rows=32))
@@ -127,7 +123,7 @@ def test_an_int8_file_is_calibration_choice_and_certificate(tmp_path: Path, home
     assert {path.name: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()} == before
 
 
-def test_trimming_is_counting_writing_and_scoring(tmp_path: Path, home: Path) -> None:
+def test_phases_of_a_trimming(tmp_path: Path, home: Path) -> None:
     bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
     phases = by_name(trim.forecast_trimming(str(bundle.path), tmp_path / "out", data=data))
     assert list(phases) == ["counting tokens", "writing", "scoring"]
@@ -137,11 +133,11 @@ def test_trimming_is_counting_writing_and_scoring(tmp_path: Path, home: Path) ->
         "counting tokens", "writing",
     ]  # fmt: skip
     assert not (tmp_path / "out").exists()
-    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "out"), "--plan")
-    assert told.code == 0 and "counting tokens" in told.out and "MB of disk" in told.out
+    result = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "out"), "--plan")
+    assert result.code == 0 and "counting tokens" in result.out and "MB of disk" in result.out
 
 
-def test_training_for_int8_is_forecast_first(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_of_training_for_int8(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecasting, "LONG", (6, 6))
     bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
     given: dict[str, Any] = {"method": "qat", "overrides": ["stages.0.steps=8"], "int8": Int8Options(rows=32)}

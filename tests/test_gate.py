@@ -69,7 +69,7 @@ def lognormal(scale: float, seed: int = 0) -> Noise:
     return lambda _: tuple(np.exp(scale * draw.standard_normal(2)))
 
 
-def test_a_quiet_device_tells_after_the_first_passes(pair: tuple[Bundle, Bundle]) -> None:
+def test_a_quiet_device_decides_quickly(pair: tuple[Bundle, Bundle]) -> None:
     same, slower = latency(pair, 1.0), latency(pair, 1.1)
     assert (same.outcome, same.samples, same.change) == ("passed", 8, 0.0)
     assert (slower.outcome, slower.samples) == ("failed", 8)
@@ -77,7 +77,7 @@ def test_a_quiet_device_tells_after_the_first_passes(pair: tuple[Bundle, Bundle]
     assert slower.new == pytest.approx(2.2)
 
 
-def test_a_noisy_device_is_measured_until_it_tells(pair: tuple[Bundle, Bundle]) -> None:
+def test_a_noisy_device_is_measured_longer(pair: tuple[Bundle, Bundle]) -> None:
     found = latency(pair, 1.1, lognormal(0.2, seed=1))
     assert found.outcome == "failed"
     assert found.samples > 8
@@ -86,13 +86,13 @@ def test_a_noisy_device_is_measured_until_it_tells(pair: tuple[Bundle, Bundle]) 
     assert 0.05 < found.low < 0.1 < found.high
 
 
-def test_where_time_is_up_before_it_tells_that_is_said(pair: tuple[Bundle, Bundle]) -> None:
+def test_time_runs_out(pair: tuple[Bundle, Bundle]) -> None:
     found = latency(pair, 1.05, lognormal(0.3), minutes=0)
     assert (found.outcome, found.samples, found.low, found.high) == ("cannot be told", 2, None, None)
     assert "more minutes" in found.reason
 
 
-def test_identical_files_on_noisy_devices_raise_no_alarm_and_slower_ones_never_pass(
+def test_noise_causes_no_wrong_verdict(
     pair: tuple[Bundle, Bundle],
 ) -> None:
     outcomes = {
@@ -115,17 +115,17 @@ def score(bundles: Sequence[Bundle], rows: int, max_drop: float) -> GateCheck:
     task = bundles[0].task
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(tiny.WORDS, 6)) for _ in range(rows)]
-    said = [each.label for each in bundles[0].predict(texts)]  # type: ignore[union-attr]
-    split = Dataset.from_dict({"text": texts, "label": [task.labels.index(label) for label in said]})
+    expected = [each.label for each in bundles[0].predict(texts)]  # type: ignore[union-attr]
+    split = Dataset.from_dict({"text": texts, "label": [task.labels.index(label) for label in expected]})
     return command.compare_scores(bundles, [each.path / FILES["int8"] for each in bundles], split, max_drop=max_drop)
 
 
-def test_the_same_answers_pass_however_few_the_rows(pair: tuple[Bundle, Bundle]) -> None:
+def test_equal_answers_pass(pair: tuple[Bundle, Bundle]) -> None:
     found = score([pair[0], pair[0]], 20, 0.0)
     assert (found.outcome, found.change, found.low, found.high) == ("passed", 0.0, 0.0, 0.0)
 
 
-def test_a_fall_beyond_the_limit_fails_and_few_rows_cannot_tell(pair: tuple[Bundle, Bundle]) -> None:
+def test_a_large_drop_fails(pair: tuple[Bundle, Bundle]) -> None:
     worse = score(pair, 400, 0.05)
     assert worse.outcome == "failed"
     assert worse.low is not None
@@ -137,7 +137,7 @@ def test_a_fall_beyond_the_limit_fails_and_few_rows_cannot_tell(pair: tuple[Bund
 
 
 @pytest.mark.parametrize("metric", ["f1", "matthews"])
-def test_other_metrics_are_told_by_drawing_rows_again(
+def test_other_metrics_use_a_bootstrap(
     pair: tuple[Bundle, Bundle], metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "bootstrap_interval", partial(bootstrap_interval, resamples=50))
@@ -159,13 +159,13 @@ def test_percentages(text: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "%", "five%"])
-def test_what_is_no_percentage_is_refused(text: str) -> None:
+def test_invalid_percentages(text: str) -> None:
     with pytest.raises(DeviceError, match=r"--max-slower .*such as 5%"):
         options.parse_percentage("max-slower", text)
 
 
 @pytest.mark.parametrize(("ratio", "code", "tag"), [(1.0, 0, None), (1.2, 1, "failure"), (1.05, 3, "error")])
-def test_the_command_says_so_in_every_form(
+def test_the_command_in_every_output_format(
     pair: tuple[Bundle, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, code: int, tag: str
 ) -> None:
     """At exactly the limit nobody can tell."""
@@ -174,9 +174,9 @@ def test_the_command_says_so_in_every_form(
     monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=count().__next__))  # each race takes a second
     monkeypatch.setattr(command, "open_chosen", lambda *_, **__: _Opened(device))
     files = ["--markdown", str(tmp_path / "gate.md"), "--junit", str(tmp_path / "gate.xml")]
-    told = line.run("gate", old, old, "--data", tiny.reviews(tmp_path / "data"), "--minutes", "0.1", *files, "--json")
-    assert told.code == code
-    found = json.loads(told.out)
+    result = line.run("gate", old, old, "--data", tiny.reviews(tmp_path / "data"), "--minutes", "0.1", *files, "--json")
+    assert result.code == code
+    found = json.loads(result.out)
     assert [one["what"] for one in found["checks"]] == ["size", "score", "latency"]
     outcome = {0: "passed", 1: "failed", 3: "cannot be told"}[code]
     assert found["checks"][2]["outcome"] == outcome
@@ -201,14 +201,14 @@ class _Opened:
 
 def test_real_files_are_raced_here(pair: tuple[Bundle, Bundle]) -> None:
     files = [str(bundle.path / FILES["fp32"]) for bundle in pair]
-    told = line.run("gate", *files, "--max-slower", "900%", "--minutes", "0.1", "--seq", "8")
-    assert told.code in (0, 3), "a machine that stands still for six seconds tells nothing"
-    assert "latency" in told.out
+    result = line.run("gate", *files, "--max-slower", "900%", "--minutes", "0.1", "--seq", "8")
+    assert result.code in (0, 3), "a machine that stands still for six seconds tells nothing"
+    assert "latency" in result.out
 
 
-def test_a_lone_file_has_no_tokenizer_to_read_rows_with(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:
+def test_a_lone_file_cannot_be_scored(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:
     lone = tmp_path / "lone.onnx"
     lone.write_bytes((pair[0].path / FILES["fp32"]).read_bytes())
-    told = line.run("gate", str(pair[0].path), str(lone), "--data", "intents")
-    assert told.code == 2
-    assert "--data" in told.err
+    result = line.run("gate", str(pair[0].path), str(lone), "--data", "intents")
+    assert result.code == 2
+    assert "--data" in result.err

@@ -15,7 +15,7 @@ from compress.config.recipe import Recipe
 from compress.errors import CompressError
 from compress.nas.config import Space
 from tests import command
-from tests.command import pasted
+from tests.command import check_parses
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +25,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("goal", RECIPES)
 @pytest.mark.parametrize("device", ["local", "browser", "ssh:me@host"])
-def test_each_goal_is_a_command_whose_every_word_is_explained(goal: Any, device: str) -> None:
+def test_every_word_of_a_command_is_explained(goal: Any, device: str) -> None:
     found = compress.init(goal=goal, latency_ms=4 if goal == "latency" else None, minutes=30, device=device)
     for words in (found.command, found.plan, *found.after):
         if words:
-            pasted(words)
+            check_parses(words)
     explained = " ".join(found.parts)
     assert [word for word in shlex.split(found.command)[1:] if word not in explained and word != "minilm"] == []
     assert ("--minutes", "30") in pairwise(shlex.split(found.command))
@@ -37,7 +37,7 @@ def test_each_goal_is_a_command_whose_every_word_is_explained(goal: Any, device:
 
 
 @pytest.mark.parametrize("goal", RECIPES)
-def test_the_settings_can_be_written_and_load(goal: Any, tmp_path: Path) -> None:
+def test_settings_are_written_and_load(goal: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     found = compress.init(goal=goal, latency_ms=4 if goal == "latency" else None, file=file)
     assert found.file == str(file)
@@ -48,15 +48,15 @@ def test_the_settings_can_be_written_and_load(goal: Any, tmp_path: Path) -> None
         compress.init(file=file)
 
 
-def test_without_a_terminal_nothing_is_asked_and_the_options_count() -> None:
-    told = command.run("init", "--goal", "2.5", "--json")
-    assert told.code == 0
-    found = json.loads(told.out)
+def test_without_a_terminal_defaults_are_used() -> None:
+    result = command.run("init", "--goal", "2.5", "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
     assert found["schema"] == SCHEMA
     assert found["command"].startswith("compress search --teacher minilm --data intents --max-latency-ms 2.5 ")
 
 
-def test_on_a_terminal_what_is_not_said_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_asked_for_missing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def prompt(question: str, **_: object) -> str:
@@ -65,14 +65,14 @@ def test_on_a_terminal_what_is_not_said_is_asked(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("compress.cli.start.typer.prompt", prompt)
     monkeypatch.setattr("compress.cli.start.is_interactive", lambda: True)
-    told = command.run("init", "--teacher", "minilm", "--data", "intents")
-    assert told.code == 0
+    result = command.run("init", "--teacher", "minilm", "--data", "intents")
+    assert result.code == 0
     assert len(asked) == 3
-    assert "compress prune minilm --data intents --recipe prune-taylor --speedup 2 --minutes 20" in told.out
+    assert "compress prune minilm --data intents --recipe prune-taylor --speedup 2 --minutes 20" in result.out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("--goal sped", "Did you mean 'speed'?"),
         ("--goal 0", "more than 0"),
@@ -83,7 +83,7 @@ def test_on_a_terminal_what_is_not_said_is_asked(monkeypatch: pytest.MonkeyPatch
         ("--file mine.txt", "expected a new .yaml file"),
     ],
 )
-def test_answers_that_cannot_be_are_refused(words: str, said: str) -> None:
-    told = command.run("init", *words.split())
-    assert told.code == 2
-    assert said in told.err
+def test_invalid_answers_are_refused(words: str, expected: str) -> None:
+    result = command.run("init", *words.split())
+    assert result.code == 2
+    assert expected in result.err

@@ -24,7 +24,7 @@ from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.training.run import Run
 from tests import command, tiny
-from tests.command import pasted
+from tests.command import check_parses
 
 ROWS = {
     "train": ["good film\tpositive", "Good  film\tnegative", "bad film\tnegative", "dull zzz\tnegative"],
@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_data_tells_of_rows_classes_repeats_conflicts_and_splits_that_share_rows(data: str) -> None:
+def test_data_is_described(data: str) -> None:
     found = compress.inspect(data)
     train, validation, test = found.splits
     assert (train.name, train.rows, train.repeated, train.conflicting) == ("train", 4, 1, 2)
@@ -54,10 +54,10 @@ def test_data_tells_of_rows_classes_repeats_conflicts_and_splits_that_share_rows
     assert (validation.rows, found.labels, found.licence) == (2, ("negative", "positive"), "CC0 1.0 Universal")
     assert any("are in train too" in note for note in found.notes)
     for words in found.next:
-        pasted(words)
+        check_parses(words)
 
 
-def test_a_teacher_s_tokenizer_is_tried_on_the_texts(data: str, tmp_path: Path) -> None:
+def test_a_tokenizer_is_tried_on_data(data: str, tmp_path: Path) -> None:
     teacher = tiny.checkpoint(tmp_path / "teacher")
     limit = BertTokenizer.from_pretrained(teacher).model_max_length
     seen = compress.inspect(data, teacher=teacher).coverage
@@ -67,7 +67,7 @@ def test_a_teacher_s_tokenizer_is_tried_on_the_texts(data: str, tmp_path: Path) 
     )  # fmt: skip
 
 
-def test_the_columns_of_data_may_be_named(tmp_path: Path) -> None:
+def test_columns_of_data(tmp_path: Path) -> None:
     file = tmp_path / "train.csv"
     lines = ["a,b,c", *(f"text {n},{'yes' if n % 2 else 'no'},other {n}" for n in range(20))]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -76,7 +76,7 @@ def test_the_columns_of_data_may_be_named(tmp_path: Path) -> None:
     assert all("--text c --label b" in words for words in found.next if words.startswith("compress distill"))
 
 
-def test_a_checkpoint_tells_of_sizes_and_labels_without_loading_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_is_described(tmp_path: Path) -> None:
     model = tiny.bert(3, hidden=32)
     model.config.id2label = {0: "x", 1: "y", 2: "z"}
     model.save_pretrained(tmp_path / "model")
@@ -89,23 +89,23 @@ def test_a_checkpoint_tells_of_sizes_and_labels_without_loading_weights(tmp_path
     assert (found.verified, found.problems) == (None, ())
 
 
-def test_a_checkpoint_without_its_weights_is_a_fault(tmp_path: Path) -> None:
+def test_a_checkpoint_without_weights(tmp_path: Path) -> None:
     tiny.bert().config.save_pretrained(tmp_path)
-    told = command.run("inspect", str(tmp_path))
-    assert told.code == 2
-    assert "the weights are missing" in " ".join(told.out.split())
+    result = command.run("inspect", str(tmp_path))
+    assert result.code == 2
+    assert "the weights are missing" in " ".join(result.out.split())
 
 
-def test_a_bundle_is_verified_and_shows_its_scores(tmp_path: Path) -> None:
+def test_a_bundle_is_described(tmp_path: Path) -> None:
     bundle = tiny.bundle(tmp_path / "bundle")
     rows = (ReportRow("student int8", "student", {"accuracy": 0.75}, file_mb=1.5),)
     report = replace(
         bundle.report(), rows=rows, data="films", command="compress distill --data '/data/my films' --out x"
     )
     bundle.attach("report.json", report.to_json())
-    told = command.run("inspect", str(bundle.path), "--json")
-    assert told.code == 0
-    found = json.loads(told.out)
+    result = command.run("inspect", str(bundle.path), "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
     assert (found["schema"], found["form"], found["verified"]) == (SCHEMA, "bundle", True)
     assert found["labels"] == ["negative", "positive"]
     assert found["scores"] == [
@@ -114,19 +114,19 @@ def test_a_bundle_is_verified_and_shows_its_scores(tmp_path: Path) -> None:
     assert {"model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx"} < found["files"].keys()
     assert f"compress quantize {bundle.path} --data '/data/my films'" in found["next"]
     for words in found["next"]:
-        pasted(words)
+        check_parses(words)
 
 
-def test_a_bundle_that_is_damaged_says_which_file_and_offers_nothing(tmp_path: Path) -> None:
+def test_a_damaged_bundle(tmp_path: Path) -> None:
     bundle = tiny.bundle(tmp_path / "bundle")
     (bundle.path / "config.json").write_text("{}", encoding="utf-8")
     (bundle.path / "tokenizer.json").unlink()
     found = compress.inspect(bundle.path)
     assert (found.verified, len(found.problems), found.next) == (False, 2, ())
-    told = command.run("inspect", str(bundle.path))
-    assert told.code == 2
-    assert "config.json" in told.out
-    assert "missing" in told.out
+    result = command.run("inspect", str(bundle.path))
+    assert result.code == 2
+    assert "config.json" in result.out
+    assert "missing" in result.out
 
 
 @pytest.fixture
@@ -143,24 +143,24 @@ def begun(tmp_path: Path) -> tuple[Path, Recipe]:
     return folder, recipe
 
 
-def test_a_run_tells_which_stages_are_done_and_how_to_go_on(begun: tuple[Path, Recipe]) -> None:
+def test_an_unfinished_run(begun: tuple[Path, Recipe]) -> None:
     found = compress.inspect(begun[0])
     assert (found.form, found.verified, found.facts["seed"]) == ("run", True, 0)
     assert "not finished" in found.title
     assert (found.facts["stages done"], found.facts["stages"]) == ("intermediate", "intermediate, prediction")
     (go_on,) = found.next
     assert shlex.split(go_on)[-3:] == ["--out", str(begun[0]), "--resume"]
-    pasted(go_on)
+    check_parses(go_on)
 
 
-def test_a_run_whose_stage_was_changed_is_damaged(begun: tuple[Path, Recipe]) -> None:
+def test_a_damaged_run(begun: tuple[Path, Recipe]) -> None:
     (begun[0] / "stages/intermediate/model/model.safetensors").write_bytes(b"others")
     found = compress.inspect(begun[0])
     assert (found.verified, found.facts["stages done"]) == (False, "none")
     assert "model.safetensors has changed" in found.problems[0]
 
 
-def test_a_finished_run_speaks_of_its_bundle(begun: tuple[Path, Recipe]) -> None:
+def test_a_finished_run(begun: tuple[Path, Recipe]) -> None:
     folder, recipe = begun
     run = Run.open(folder, recipe, json.loads((folder / "run.json").read_text()), resume=True)
     tiny.bundle(folder / "bundle")
@@ -173,10 +173,10 @@ def test_a_finished_run_speaks_of_its_bundle(begun: tuple[Path, Recipe]) -> None
     assert shlex.join(["compress", "clean", str(folder), "--dry-run"]) in found.next
     assert not any("--resume" in words for words in found.next)
     for words in found.next:
-        pasted(words)
+        check_parses(words)
 
 
-def test_a_search_tells_of_trials_front_and_the_best(tmp_path: Path) -> None:
+def test_a_search_is_described(tmp_path: Path) -> None:
     def trial(number: int, score: float, ms: float) -> TrialRecord:
         return TrialRecord(number, {"layers": 2}, "complete", {"subnet": score}, predicted_ms=ms, parameters=1000)
 
@@ -194,16 +194,16 @@ def test_a_search_tells_of_trials_front_and_the_best(tmp_path: Path) -> None:
     assert [row["name"] for row in found.scores] == ["trial 0", "trial 1"]
     assert any(words.startswith(f"compress search show {tmp_path} 1 --bundle") for words in found.next)
     for words in found.next:
-        pasted(words)
+        check_parses(words)
 
 
 @pytest.mark.parametrize("name", ["tinybert", "prune-taylor", "bert", "auto", "albert-shared"])
-def test_a_recipe_says_what_it_is_for_and_the_command_that_uses_it(name: str) -> None:
+def test_a_recipe_is_described(name: str) -> None:
     found = compress.inspect(name)
     assert (found.form, found.verified) == ("recipe", None)
     assert found.facts
     for words in found.next:
-        pasted(words)
+        check_parses(words)
 
 
 @pytest.mark.parametrize(
@@ -224,17 +224,17 @@ def test_named_splits_are_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["tinybertt"], "Did you mean 'tinybert'?"),
         (["tinybert", "--teacher", "minilm"], "--teacher: is for data"),
         (["absent/folder/train.tsv"], "is no file or folder here"),
     ],
 )
-def test_what_is_nothing_is_refused(words: list[str], said: str) -> None:
-    told = command.run("inspect", *words)
-    assert told.code == 2
-    assert said in told.err
+def test_unknown_names_are_refused(words: list[str], expected: str) -> None:
+    result = command.run("inspect", *words)
+    assert result.code == 2
+    assert expected in result.err
 
 
 def test_an_unknown_form_is_refused_in_python() -> None:
@@ -262,14 +262,14 @@ def test_the_command_that_continues_a_run() -> None:
 
 def test_tables_fit_80_columns_and_lose_nothing() -> None:
     name = "student " * 12 + "bert-base-multilingual-cased"
-    told = Inspection(
+    result = Inspection(
         thing="data", form="data", title="data",
         splits=(SplitFacts("validation", 1234567, 123456, 12345, Spread(23, 123, 12345), {"a": 0.1, "b": 0.551}),),
         coverage=Coverage(name, 2000, 0.123, 1.25, Spread(23, 123, 12345), 512, 0.5),
         scores=({"name": name, "role": "student", "accuracy": 0.9123, "parameters": 14.5e6, "MB": 14.4, "ms": 3.21},),
     )  # fmt: skip
     console = Console(width=80, file=io.StringIO(), record=True)
-    for table in start._tables(told):
+    for table in start._tables(result):
         console.print(table)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80

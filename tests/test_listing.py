@@ -52,14 +52,14 @@ def test_students_have_the_published_sizes(base: Listing, recipe: str, count: in
     assert of(base, recipe).parameters == count
 
 
-def test_recipes_with_one_student_share_a_line_and_the_costliest_comes_first(base: Listing) -> None:
+def test_equal_students_share_a_line(base: Listing) -> None:
     assert {each.by for each in base.recipes} == {("hinton", "distilbert"), ("minilm", "minilm-v1"), ("tinybert",)}
     costs = [each.size.flops_per_token for each in base.recipes]
     assert costs == sorted(costs, reverse=True)
     assert base.refused == ()
 
 
-def test_shares_of_depth_and_width_are_listed_with_what_to_set(base: Listing) -> None:
+def test_variants_are_listed(base: Listing) -> None:
     settings = {each.by[0]: each.size for each in base.variants}
     assert len(settings) == 8, "three depths by three widths, without the teacher itself"
     half = settings["student.layers=6 student.hidden=384 student.heads=6 student.ffn=1536"]
@@ -75,7 +75,7 @@ def test_odd_sizes_have_no_halves(tmp_path: Path) -> None:
 # Why not
 
 
-def test_a_recipe_this_teacher_does_not_allow_is_listed_with_the_reason(tmp_path: Path) -> None:
+def test_refused_recipes_have_a_reason(tmp_path: Path) -> None:
     """Attention of 12 heads is not compared with 16, 48 do not share 1024; XLNet's weights stay."""
     large = config_only(tmp_path / "large", BertConfig(hidden_size=1024, num_attention_heads=16))
     listing = list_students(large, [Recipe.load(name) for name in PAPERS])
@@ -100,7 +100,7 @@ def written(folder: Path, stages: list[dict[str, Any]], **more: Any) -> Recipe:
     return Recipe.load(str(path))
 
 
-def test_a_student_that_begins_as_a_checkpoint_has_its_sizes(tmp_path: Path) -> None:
+def test_students_from_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = config_only(tmp_path / "other", tiny.config("distilbert", hidden=16))
     stages = [{"finetune": "task", "lr": 1e-3}]
@@ -111,7 +111,7 @@ def test_a_student_that_begins_as_a_checkpoint_has_its_sizes(tmp_path: Path) -> 
     assert "no such folder" in refused.why
 
 
-def test_teaching_assistants_have_a_line_of_their_own(tmp_path: Path) -> None:
+def test_teaching_assistants_have_their_own_line(tmp_path: Path) -> None:
     relations = {"loss": "minilm.value_relations", "layers": "last", "heads": 4}
     lesson = {"data": "text", "lr": 1e-3, "objective": [relations]}
     stages = [
@@ -127,7 +127,7 @@ def test_teaching_assistants_have_a_line_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [*tiny.FAMILIES, "gpt2"])
-def test_the_cost_of_many_layers_is_told_from_two(family: str) -> None:
+def test_cost_is_extrapolated_from_two_layers(family: str) -> None:
     settings = {"n_layer": 5, "n_embd": 32, "n_head": 4}
     config = GPT2Config(**settings) if family == "gpt2" else tiny.config(family, layers=5)
     model = AutoModel.from_config(config)
@@ -158,13 +158,13 @@ def test_the_megabytes_are_those_of_the_files(tmp_path: Path) -> None:
 # Asking
 
 
-def test_the_command_prints_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("compress.commands.students.names", lambda: PAPERS)
     teacher = config_only(tmp_path / "t", tiny.config("bert", layers=4))
-    few, told = (command.run("students", teacher, *more) for more in ([], ["--wide"]))
-    assert (few.code, told.code) == (0, 0)
-    for text, cells in ((few.out, 8), (told.out, 14)):
+    few, result = (command.run("students", teacher, *more) for more in ([], ["--wide"]))
+    assert (few.code, result.code) == (0, 0)
+    for text, cells in ((few.out, 8), (result.out, 14)):
         assert "…" not in text, "no number is cut"
         (own,) = (line.split() for line in text.splitlines() if line.startswith("the teacher  "))
         assert (len(own), own[-1]) == (cells, "100%")
@@ -176,7 +176,7 @@ def test_the_command_prints_all_of_it(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("teacher", "said"),
+    ("teacher", "expected"),
     [
         ("bert-bsae", "Did you mean 'bert-base'?"),
         ("./nowhere", "no such folder"),
@@ -184,12 +184,12 @@ def test_the_command_prints_all_of_it(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_teacher_that_cannot_be_found(
-    teacher: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    teacher: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    told = command.run("students", teacher)
-    assert (told.code, told.out) == (2, "")
-    assert said in told.err
+    result = command.run("students", teacher)
+    assert (result.code, result.out) == (2, "")
+    assert expected in result.err
 
 
 @pytest.mark.parametrize("config", ["{", "[]", '{"model_type": "unheard-of"}'])

@@ -75,13 +75,13 @@ def encoded(words: Any, *texts: str) -> dict[str, Tensor]:
     return {name: found[name] for name in ("input_ids", "attention_mask")}
 
 
-def test_positions_are_those_behind_the_padding_index(words: Any) -> None:
+def test_positions_start_after_the_padding_index(words: Any) -> None:
     assert words.pad_token_id == 1
     assert positions(model(words)) == 64
 
 
 @pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForMaskedLM])
-def test_a_student_cut_out_of_it_computes_what_it_does_with_the_rest_masked(words: Any, head: Any) -> None:
+def test_a_sliced_student_equals_a_masked_teacher(words: Any, head: Any) -> None:
     teacher, batch = model(words, head=head), encoded(words)
     spec = StudentSpec(layers=2, hidden=24, heads=3, ffn=40, init="teacher")
     kept = choose_units(spec, teacher)
@@ -96,7 +96,7 @@ def test_a_student_cut_out_of_it_computes_what_it_does_with_the_rest_masked(word
 
 
 @pytest.mark.parametrize(("family", "rows"), [("bert", 64), ("distilbert", 64), ("roberta", 66)])
-def test_a_student_of_another_family_embeds_as_it_does(words: Any, family: str, rows: int) -> None:
+def test_students_of_other_families(words: Any, family: str, rows: int) -> None:
     teacher, batch = model(words, head=AutoModel), encoded(words)
     student = build(StudentSpec(family=family, init="teacher"), teacher, head="encoder", kind=None).eval()
     assert positions(student) == 64
@@ -109,7 +109,7 @@ def test_a_student_of_another_family_embeds_as_it_does(words: Any, family: str, 
 
 
 @torch.no_grad()
-def test_signals_of_a_text_do_not_depend_on_its_padding(words: Any) -> None:
+def test_signals_do_not_depend_on_padding(words: Any) -> None:
     tapped = model(words)
     open_attention(tapped)
     together = read(tapped, encoded(words), ATTENTION | {"layers", "embeddings", "logits"})
@@ -126,7 +126,7 @@ def test_signals_of_a_text_do_not_depend_on_its_padding(words: Any) -> None:
         torch.testing.assert_close(together.embeddings[at, :length], alone.embeddings[0], rtol=1e-5, atol=1e-6)
 
 
-def test_importance_does_not_depend_on_batches_and_padding(words: Any) -> None:
+def test_importance_does_not_depend_on_padding(words: Any) -> None:
     asked, rows = model(words), Dataset.from_list([{**words(text), "length": len(text)} for text in TEXTS])
     found = []
     for size in (1, len(TEXTS)):
@@ -140,7 +140,7 @@ def test_importance_does_not_depend_on_batches_and_padding(words: Any) -> None:
         torch.testing.assert_close(found[1][group], vector, rtol=1e-3, atol=1e-3 * float(vector.max()))
 
 
-def test_its_rewritten_graph_answers_padded_texts_as_it_does(words: Any, tmp_path: Path) -> None:
+def test_rewritten_graphs_match(words: Any, tmp_path: Path) -> None:
     asked = model(words)
     to_onnx(asked, tmp_path / "raw.onnx", form=None, segments=False)
     raw, batches = read_model(tmp_path / "raw.onnx"), [encoded(words), encoded(words, TEXTS[0])]
@@ -152,15 +152,13 @@ def test_its_rewritten_graph_answers_padded_texts_as_it_does(words: Any, tmp_pat
 
 
 @pytest.mark.parametrize("head", [AutoModel, AutoModelForMaskedLM])
-def test_trimmed_to_one_language_it_reads_that_as_before_and_spells_the_others(
-    words: Any, head: Any, tmp_path: Path
-) -> None:
+def test_trimming_to_one_language(words: Any, head: Any, tmp_path: Path) -> None:
     whole = model(words, head=head)
     whole.save_pretrained(tmp_path / "whole")
     words.save_pretrained(tmp_path / "whole")
-    told = trim_checkpoint(tmp_path / "whole", ENGLISH, tmp_path / "small")
-    small, fewer = head.from_pretrained(told.path).eval(), AutoTokenizer.from_pretrained(told.path)
-    assert small.config.vocab_size == len(fewer) == len(told.kept) < len(words)
+    result = trim_checkpoint(tmp_path / "whole", ENGLISH, tmp_path / "small")
+    small, fewer = head.from_pretrained(result.path).eval(), AutoTokenizer.from_pretrained(result.path)
+    assert small.config.vocab_size == len(fewer) == len(result.kept) < len(words)
     assert fewer.convert_ids_to_tokens([0, 1, 2, 3]) == list(SPECIAL), "positions are counted from behind the padding"
     assert small.config.pad_token_id == small.get_input_embeddings().padding_idx == fewer.pad_token_id == 1
     assert fewer.mask_token_id == len(fewer) - 1
@@ -171,17 +169,15 @@ def test_trimmed_to_one_language_it_reads_that_as_before_and_spells_the_others(
     with torch.no_grad():
         before, after = (each(**batch)[0] for each, batch in zip((whole, small), batches, strict=True))
     if head is AutoModelForMaskedLM:
-        before = before[..., list(told.kept)]
+        before = before[..., list(result.kept)]
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
     assert sum(each.numel() for each in whole.parameters()) - sum(each.numel() for each in small.parameters()) == (
-        (len(words) - len(told.kept)) * (32 + (head is AutoModelForMaskedLM))
+        (len(words) - len(result.kept)) * (32 + (head is AutoModelForMaskedLM))
     ), "rows of the table, and biases of the head"
 
 
 @pytest.mark.usefixtures("hastened")
-def test_a_trimmed_teacher_makes_a_student_that_ships_and_is_trimmed_again(
-    words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distilling_a_trimmed_teacher(words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut out of its teacher by half, taught, exported and quantised; then its bundle keeps the task's tokens."""
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
     model(words, head=AutoModel).save_pretrained(tmp_path / "whole")
@@ -194,9 +190,9 @@ def test_a_trimmed_teacher_makes_a_student_that_ships_and_is_trimmed_again(
         compress.distill, teacher=str(teacher), recipe=tiny.recipe(tmp_path / "recipe", text), gate="warn",
         data=tiny.reviews(tmp_path / "data", train=32, dev=12), out=tmp_path / "run",
     )  # fmt: skip
-    told = trim_bundle(bundle, ["good film", "bad story", "the plot is dull"], tmp_path / "small")
-    small = Bundle.load(told.path)
-    assert told.whole == 1.0 and len(told.kept) < told.before < len(words) + 1
+    result = trim_bundle(bundle, ["good film", "bad story", "the plot is dull"], tmp_path / "small")
+    small = Bundle.load(result.path)
+    assert result.whole == 1.0 and len(result.kept) < result.before < len(words) + 1
     texts = ["good film", "bad story", "the plot is dull"]
     for precision in ("fp32", "int8"):
         found, expected = (

@@ -78,7 +78,7 @@ def test_the_wheel_is_the_package_and_the_recipes(wheel: Path) -> None:
     } < found
 
 
-def test_the_wheel_carries_licence_readme_and_typed_metadata(wheel: Path) -> None:
+def test_metadata_of_the_wheel(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     text = archive.read(about).decode()
@@ -93,8 +93,8 @@ def test_it_works_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     listed = outside([installed / "compress", "recipes"], tmp_path)
     named = {line.split()[0] for line in listed.splitlines() if line.strip()}
     assert {path.stem for path in (ROOT / "recipes").glob("*.yaml")} < named
-    shown = outside([installed / "compress", "recipes", "tinybert"], tmp_path)
-    assert shown.strip() == (ROOT / "recipes" / "tinybert.yaml").read_text(encoding="utf-8").strip()
+    output = outside([installed / "compress", "recipes", "tinybert"], tmp_path)
+    assert output.strip() == (ROOT / "recipes" / "tinybert.yaml").read_text(encoding="utf-8").strip()
     count = "from compress import load_task; print(len(load_task('intents').train))"
     assert int(outside([installed / "python", "-c", count], tmp_path)) > 0
 
@@ -116,7 +116,7 @@ def _text(name: str) -> str:
     return (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def test_everything_declared_is_pinned_to_a_version_that_is_allowed() -> None:
+def test_declared_packages_are_pinned() -> None:
     project = PROJECT["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     declared = [Requirement(line) for line in (*PROJECT["build-system"]["requires"], *project["dependencies"], *extras)]
@@ -128,7 +128,7 @@ def test_everything_declared_is_pinned_to_a_version_that_is_allowed() -> None:
             assert pinned[canonicalize_name(requirement.name)] in requirement.specifier
 
 
-def test_what_the_pins_depend_on_is_pinned() -> None:
+def test_dependencies_of_pins_are_pinned() -> None:
     pinned = pins("base", "dev")
     for name, version in pinned.items():
         try:
@@ -143,13 +143,13 @@ def test_what_the_pins_depend_on_is_pinned() -> None:
 
 
 @pytest.mark.parametrize(("file", "extras"), [("litert", ["litert"]), ("trackers", ["mlflow", "trackio", "wandb"])])
-def test_an_environment_of_its_own_pins_all_that_is_declared(file: str, extras: list[str]) -> None:
+def test_separate_environments_are_pinned(file: str, extras: list[str]) -> None:
     more = [line for extra in extras for line in PROJECT["project"]["optional-dependencies"][extra]]
     declared = [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *more)]
     assert all(pins(file)[canonicalize_name(each.name)] in each.specifier for each in declared)
 
 
-def test_nothing_tells_to_install_the_package_of_somebody_else() -> None:
+def test_no_file_names_the_other_compress() -> None:
     """`compress` on package indexes is not ours."""
     assert PROJECT["project"]["name"] == provenance.DISTRIBUTION != "compress"
     bare = re.compile(rb"(?<![\w.-])compress\[\w+\]|pip install (-\S+ )*['\"]?compress(?![\w-])")
@@ -166,14 +166,14 @@ def test_a_hint_names_what_the_extra_lists(extra: str) -> None:
     assert {(each.name, each.specifier) for each in found} == {(each.name, each.specifier) for each in listed}
 
 
-def test_continuous_integration_runs_the_readmes_test_command() -> None:
+def test_ci_runs_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert script.read_text(encoding="utf-8").splitlines()[-1].endswith(" test")
     assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_no_file_names_the_machine_it_was_written_on() -> None:
+def test_no_file_has_a_local_path() -> None:
     machine = re.compile(rb"(?<![\w.])/((work|root|opt)|home/\w+)/\w")
     assert [path for path in _tracked() if machine.search(path.read_bytes())] == []
 

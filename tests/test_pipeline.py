@@ -67,7 +67,7 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "run"
 
 
-def test_saved_tokenizers_do_not_tell_what_was_cached(given: dict[str, Any], unmeasured: None, tmp_path: Path) -> None:
+def test_saved_tokenizers_do_not_depend_on_caches(given: dict[str, Any], unmeasured: None, tmp_path: Path) -> None:
     """A tokenizer that has just encoded carries its last truncation; one whose rows were cached does not."""
     first, cached = (trained(given, tmp_path / name) / "stages" for name in ("first", "cached"))
     files = [path.relative_to(cached) for path in cached.glob("*/model/*token*")]
@@ -97,7 +97,7 @@ def test_the_bundle_is_the_last_stages_student(shipped: Path) -> None:
     assert [each.label for each in bundle.predict(["a good film", "bad"])] == ["positive", "negative"]
 
 
-def test_every_stage_logs_every_part_and_is_scored_where_it_makes_logits(shipped: Path) -> None:
+def test_stages_log_losses_and_scores(shipped: Path) -> None:
     for stage, parts in PARTS.items():
         entries = [entry for entry in logged(shipped) if entry["stage"] == stage]
         losses = [entry for entry in entries if "loss" in entry]
@@ -108,7 +108,7 @@ def test_every_stage_logs_every_part_and_is_scored_where_it_makes_logits(shipped
         assert all(("eval_agreement" in keys) == (stage == "prediction") for keys in scored)
 
 
-def test_the_report_sets_student_beside_teacher_and_baselines(shipped: Path) -> None:
+def test_the_report(shipped: Path) -> None:
     report = json.loads((shipped / "bundle" / "report.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in report["rows"]}
     scores = {name: row["score"]["accuracy"] for name, row in rows.items()}
@@ -124,7 +124,7 @@ def test_the_report_sets_student_beside_teacher_and_baselines(shipped: Path) -> 
     assert set(report["stage_seconds"]) == set(PARTS)
 
 
-def test_measuring_says_which_file_it_is_at_with_a_line_for_each(shipped: Path) -> None:
+def test_measuring_prints_a_line_per_file(shipped: Path) -> None:
     printed = (shipped.parent / "printed.txt").read_text(encoding="utf-8")
     measuring = printed[printed.index("measuring on") :].splitlines()
     assert [line.split()[:1] for line in measuring[:5]] == [["measuring"], *[["scoring"]] * 3, ["timing"]]
@@ -133,7 +133,7 @@ def test_measuring_says_which_file_it_is_at_with_a_line_for_each(shipped: Path) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
-def test_every_time_in_the_report_has_the_load_of_others_beside_it(shipped: Path) -> None:
+def test_the_report_has_the_load(shipped: Path) -> None:
     report = Report.from_json(shipped / "bundle" / "report.json")
     times = [(at, one) for row in report.rows for at, one in (row.latency or {}).items()]
     assert times
@@ -142,7 +142,7 @@ def test_every_time_in_the_report_has_the_load_of_others_beside_it(shipped: Path
     assert all(at in (report.noise or "") for at in disturbed), "a footnote names its setting"
 
 
-def test_the_comparison_has_score_time_and_size_of_the_very_files_that_are_shipped(shipped: Path) -> None:
+def test_the_comparison_is_of_the_shipped_files(shipped: Path) -> None:
     report = Report.from_json(shipped / "bundle" / "report.json")
     stamps = Bundle.load(shipped / "bundle").manifest.files
     assert {row.name: row.sha256 for row in report.of_role("student")} == {
@@ -172,7 +172,7 @@ def test_the_resolved_recipe_says_all_there_is_to_know(shipped: Path, given: dic
         assert Recipe.load(str(file)).plain() | {"name": "tiny"} == Recipe.load(given["recipe"]).plain()
 
 
-def test_the_teacher_is_fine_tuned_for_the_first_run_only(
+def test_the_teacher_is_fine_tuned_once(
     given: dict[str, Any], tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = trained(given, tmp_path / "first")
@@ -185,12 +185,12 @@ def test_the_teacher_is_fine_tuned_for_the_first_run_only(
 
 
 @pytest.mark.parametrize(("stage", "name"), [("prediction", "model.safetensors"), ("teacher", "training.json")])
-def test_a_damaged_result_is_made_again_from_its_checkpoint(
+def test_damaged_results_are_recreated(
     given: dict[str, Any], tmp_path: Path, unmeasured: None, stage: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The teacher's where the one kept for all runs is gone, too."""
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
-    run, console = trained(given, tmp_path / "run"), Console(file=(said := StringIO()), width=1000)
+    run, console = trained(given, tmp_path / "run"), Console(file=(expected := StringIO()), width=1000)
     before = {each: tensor.clone() for each, tensor in result(run, stage).items()}, logged(run)  # no longer mapped
     shutil.rmtree(tmp_path / "home")
     damaged(run / "stages" / stage / "model" / name, "bit")
@@ -198,14 +198,12 @@ def test_a_damaged_result_is_made_again_from_its_checkpoint(
     after = result(run, stage)
     assert all(torch.equal(tensor, after[each]) for each, tensor in before[0].items())
     assert logged(run) == before[1]
-    warnings = [line for line in said.getvalue().splitlines() if line.startswith("warning")]
+    warnings = [line for line in expected.getvalue().splitlines() if line.startswith("warning")]
     assert [name in line and str(run / "stages" / stage) in line for line in warnings] == [True]
     verify(run / "stages" / stage / "model")
 
 
-def test_a_run_whose_teacher_has_changed_is_not_resumed(
-    given: dict[str, Any], tmp_path: Path, unmeasured: None
-) -> None:
+def test_a_changed_teacher_is_not_resumed(given: dict[str, Any], tmp_path: Path, unmeasured: None) -> None:
     teacher = shutil.copytree(given["teacher"], tmp_path / "teacher")
     run = trained(given, tmp_path / "run", teacher=str(teacher))
     tiny.checkpoint(teacher, tiny.bert(initializer_range=0.1, seed=1, **learning.NO_DROPOUT).bert)
@@ -215,7 +213,7 @@ def test_a_run_whose_teacher_has_changed_is_not_resumed(
     assert teachers.identify(teacher) in str(caught.value)
 
 
-def test_a_new_head_is_the_same_whether_the_stage_before_it_ran_just_now(tmp_path: Path) -> None:
+def test_new_heads_are_deterministic(tmp_path: Path) -> None:
     text = tiny.RECIPE.replace("  - distill: intermediate\n", "  - distill: intermediate\n    head: encoder\n")
     recipe = Recipe.load(tiny.recipe(tmp_path, text))
     context: Any = SimpleNamespace(kind="classification")
@@ -268,15 +266,13 @@ def test_a_stage_on_text_takes_the_corpus(
     assert seen["intermediate"][0] == 96, "the task's own sentences"
 
 
-def test_a_teacher_the_gate_refuses_costs_no_student_step(given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_refused_teacher_trains_no_student(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(TeacherError, match="is no teacher for this task"):
         tiny.call(compress.distill, **given, out=tmp_path / "run", overrides=["teacher.steps=1"])
     assert {entry["stage"] for entry in logged(tmp_path / "run")} == {"teacher"}
 
 
-def test_a_refused_teacher_is_not_locked_and_may_teach_with_a_warning(
-    given: dict[str, Any], tmp_path: Path, unmeasured: None
-) -> None:
+def test_a_refused_teacher_may_teach_with_a_warning(given: dict[str, Any], tmp_path: Path, unmeasured: None) -> None:
     with pytest.raises(TeacherError):
         tiny.call(compress.distill, **given, out=tmp_path / "run", overrides=["teacher.steps=1"])
     trained(given, tmp_path / "run", overrides=["teacher.steps=1"], resume=True, gate="warn")
@@ -360,7 +356,7 @@ def test_plain_recipes_train_on_every_kind_of_task(name: str, kind: str, tmp_pat
         }
 
 
-def test_a_bundle_gets_its_name_when_it_is_certified_and_measured(
+def test_a_bundle_appears_when_it_is_measured(
     shipped: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Path(shutil.copytree(shipped, tmp_path / "run"))

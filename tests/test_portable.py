@@ -35,7 +35,7 @@ def import_without_unix() -> None:
             importlib.import_module(module.name)
 
 
-def test_every_module_is_imported_without_those_of_unix() -> None:
+def test_every_module_imports_without_unix_modules() -> None:
     child = forks.context().Process(target=import_without_unix, daemon=True)
     child.start()
     assert children.finish(child) == 0
@@ -107,16 +107,14 @@ def test_an_entry_of_the_cache_has_one_maker(tmp_path: Path, monkeypatch: pytest
         assert again
 
 
-def test_a_folder_that_cannot_be_written_is_told_without_statvfs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_folders_without_statvfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "statvfs")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(RunError, match="Permission denied"):
         Run.check(tmp_path / "run")
 
 
-def test_what_the_system_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_system_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sched_getaffinity", "sched_setaffinity", "sysconf", "sysconf_names", "getloadavg"):
         monkeypatch.delattr(os, name)
     monkeypatch.setitem(sys.modules, "resource", None)

@@ -65,12 +65,12 @@ def told(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[i
     lines = []
     for command, words, _ in LINES:
         model = "model" if command == "prune" else "--teacher"
-        usual = {model: shelf.teacher, "--out": str(folder / "run"), "--data": shelf.data}
+        default = {model: shelf.teacher, "--out": str(folder / "run"), "--data": shelf.data}
         if command in ("distill", "pretrain"):
-            usual["--recipe"] = shelf.recipe if command == "distill" else "distilbert-general"
+            default["--recipe"] = shelf.recipe if command == "distill" else "distilbert-general"
         changed = iter(words.format(**places).split())
-        usual |= dict(zip(changed, changed, strict=True))
-        lines.append([command, *(word for pair in usual.items() for word in pair if word != "model")])
+        default |= dict(zip(changed, changed, strict=True))
+        lines.append([command, *(word for pair in default.items() for word in pair if word != "model")])
     ran = subprocess.run(
         [sys.executable, "-c", EACH], input=json.dumps(lines), capture_output=True, text=True, check=True
     )
@@ -79,14 +79,14 @@ def told(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[i
 
 
 @pytest.mark.parametrize("at", range(len(LINES)), ids=lambda at: " ".join(LINES[at][:2]))
-def test_a_command_tells_it_before_torch_is_imported(told: list[tuple[int, str, str, list[str]]], at: int) -> None:
+def test_errors_come_before_torch_is_imported(told: list[tuple[int, str, str, list[str]]], at: int) -> None:
     code, out, err, heavy = told[at]
     assert (code, out, heavy) == (2, "", [])
     assert err.startswith("error: ")
     assert LINES[at][2] in err
 
 
-def test_overrides_belong_to_a_name_or_a_file(shelf: Shelf) -> None:
+def test_a_recipe_object_takes_no_overrides(shelf: Shelf) -> None:
     recipe = Recipe.load(Path(shelf.recipe))
     assert preflight.load_recipe(shelf.recipe) == preflight.load_recipe(Path(shelf.recipe)) == recipe
     assert preflight.load_recipe(recipe) is recipe
@@ -94,7 +94,7 @@ def test_overrides_belong_to_a_name_or_a_file(shelf: Shelf) -> None:
         preflight.load_recipe(recipe, ["stages.0.lr=1"])
 
 
-def test_a_directory_that_another_process_is_using(tmp_path: Path, shelf: Shelf) -> None:
+def test_a_locked_run(tmp_path: Path, shelf: Shelf) -> None:
     held = Run.open(tmp_path / "run", Recipe.load(shelf.recipe), {"seed": 0})
     try:
         with pytest.raises(RunError, match="another process"):
@@ -105,7 +105,7 @@ def test_a_directory_that_another_process_is_using(tmp_path: Path, shelf: Shelf)
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf"), "5"])
-def test_a_time_limit_that_is_none_is_refused(minutes: Any) -> None:
+def test_invalid_minutes(minutes: Any) -> None:
     with pytest.raises(CompressError, match="minutes"):
         preflight.load_recipe("distilbert", length=LengthOptions(minutes=minutes))
 
@@ -146,11 +146,11 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("auto", "owner/name:part", False, "auto-name-part-1"),
     ],
 )
-def test_a_run_that_is_given_no_folder_gets_a_new_one(recipe: str, data: str, resume: bool, chosen: str) -> None:
+def test_folders_are_chosen_by_names(recipe: str, data: str, resume: bool, chosen: str) -> None:
     assert preflight.choose_out(recipe, data, resume=resume) == Path("runs", chosen)
 
 
-def test_what_continues_a_run_without_a_folder_is_the_newest_that_is_not_finished(runs: Path) -> None:
+def test_resume_chooses_the_newest_run(runs: Path) -> None:
     for number in (2, 10):
         (runs / f"tinybert-films-{number}" / "run.json").write_text('{"finished": "now"}', encoding="utf-8")
     assert preflight.choose_out("tinybert", "films", resume=True) == Path("runs/tinybert-films-11")
@@ -158,15 +158,13 @@ def test_what_continues_a_run_without_a_folder_is_the_newest_that_is_not_finishe
         preflight.choose_out("tinybert", "poems", resume=True)
 
 
-def test_several_processes_are_told_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_need_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RunError, match="--out"):
         preflight.choose_out("tinybert", "films")
 
 
-def test_distill_without_out_begins_a_run_and_resume_goes_on_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distill_without_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shelf = Shelf.fill(tmp_path / "shelf")
     words = shelf.distill(tmp_path)

@@ -57,7 +57,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.M
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-6
 
 
-def test_two_killed_processes_continue_to_the_same_weights(tmp_path: Path) -> None:
+def test_killed_processes_resume_exactly(tmp_path: Path) -> None:
     """Within the second epoch; each process has random numbers of its own for dropout. The teacher is kept."""
     arguments = command(tmp_path / "given", dropout=True)
     together(arguments, tmp_path / "whole")

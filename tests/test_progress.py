@@ -39,7 +39,7 @@ def lines(console: Console) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_a_log_has_a_line_after_ten_seconds_and_then_whenever_a_tenth_of_the_time_has_passed(printed: Console) -> None:
+def test_a_log_gets_fewer_lines_over_time(printed: Console) -> None:
     run(4.0, printed)
     first, *_, last = lines(printed)
     assert first == "scoring: 3/100 rows (3%), 0.2 rows/s, 6.5 min left", "on one line, however long"
@@ -47,21 +47,21 @@ def test_a_log_has_a_line_after_ten_seconds_and_then_whenever_a_tenth_of_the_tim
     assert len(lines(printed)) == 21, "every 12 s at first, and later every 40"
 
 
-def test_a_phase_that_is_soon_over_needs_no_line(printed: Console) -> None:
+def test_short_phases_have_no_line(printed: Console) -> None:
     run(0.09, printed)
     assert lines(printed) == []
     run(0.09, printed, always=True)
     assert lines(printed) == ["scoring: 100/100 rows (100%), 11 rows/s"]
 
 
-def test_without_a_total_there_is_no_share_and_no_time_left(printed: Console) -> None:
+def test_an_unknown_total(printed: Console) -> None:
     run(10.0, printed, total=None, count=1)
     assert lines(printed) == ["scoring: 1 rows, 0.1 rows/s"], "the end was told already"
     run(25.0, printed, total=2, count=1)
     assert lines(printed)[1] == "scoring: 1/2 rows (50%), 25 s each, 0.4 min left"
 
 
-def test_a_terminal_shows_a_bar_after_a_second_and_removes_it() -> None:
+def test_a_terminal_shows_a_bar() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     run(0.001, console)
     assert lines(console) == []
@@ -69,24 +69,22 @@ def test_a_terminal_shows_a_bar_after_a_second_and_removes_it() -> None:
     assert "100/100 rows (100%), 2.0 rows/s" in "\n".join(lines(console))
 
 
-def test_a_quiet_console_and_a_phase_within_another_show_nothing(printed: Console) -> None:
+def test_quiet_consoles_and_inner_phases_show_nothing(printed: Console) -> None:
     run(20.0, Console(file=printed.file, quiet=True), always=True)
     with Progress("training", 2, "steps", console=printed):
         run(20.0, printed)
     assert lines(printed) == []
 
 
-def test_what_an_error_ends_is_not_told_to_be_over(printed: Console) -> None:
+def test_a_failed_phase_has_no_last_line(printed: Console) -> None:
     with pytest.raises(KeyboardInterrupt), Progress("training", 2, "steps", console=printed, always=True):
         raise KeyboardInterrupt
     assert lines(printed) == []
     assert list(show_progress("ab", "letters", 2)) == ["a", "b"], "the next phase is shown again"
 
 
-@pytest.mark.parametrize(("quiet", "said"), [(False, "note: damaged\n"), (True, "")])
-def test_a_note_of_the_cache_is_kept_from_a_quiet_command(
-    quiet: bool, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("quiet", "expected"), [(False, "note: damaged\n"), (True, "")])
+def test_quiet_commands_print_no_cache_notes(quiet: bool, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     with_verbosity(lambda: cache.note("damaged"))(quiet=quiet, log_level="info", version=False)  # type: ignore[call-arg]
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == expected
     assert SCREEN.get() is None

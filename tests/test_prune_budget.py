@@ -276,7 +276,7 @@ def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytes
 
 def asked_for_twice_the_speed(
     given: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch, *shipped_ms: float, noisy: bool = False
-) -> command.Told:
+) -> command.Result:
     """Prune where files that ship take these milliseconds, one after the other, and the whole model 1."""
     left = list(shipped_ms)
 

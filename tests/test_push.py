@@ -81,8 +81,8 @@ def hub() -> Iterator[Hub]:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if self.command == "POST":
                 found.tokens.add(self.headers.get("Authorization"))
-            status, said = found.answer(self.command, self.path, body)
-            content = b"" if self.command == "HEAD" else json.dumps(said).encode()
+            status, expected = found.answer(self.command, self.path, body)
+            content = b"" if self.command == "HEAD" else json.dumps(expected).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
@@ -121,12 +121,12 @@ def pushed(bundle: Bundle, hub: Hub, home: Path, *more: str) -> subprocess.Compl
     )
 
 
-def test_every_file_arrives_as_it_is_in_a_private_repository(bundle: Bundle, hub: Hub, tmp_path: Path) -> None:
+def test_push_uploads_every_file(bundle: Bundle, hub: Hub, tmp_path: Path) -> None:
     (bundle.path / "notes.txt").write_text("not one of its files")
-    told = pushed(bundle, hub, tmp_path, "--json")
+    result = pushed(bundle, hub, tmp_path, "--json")
     (bundle.path / "notes.txt").unlink()
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["url"] == f"{hub.address}/team/small/commit/1"
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["url"] == f"{hub.address}/team/small/commit/1"
     (made,) = hub.created
     assert (made["name"], made["organization"], made["visibility"]) == ("small", "team", "private")
     assert hub.tokens == {f"Bearer {TOKEN}"}
@@ -135,43 +135,43 @@ def test_every_file_arrives_as_it_is_in_a_private_repository(bundle: Bundle, hub
         assert hashlib.sha256(hub.files[name]).hexdigest() == stamp.sha256
 
 
-def test_a_refusal_is_one_message_and_nothing_is_published(bundle: Bundle, hub: Hub, tmp_path: Path) -> None:
+def test_a_refused_push(bundle: Bundle, hub: Hub, tmp_path: Path) -> None:
     hub.status = 403
-    told = pushed(bundle, hub, tmp_path, "--public")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr.startswith("error: team/small: ")
-    assert "the token may not write there" in told.stderr
+    result = pushed(bundle, hub, tmp_path, "--public")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: team/small: ")
+    assert "the token may not write there" in result.stderr
     assert hub.files == {}
     assert hub.created[0]["visibility"] == "public"
 
 
-def test_without_a_hub_the_alternative_is_named(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_without_a_hub(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    told = command.run("push", str(bundle.path), "team/small")  # tests are offline
-    assert (told.code, told.out) == (2, "")
-    assert len(told.err.splitlines()) == 1
-    assert f"copy the folder {bundle.path} instead" in told.err
+    result = command.run("push", str(bundle.path), "team/small")  # tests are offline
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+    assert f"copy the folder {bundle.path} instead" in result.err
 
 
-def test_without_a_token_nothing_is_tried(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_without_a_token(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(PushError, match="HF_TOKEN"):
         compress.push(bundle.path, "team/small")
 
 
-def test_a_dry_run_asks_nobody_and_says_what_the_card_lacks(bundle: Bundle) -> None:
-    told = command.run("push", str(bundle.path), "team/small", "--dry-run")
-    assert told.code == 0
-    assert "onnx/model_quantized.onnx" in told.out
-    assert "license mit" in told.out
-    assert "missing from the card: datasets, language" in told.out
-    assert "would go to team/small, private if it is new" in told.out
+def test_a_dry_run(bundle: Bundle) -> None:
+    result = command.run("push", str(bundle.path), "team/small", "--dry-run")
+    assert result.code == 0
+    assert "onnx/model_quantized.onnx" in result.out
+    assert "license mit" in result.out
+    assert "missing from the card: datasets, language" in result.out
+    assert "would go to team/small, private if it is new" in result.out
     found = compress.push(bundle.path, "team/small", dry_run=True)
     assert found.files["model.safetensors"] == bundle.manifest.files["model.safetensors"].bytes
     assert found.url == ""
 
 
 @pytest.mark.parametrize("name", ["small", "a/b/c", "team/sm all", "team/-small", "../small"])
-def test_what_is_no_name_of_a_repository_is_refused(bundle: Bundle, name: str) -> None:
+def test_invalid_repository_names(bundle: Bundle, name: str) -> None:
     with pytest.raises(PushError, match="owner/name"):
         compress.push(bundle.path, name, dry_run=True)

@@ -18,12 +18,12 @@ from tests import command
 def work(end: Callable[[], None]) -> Callable[[], None]:
     def command() -> None:
         with user_errors(hint="Nothing is lost."):
-            shown = console()
-            shown.print("step 1")
-            with shown.status("working"):
-                warn(shown, "a row is empty")
-            print_note(shown, "a note")
-            shown.print(Table("a table"))
+            output = console()
+            output.print("step 1")
+            with output.status("working"):
+                warn(output, "a row is empty")
+            print_note(output, "a note")
+            output.print(Table("a table"))
             console().print("bundle: here")
             console(answer=True).print("an answer")
             print_result("a result")
@@ -47,7 +47,7 @@ def run(end: Callable[[], None], *words: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ([], ["step 1", "warning: a row is empty", "note a note", "a table", "bundle: here", "an answer", "a result"]),
         (["--log-level", "warning"], ["warning: a row is empty", "an answer", "a result", "bundle: here"]),
@@ -57,16 +57,16 @@ def run(end: Callable[[], None], *words: str) -> Any:
     ],
 )
 @pytest.mark.parametrize(("end", "code"), [(lambda: None, 0), (exits, UNCERTIFIED)])
-def test_what_is_printed(end: Callable[[], None], code: int, words: list[str], said: list[str]) -> None:
+def test_what_is_printed(end: Callable[[], None], code: int, words: list[str], expected: list[str]) -> None:
     result = run(end, *words)
     assert result.exit_code == code
     lines = [line.strip() for line in result.stdout.splitlines()]
     assert [line for line in lines if line.strip("┏━┓┃┡┩└─┘│ ")] == [
-        line if line != "a table" else "┃ a table ┃" for line in said
+        line if line != "a table" else "┃ a table ┃" for line in expected
     ]
 
 
-def test_of_what_fails_the_error_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_prints_only_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.cli.options.print_result", lambda _: None)
     result = run(fails, "--quiet")
     assert result.exit_code == 2
@@ -74,7 +74,7 @@ def test_of_what_fails_the_error_is_all(monkeypatch: pytest.MonkeyPatch) -> None
     assert "bundle" not in result.stdout
 
 
-def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_prints_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
     result = run(fails, "--log-level", "debug")
@@ -90,7 +90,7 @@ def test_a_level_ends_with_its_command() -> None:
     assert "step 1" in run(lambda: None).stdout
 
 
-def test_other_processes_of_a_launch_are_silent_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     for words in ([], ["--quiet"]):
         assert run(lambda: None, *words).stdout == "a result\n"
@@ -106,11 +106,11 @@ def test_other_processes_of_a_launch_are_silent_at_every_level(monkeypatch: pyte
         ("label.label", "label --teacher gpt2 --prompt sentiment --data texts.txt --out new.jsonl"),
     ],
 )
-def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, function: str, words: str) -> None:
+def test_ctrl_c_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, function: str, words: str) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"compress.commands.{function}", stop)
-    told = command.run(*words.split())
-    assert told.code == 130
-    assert "the same command" in told.err
+    result = command.run(*words.split())
+    assert result.code == 130
+    assert "the same command" in result.err

@@ -18,7 +18,7 @@ from tests import command
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b2J \u202egnp.exe \u2028 [bold]x[/] [/nothing] \udcff"
 
 
-def test_what_a_terminal_obeys_is_escaped_and_all_else_is_kept() -> None:
+def test_printable_escapes_control_characters() -> None:
     kept = "é 字 👩\u200d💻 שלום\t[a]\n\\x1b"
     assert printable(kept) == kept
     shown = printable(HOSTILE)
@@ -47,7 +47,7 @@ def shown(screen: Screen) -> str:
     return buffer.getvalue().decode("ascii")
 
 
-def test_texts_tables_notes_and_progress_are_harmless_on_any_terminal(screen: Screen) -> None:
+def test_the_screen_escapes_everything(screen: Screen) -> None:
     table = Table(HOSTILE, title=HOSTILE)
     table.add_row(f"é — {HOSTILE}")
     for each in (HOSTILE, table):
@@ -86,7 +86,7 @@ def test_json_is_the_same_in_every_encoding(encoding: str) -> None:
         ({"PYTHONIOENCODING": "cp437"}, ["recipes"]),
     ],
 )
-def test_a_terminal_that_is_not_utf_8_ends_no_command(settings: dict[str, str], words: list[str]) -> None:
+def test_other_encodings_end_no_command(settings: dict[str, str], words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "compress", *map(os.fsencode, words)], capture_output=True, check=False,
         env={**os.environ, "PYTHONUTF8": "0", **settings},
@@ -96,6 +96,6 @@ def test_a_terminal_that_is_not_utf_8_ends_no_command(settings: dict[str, str], 
 
 
 def test_an_error_does_not_repeat_control_characters(tmp_path: Path) -> None:
-    told = command.run("bench", str(tmp_path / "\x1b]0;owned\x07"))
-    assert told.code == 2
-    assert told.err.rstrip("\n").isprintable()
+    result = command.run("bench", str(tmp_path / "\x1b]0;owned\x07"))
+    assert result.code == 2
+    assert result.err.rstrip("\n").isprintable()

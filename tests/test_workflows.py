@@ -27,18 +27,18 @@ def jobs() -> dict[str, Any]:
     return found
 
 
-def test_the_matrix_is_what_the_project_says_it_runs_on() -> None:
+def test_the_matrix_matches_the_classifiers() -> None:
     matrix = jobs()["quick"]["strategy"]["matrix"]
-    said = [line.split(" :: ") for line in PROJECT["classifiers"]]
+    expected = [line.split(" :: ") for line in PROJECT["classifiers"]]
     assert matrix["python"] == [
-        line[2] for line in said if line[:2] == ["Programming Language", "Python"] and "." in line[2]
+        line[2] for line in expected if line[:2] == ["Programming Language", "Python"] and "." in line[2]
     ]
     assert all(SpecifierSet(PROJECT["requires-python"]).contains(f"{version}.0") for version in matrix["python"])
     systems = {"MacOS": "macos-latest", "Windows": "windows-latest", "Linux": "ubuntu-latest"}
-    assert {systems[line[-1]] for line in said if line[0] == "Operating System"} == set(matrix["os"])
+    assert {systems[line[-1]] for line in expected if line[0] == "Operating System"} == set(matrix["os"])
 
 
-def test_the_whole_suite_runs_once_and_nothing_is_allowed_to_write() -> None:
+def test_ci_runs_the_suite_without_write_permission() -> None:
     text = WORKFLOW.read_text(encoding="utf-8")
     assert [step["run"] for step in jobs()["test"]["steps"] if "run" in step] == [".ci/run"]
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
@@ -46,7 +46,7 @@ def test_the_whole_suite_runs_once_and_nothing_is_allowed_to_write() -> None:
     assert "github.event" not in text, "what others write never becomes a part of a script"
 
 
-def test_what_the_jobs_install_and_run_is_there() -> None:
+def test_files_of_the_jobs_exist() -> None:
     lines = [step["run"] for job in jobs().values() for step in job["steps"] if "run" in step]
     named = {word for line in lines for word in shlex.split(line) if "/" in word}
     assert named >= {".ci/run", "requirements/dev.txt", "requirements/torch.txt", "tests/test_tracking.py"}
@@ -56,7 +56,7 @@ def test_what_the_jobs_install_and_run_is_there() -> None:
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in jobs()["quick"]["strategy"]["matrix"]["python"]
 
 
-def test_the_container_has_the_pinned_versions_and_no_rights() -> None:
+def test_the_container_is_pinned_and_unprivileged() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
     image = re.fullmatch(
@@ -74,7 +74,7 @@ def test_the_container_has_the_pinned_versions_and_no_rights() -> None:
     assert last["ENTRYPOINT"] == '["compress"]'
 
 
-def test_what_the_container_copies_is_there_and_sent_to_the_builder() -> None:
+def test_files_of_the_container_exist() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     ignored, *kept = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert (ignored, kept.pop()) == ("*", "**/__pycache__")
@@ -90,23 +90,23 @@ def gate_command() -> Any:
     return typer.main.get_command(app).commands["gate"]  # type: ignore[attr-defined]
 
 
-def test_the_inputs_of_the_action_are_those_of_the_command() -> None:
+def test_inputs_of_the_action() -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     parameters = {each.opts[-1].removeprefix("--"): each for each in gate_command().params}
     assert set(action["inputs"]) - {"undecided"} <= set(parameters)
-    for name, told in action["inputs"].items():
-        if name in parameters and "default" in told and name not in ("markdown", "junit"):
-            usual = parameters[name].default
-            assert told["default"] == ("" if usual is None else f"{usual:g}" if isinstance(usual, float) else usual)
-        assert told.get("required", False) == (name in ("old", "new"))
+    for name, declared in action["inputs"].items():
+        if name in parameters and "default" in declared and name not in ("markdown", "junit"):
+            default = parameters[name].default
+            assert declared["default"] == (
+                "" if default is None else f"{default:g}" if isinstance(default, float) else default
+            )
+        assert declared.get("required", False) == (name in ("old", "new"))
 
 
 @pytest.mark.parametrize(
     ("code", "undecided", "ends"), [(0, "fail", 0), (1, "warn", 1), (2, "warn", 2), (3, "fail", 3), (3, "warn", 0)]
 )
-def test_the_line_that_the_action_runs_is_a_command_of_ours(
-    code: int, undecided: str, ends: int, tmp_path: Path
-) -> None:
+def test_the_action_runs_our_command(code: int, undecided: str, ends: int, tmp_path: Path) -> None:
     """Given by the environment alone, so that no input is read as a script or an option."""
     step = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"][-1]
     assert "${{" not in step["run"]
@@ -118,7 +118,7 @@ def test_the_line_that_the_action_runs_is_a_command_of_ours(
         "undecided": undecided,
     }
     inputs = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["inputs"]
-    values = {name: given.get(name, told.get("default")) for name, told in inputs.items()}
+    values = {name: given.get(name, result.get("default")) for name, result in inputs.items()}
     assert step["env"] == {name.upper().replace("-", "_"): f"${{{{ inputs.{name} }}}}" for name in inputs}
     program = tmp_path / "bin" / "compress"
     program.parent.mkdir()
