@@ -69,7 +69,7 @@ MOMENTS = (
     ("compress.training.run.Run.open", 0),
     ("compress.training.stage.train", 0),
     ("compress.training.trainer.StepTrainer.evaluate", 0),
-    ("compress.training.stage._keep", 20_000),
+    ("compress.training.stage._save_result", 20_000),
     ("compress.training.trainer.StepTrainer._save_checkpoint", 0),  # the weights: safetensors
     ("compress.training.trainer.StepTrainer._save_checkpoint", 100_000),  # the optimiser: torch
     ("compress.exporters.artifact._write_model", 20_000),

@@ -26,7 +26,7 @@ from compress.models.embedding import AutoModelForSentenceEmbedding, SentenceEnc
 from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
 from compress.models.teacher import load as load_teacher
 from compress.prompting.vectors import open_source
-from tests import command, tiny
+from tests import command, tiny, unshipped
 from tests.nas.shelved import SPACE, weighing
 
 TASK = Task("embedding", ("text",), "similarity", (), "spearman")
@@ -90,7 +90,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(teacher: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A student narrower than its teacher, in its space."""
     out = tmp_path_factory.mktemp("run") / "first"
-    return compress.distill(teacher=teacher, data=data, recipe=data / "recipe.yaml", out=out)
+    with pytest.MonkeyPatch.context() as patch:
+        unshipped.hasten(patch)
+        return compress.distill(teacher=teacher, data=data, recipe=data / "recipe.yaml", out=out)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +288,7 @@ def test_quantise_and_trim(bundle: Bundle, data: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(trimmed.embed(texts, precision="fp32"), exact, atol=1e-5)
 
 
+@pytest.mark.usefixtures("hastened")
 def test_pruning_keeps_the_width_of_vectors(bundle: Bundle, data: Path, tmp_path: Path) -> None:
     sizes = ["target.hidden=0.5", "target.heads=0.5", "target.ffn=0.5"]
     lengths = [f"stages.{stage}.{line}" for stage in ("recover-half", "recover") for line in ("epochs=1", "lr=1e-3")]
@@ -296,11 +299,13 @@ def test_pruning_keeps_the_width_of_vectors(bundle: Bundle, data: Path, tmp_path
     assert (made.task.kind, made.task.width) == ("embedding", 32)
 
 
+@pytest.mark.usefixtures("hastened")
 def test_search_keeps_the_space(teacher: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
     (tmp_path / "space.yaml").write_text(SPACE.replace("hinton.soft_targets", "leaf.l2, only: embedding"))
     words = ["search", "--teacher", str(teacher), "--data", str(data), "--space", str(tmp_path / "space.yaml")]
-    words += ["--max-params", "6000", "--trials", "4", "--kind", "embedding", "--out", str(tmp_path / "study")]
+    words += ["--max-params", "6000", "--trials", "3", "--finalists", "2", "--shapes", "5", "--rounds", "2"]
+    words += ["--kind", "embedding", "--out", str(tmp_path / "study")]
     result = command.run(*words)
     assert result.code == 0, result.err
     (made,) = [Bundle.load(path.parent) for path in (tmp_path / "study").rglob("manifest.json")]
@@ -317,6 +322,7 @@ def test_export_for_text(bundle: Bundle, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, bundle.embed(texts), atol=1e-5)
 
 
+@pytest.mark.usefixtures("hastened")
 def test_prompts_of_a_teacher(data: Path, tmp_path: Path) -> None:
     """`predict` finds what sentence-transformers finds with the prompts that the bundle keeps."""
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")

@@ -1,4 +1,4 @@
-"""A forecast tries each stage, tells least and most, and leaves nothing that a run could mistake for its own."""
+"""A forecast tries each stage, gives a minimum and a maximum, and leaves nothing in the cache."""
 
 import json
 from dataclasses import replace
@@ -27,6 +27,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "choose", lambda _: "fp32")
     monkeypatch.setattr(forecasting, "LONG", (6, 6))
     monkeypatch.setattr(forecasting, "ROWS", 3)
+
+
+@pytest.fixture
+def without_shipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export and race nothing, for tests of other phases."""
+    monkeypatch.setattr(forecasting.Trials, "try_shipping", lambda *_: Phase("export and measure"))
 
 
 def given(tmp_path: Path, recipe: str = tiny.RECIPE) -> dict[str, Any]:
@@ -86,6 +92,7 @@ def test_padded_tokens_are_counted() -> None:
     assert sorted(forecasting.count_padded_tokens(order)) == [6, 18]
 
 
+@pytest.mark.usefixtures("without_shipping")
 def test_early_stopping_gives_a_range(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "LEAST", 10)
     recipe = tiny.RECIPE.replace("    steps: 24\n", "    epochs: auto\n    augment: auto\n")
@@ -96,6 +103,7 @@ def test_early_stopping_gives_a_range(tmp_path: Path, home: Path, monkeypatch: p
     assert found["prediction-augmented"].steps[1] > length.most
 
 
+@pytest.mark.usefixtures("without_shipping")
 def test_a_cached_teacher_is_not_tried(
     tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +117,7 @@ def test_a_cached_teacher_is_not_tried(
     assert kept(home) == {"teachers"}
 
 
+@pytest.mark.usefixtures("without_shipping")
 def test_trials_do_not_fill_the_cache(tmp_path: Path, home: Path) -> None:
     recipe = tiny.RECIPE.replace("    checkpoint: 5\n", "    checkpoint: 5\n    cache_teacher: true\n") + (
         "teacher_lm: {pretrain: teacher-lm, head: masked_lm, corrupt: bert.mask, steps: 9, batch: 8, max_length: 32,\n"
@@ -123,19 +132,11 @@ def test_trials_do_not_fill_the_cache(tmp_path: Path, home: Path) -> None:
     assert kept(home) <= {"corpora"}
 
 
+@pytest.mark.usefixtures("without_shipping")
 def test_a_budget_is_not_raced_for(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.pruning.budget.resolve_budget", lambda *_: pytest.fail("raced"))
-    recipe = Recipe.load(
-        "prune-taylor",
-        [
-            "target.speedup=2",
-            "teacher.steps=8",
-            "teacher.max_length=64",
-            "stages.1.steps=4",
-            "stages.3.steps=4",
-            "stages.3.augment=null",
-        ],
-    )
+    changes = ["teacher.steps=8", "teacher.max_length=64", "stages.1.steps=4", "stages.3.steps=4"]
+    recipe = Recipe.load("prune-taylor", ["target.speedup=2", "stages.3.augment=null", *changes])
     found = forecast(**given(tmp_path) | {"recipe": recipe}).phases
     assert [phase.name for phase in found][1:-1] == ["half", "recover-half", "all", "recover"]
     assert "race" in found[1].note and found[1].seconds[0] > 0
@@ -148,13 +149,21 @@ def test_a_time_limit_bounds_the_total() -> None:
     assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
 
 
-def test_plan_stops_after_the_forecast(tmp_path: Path, home: Path) -> None:
+def test_plan_stops_after_the_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = given(tmp_path)
+    received = dict[str, Any]()
+
+    def pretend(**options: Any) -> Forecast:
+        received.update(options)
+        return Forecast("a plan", (Phase("teacher"),), 100.0)
+
+    monkeypatch.setattr(forecasting, "forecast", pretend)
     line = ["distill", "--plan", "--json", "--out", str(tmp_path / "run")]
     line += [word for name, value in arguments.items() for word in (f"--{name}", value)]
     result = command.run(*line)
     assert result.code == 0
     assert json.loads(result.out)["phases"][0]["name"] == "teacher"
+    assert (received["teacher"], received["data"]) == (arguments["teacher"], arguments["data"])
     assert not (tmp_path / "run").exists()
     assert command.refused(command.run(*line, "--prompt", "sentiment"), tmp_path / "run", "--plan")
 

@@ -9,39 +9,26 @@ from typing import Annotated, Any, Literal
 import typer
 
 from compress.cli.options import FAILED, UNDECIDED, console, print_json, printer, user_errors, with_option_groups
-from compress.config.options import (
-    Batch,
-    BatchSizes,
-    DeviceOptions,
-    Json,
-    LabelColumn,
-    Lengths,
-    TextColumns,
-    ThreadCounts,
-    Threads,
-    Wide,
-    budget,
-    data_option,
-    device_option,
-    output,
-)
+from compress.config import options as opt
 
 
 @with_option_groups()
 def bench(
     bundles: Annotated[list[Path], typer.Argument(help="Bundles, or .onnx, .xml, .tflite files, raced together.")],
-    device: DeviceOptions = DeviceOptions(),
-    precision: Annotated[str, device_option(help="Files of the bundles: int8,fp32; default: all.")] = "",
-    threads: ThreadCounts = "1",
-    batch: BatchSizes = "1",
-    seq: Lengths = "128",
-    rounds: Annotated[int, device_option(min=2, help="Measure in so many rounds, half in each pass.")] = 8,
-    runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 15,
-    sustain: Annotated[str, device_option(help="Then run each for so long without a pause, such as 5m.")] = "",
-    visitors: Annotated[int, device_option(min=1, help="browser: measure so many browsers in turn; a file each.")] = 1,
-    out: Annotated[Path | None, output(help="Write the result to this JSON file.")] = None,
-    wide: Wide = False,
-    as_json: Json = False,
+    device: opt.DeviceOptions = opt.DeviceOptions(),
+    precision: Annotated[str, opt.device_option(help="Files of the bundles: int8,fp32; default: all.")] = "",
+    threads: opt.ThreadCounts = "1",
+    batch: opt.BatchSizes = "1",
+    seq: opt.Lengths = "128",
+    rounds: Annotated[int, opt.device_option(min=2, help="Measure in so many rounds, half in each pass.")] = 8,
+    runs: Annotated[int, opt.device_option(min=1, help="Time so many runs in each round.")] = 15,
+    sustain: Annotated[str, opt.device_option(help="Then run each for so long without a pause, such as 5m.")] = "",
+    visitors: Annotated[
+        int, opt.device_option(min=1, help="browser: measure so many browsers in turn; a file each.")
+    ] = 1,
+    out: Annotated[Path | None, opt.output(help="Write the result to this JSON file.")] = None,
+    wide: opt.Wide = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise.
 
@@ -74,25 +61,27 @@ def bench(
 def gate(
     old: Annotated[Path, typer.Argument(help="The model in use: a bundle, or an .onnx file of one.")],
     new: Annotated[Path, typer.Argument(help="The model to replace it with.")],
-    max_slower: Annotated[str, budget(help="Allow it to be so much slower, such as 5%.")] = "5%",
+    max_slower: Annotated[str, opt.budget(help="Allow it to be so much slower, such as 5%.")] = "5%",
     max_drop: Annotated[
-        float, budget("--max-drop", min=0, max=100, help="Allow it to lose so many points of the score.")
+        float, opt.budget("--max-drop", min=0, max=100, help="Allow it to lose so many points of the score.")
     ] = 0.5,
-    max_larger: Annotated[str | None, budget(help="Allow its file to be so much larger; default: any size.")] = None,
-    data: Annotated[str | None, data_option(help="Score both on this data, as for distill.")] = None,
-    text: TextColumns = None,
-    label: LabelColumn = None,
+    max_larger: Annotated[
+        str | None, opt.budget(help="Allow its file to be so much larger; default: any size.")
+    ] = None,
+    data: Annotated[str | None, opt.data_option(help="Score both on this data, as for distill.")] = None,
+    text: opt.TextColumns = None,
+    label: opt.LabelColumn = None,
     precision: Annotated[
-        Literal["int8", "fp32", "fp16", "w8", "q4"], device_option(help="Compare these files")
+        Literal["int8", "fp32", "fp16", "w8", "q4"], opt.device_option(help="Compare these files")
     ] = "int8",
-    device: DeviceOptions = DeviceOptions(),
-    threads: Threads = 1,
-    batch: Batch = 1,
-    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: 128, or the bundles' maximum.")] = None,
-    minutes: Annotated[float, budget(min=0.1, help="Measure latency for at most so long.")] = 5.0,
-    markdown: Annotated[Path | None, output(help="Write the result to this file as Markdown.")] = None,
-    junit: Annotated[Path | None, output(help="Write the result to this file as JUnit XML.")] = None,
-    as_json: Json = False,
+    device: opt.DeviceOptions = opt.DeviceOptions(),
+    threads: opt.Threads = 1,
+    batch: opt.Batch = 1,
+    seq: Annotated[int | None, opt.device_option(min=1, help="Tokens; default: 128, or the bundles' maximum.")] = None,
+    minutes: Annotated[float, opt.budget(min=0.1, help="Measure latency for at most so long.")] = 5.0,
+    markdown: Annotated[Path | None, opt.output(help="Write the result to this file as Markdown.")] = None,
+    junit: Annotated[Path | None, opt.output(help="Write the result to this file as JUnit XML.")] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Check that a new model is not slower, worse or larger than the one it is to replace by more than is allowed.
 
@@ -131,16 +120,18 @@ def gate(
 
 def report(
     inputs: Annotated[list[Path], typer.Argument(help="Runs, bundles, and files written by `compress bench --out`.")],
-    html: Annotated[Path | None, output(help="Write the comparison to one page, which opens offline.")] = None,
+    html: Annotated[Path | None, opt.output(help="Write the comparison to one page, which opens offline.")] = None,
     at: Annotated[
-        str | None, budget(help="Compare latency there: a device, a setting, or both, such as browser, 32 tokens.")
+        str | None, opt.budget(help="Compare latency there: a device, a setting, or both, such as browser, 32 tokens.")
     ] = None,
-    budget_ms: Annotated[float | None, budget(min=0, help="Limit the median latency there, in milliseconds.")] = None,
-    max_mb: Annotated[float | None, budget(min=0, help="Limit the size of the file, in MB.")] = None,
-    min_score: Annotated[float | None, budget(help="Require at least this score, such as 0.9.")] = None,
-    show: Annotated[bool, output("--open", help="Open the page in your browser.")] = False,
-    wide: Wide = False,
-    as_json: Json = False,
+    budget_ms: Annotated[
+        float | None, opt.budget(min=0, help="Limit the median latency there, in milliseconds.")
+    ] = None,
+    max_mb: Annotated[float | None, opt.budget(min=0, help="Limit the size of the file, in MB.")] = None,
+    min_score: Annotated[float | None, opt.budget(help="Require at least this score, such as 0.9.")] = None,
+    show: Annotated[bool, opt.output("--open", help="Open the page in your browser.")] = False,
+    wide: opt.Wide = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Compare the files of several bundles on all devices that they were measured on, and say which one to ship.
 

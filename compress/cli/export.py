@@ -24,25 +24,7 @@ from compress.cli.options import (
     user_errors,
     with_option_groups,
 )
-from compress.config.options import (
-    Assets,
-    BatchSizes,
-    CheckpointOptions,
-    DeviceOptions,
-    Int8Options,
-    Json,
-    LabelColumn,
-    Lan,
-    MaxDrop,
-    Plan,
-    TextColumns,
-    ThreadCounts,
-    Wide,
-    data_option,
-    device_option,
-    output,
-    training,
-)
+from compress.config import options as opt
 from compress.terminal import printable
 
 if TYPE_CHECKING:
@@ -51,33 +33,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions(DeviceOptions):
+class TuneOptions(opt.DeviceOptions):
     """The device and the settings on which variants of the graph are raced."""
 
-    tune: Annotated[bool, device_option("--tune", help="Race variants of the graph; keep the fastest.")] = False
-    threads: ThreadCounts = "1"
-    batch: BatchSizes = "1"
-    seq: Annotated[str | None, device_option("--seq", help="Lengths: 32 in a race; npu, coreml: the maximum.")] = None
+    tune: Annotated[bool, opt.device_option("--tune", help="Race variants of the graph; keep the fastest.")] = False
+    threads: opt.ThreadCounts = "1"
+    batch: opt.BatchSizes = "1"
+    seq: Annotated[str | None, opt.device_option("--seq", help="Lengths: 32 in a race; npu, coreml: the maximum.")] = (
+        None
+    )
 
 
 @with_option_groups(without=("affinity", "native", "webgpu"))
 def export(
     model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
-    out: Annotated[Path | None, output(help="The folder; default for onnx: the bundle.")] = None,
+    out: Annotated[Path | None, opt.output(help="The folder; default for onnx: the bundle.")] = None,
     to: Annotated[
         Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"],
-        output("--for", help="Write for this runtime"),
+        opt.output("--for", help="Write for this runtime"),
     ] = "onnx",
-    precision: Annotated[str, output(help="fp32,int8,fp16,w8,q4,w8a16,w8a8; default: the format's.")] = "",
-    opset: Annotated[int | None, output(help="Export ONNX again at this opset.")] = None,
+    precision: Annotated[str, opt.output(help="fp32,int8,fp16,w8,q4,w8a16,w8a8; default: the format's.")] = "",
+    opset: Annotated[int | None, opt.output(help="Export ONNX again at this opset.")] = None,
     race: TuneOptions = TuneOptions(),
-    max_drop: MaxDrop = 0.5,
-    data: Annotated[str | None, data_option(help="Calibrate and score on this data.")] = None,
-    text: TextColumns = None,
-    label: LabelColumn = None,
-    checkpoint: CheckpointOptions = CheckpointOptions(),
-    wide: Wide = False,
-    as_json: Json = False,
+    max_drop: opt.MaxDrop = 0.5,
+    data: Annotated[str | None, opt.data_option(help="Calibrate and score on this data.")] = None,
+    text: opt.TextColumns = None,
+    label: opt.LabelColumn = None,
+    checkpoint: opt.CheckpointOptions = opt.CheckpointOptions(),
+    wide: opt.Wide = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Export a model for another runtime, check its answers there, and say where it will run well.
 
@@ -116,22 +100,24 @@ def export(
 @with_option_groups(without=("affinity", "native", "webgpu"))
 def quantize(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
-    data: Annotated[str, data_option(help="The data it was trained on, as for distill.")],
-    out: Annotated[Path | None, output(help="A new bundle; default: replace the file in place.")] = None,
+    data: Annotated[str, opt.data_option(help="The data it was trained on, as for distill.")],
+    out: Annotated[Path | None, opt.output(help="A new bundle; default: replace the file in place.")] = None,
     method: Annotated[
         Literal["auto", "dynamic", "static", "smoothquant", "qat"],
-        training(help="Quantise by this method; qat trains again"),
+        opt.training(help="Quantise by this method; qat trains again"),
     ] = "auto",
-    int8: Int8Options = Int8Options(),
-    max_drop: MaxDrop = 0.5,
-    device: DeviceOptions = DeviceOptions(),
-    text: TextColumns = None,
-    label: LabelColumn = None,
-    overrides: Annotated[list[str] | None, training("--set", help="qat: change a number: stages.0.epochs=1.")] = None,
-    seed: Annotated[int, data_option(help="Seed the rows held out to validate.")] = 0,
-    plan: Plan = False,
-    wide: Wide = False,
-    as_json: Json = False,
+    int8: opt.Int8Options = opt.Int8Options(),
+    max_drop: opt.MaxDrop = 0.5,
+    device: opt.DeviceOptions = opt.DeviceOptions(),
+    text: opt.TextColumns = None,
+    label: opt.LabelColumn = None,
+    overrides: Annotated[
+        list[str] | None, opt.training("--set", help="qat: change a number: stages.0.epochs=1.")
+    ] = None,
+    seed: Annotated[int, opt.data_option(help="Seed the rows held out to validate.")] = 0,
+    plan: opt.Plan = False,
+    wide: opt.Wide = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Quantise a bundle to int8 again, and certify the loss. Exit code 3: more than --max-drop; the best file is kept.
 
@@ -164,9 +150,9 @@ def quantize(
 def push(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     repo: Annotated[str, typer.Argument(help="On the hub, as owner/name; created if missing.")],
-    public: Annotated[bool, output("--public", help="Make a new repository public.")] = False,
+    public: Annotated[bool, opt.output("--public", help="Make a new repository public.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent.")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Publish a bundle on the hub, with its card. Private by default; the token is HF_TOKEN or your login.
 
@@ -194,16 +180,20 @@ def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     texts: Annotated[list[str] | None, typer.Argument(help="Texts, or - for one per line of standard input.")] = None,
     rows: Annotated[
-        Path | None, data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
+        Path | None, opt.data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
     ] = None,
-    answers: Annotated[Path | None, output("--output", help="Write answers here: .csv, .tsv, .jsonl, .npy.")] = None,
-    text: TextColumns = None,
-    pair: Annotated[str | None, data_option(help="Second text of a pair, or the questions' context.")] = None,
-    against: Annotated[Path | None, data_option(help="Find the nearest lines of this file by embedding.")] = None,
-    top: Annotated[int | None, data_option(min=1, help="Return so many nearest texts; default: 5.")] = None,
-    precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
-    on_error: Annotated[Literal["stop", "skip"], output(help="If a text is not UTF-8 or too long.")] = "stop",
-    as_json: Json = False,
+    answers: Annotated[
+        Path | None, opt.output("--output", help="Write answers here: .csv, .tsv, .jsonl, .npy.")
+    ] = None,
+    text: opt.TextColumns = None,
+    pair: Annotated[str | None, opt.data_option(help="Second text of a pair, or the questions' context.")] = None,
+    against: Annotated[Path | None, opt.data_option(help="Find the nearest lines of this file by embedding.")] = None,
+    top: Annotated[int | None, opt.data_option(min=1, help="Return so many nearest texts; default: 5.")] = None,
+    precision: Annotated[
+        Literal["int8", "fp32", "fp16", "w8", "q4"], opt.output(help="Answer with this file.")
+    ] = "int8",
+    on_error: Annotated[Literal["stop", "skip"], opt.output(help="If a text is not UTF-8 or too long.")] = "stop",
+    as_json: opt.Json = False,
 ) -> None:
     """Label texts, tag words, answer questions, or compute vectors. Needs neither torch nor transformers.
 
@@ -238,13 +228,15 @@ def predict(
 
 def demo(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
-    out: Annotated[Path | None, output(help="The folder to write; may be omitted with --serve.")] = None,
-    serve: Annotated[bool, output("--serve", help="Serve the page here and open it, until Ctrl-C.")] = False,
-    no_open: Annotated[bool, output("--no-open", help="Do not open the page that is served.")] = False,
-    precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
-    lan: Lan = False,
-    assets: Assets = None,
-    as_json: Json = False,
+    out: Annotated[Path | None, opt.output(help="The folder to write; may be omitted with --serve.")] = None,
+    serve: Annotated[bool, opt.output("--serve", help="Serve the page here and open it, until Ctrl-C.")] = False,
+    no_open: Annotated[bool, opt.output("--no-open", help="Do not open the page that is served.")] = False,
+    precision: Annotated[
+        Literal["int8", "fp32", "fp16", "w8", "q4"], opt.output(help="Answer with this file.")
+    ] = "int8",
+    lan: opt.Lan = False,
+    assets: opt.Assets = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a page that answers in the browser what you type: a folder for any web server, no network needed.
 

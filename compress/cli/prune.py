@@ -17,25 +17,7 @@ from compress.cli.options import (
     user_errors,
     with_option_groups,
 )
-from compress.config.options import (
-    CorpusName,
-    DataName,
-    DataOptions,
-    Int8MaxDrop,
-    Json,
-    LabelColumn,
-    LengthOptions,
-    MaxDrop,
-    Out,
-    Plan,
-    PruneOptions,
-    RunOptions,
-    SettingOptions,
-    TextColumns,
-    data_option,
-    output,
-    training,
-)
+from compress.config import options as opt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,17 +28,19 @@ if TYPE_CHECKING:
 @with_option_groups()
 def prune(
     model: Annotated[str, typer.Argument(help="minilm, an alias, a folder, a hub id, or a bundle.")],
-    data: DataName,
-    out: Out = None,
-    recipe: Annotated[str, training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml.")] = "prune-taylor",
-    target: PruneOptions = PruneOptions(),
-    setting: SettingOptions = SettingOptions(),
-    columns: DataOptions = DataOptions(),
-    max_drop: Int8MaxDrop = None,
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    plan: Plan = False,
-    as_json: Json = False,
+    data: opt.DataName,
+    out: opt.Out = None,
+    recipe: Annotated[
+        str, opt.training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml.")
+    ] = "prune-taylor",
+    target: opt.PruneOptions = opt.PruneOptions(),
+    setting: opt.SettingOptions = opt.SettingOptions(),
+    columns: opt.DataOptions = opt.DataOptions(),
+    max_drop: opt.Int8MaxDrop = None,
+    length: opt.LengthOptions = opt.LengthOptions(),
+    options: opt.RunOptions = opt.RunOptions(),
+    plan: opt.Plan = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Prune what matters least from a model, to given sizes or a budget; let it recover, ship and measure it.
 
@@ -90,16 +74,18 @@ def prune(
 
 def trim(
     model: Annotated[str, typer.Argument(help="A bundle's folder; or a checkpoint: folder, hub id or alias.")],
-    out: Annotated[Path, output(help="The new folder.")],
-    data: Annotated[str | None, data_option(help="Count tokens of its train split, score on its test split.")] = None,
-    corpus: CorpusName = None,
-    min_count: Annotated[int, training(min=1, help="Drop tokens that occur less often.")] = 1,
-    keep: Annotated[list[str] | None, training(help="Keep the tokens of this text. Repeatable.")] = None,
-    max_drop: MaxDrop = 0.5,
-    text: TextColumns = None,
-    label: LabelColumn = None,
-    plan: Plan = False,
-    as_json: Json = False,
+    out: Annotated[Path, opt.output(help="The new folder.")],
+    data: Annotated[
+        str | None, opt.data_option(help="Count tokens of its train split, score on its test split.")
+    ] = None,
+    corpus: opt.CorpusName = None,
+    min_count: Annotated[int, opt.training(min=1, help="Drop tokens that occur less often.")] = 1,
+    keep: Annotated[list[str] | None, opt.training(help="Keep the tokens of this text. Repeatable.")] = None,
+    max_drop: opt.MaxDrop = 0.5,
+    text: opt.TextColumns = None,
+    label: opt.LabelColumn = None,
+    plan: opt.Plan = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs.
 

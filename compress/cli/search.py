@@ -18,39 +18,24 @@ from compress.cli.options import (
     with_option_groups,
     with_verbosity,
 )
-from compress.config.options import (
-    AllowCode,
-    BudgetOptions,
-    DataOptions,
-    Json,
-    MaxDrop,
-    MeasureOptions,
-    Plan,
-    RunOptions,
-    StudyOptions,
-    Wide,
-    data_option,
-    output,
-    search_option,
-    training,
-)
+from compress.config import options as opt
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitOptions(BudgetOptions):
+class LimitOptions(opt.BudgetOptions):
     """The limits of one student, and how many points of its score int8 may lose."""
 
-    max_drop: MaxDrop = 0.5
+    max_drop: opt.MaxDrop = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
     """The options of a worker: another process that evaluates shapes for a search."""
 
-    worker: Annotated[bool, search_option("--worker", help="Evaluate shapes for the search in --storage.")] = False
-    weights: Annotated[Path | None, search_option(help="--worker: the folder with the search's weights.")] = None
+    worker: Annotated[bool, opt.search_option("--worker", help="Evaluate shapes for the search in --storage.")] = False
+    weights: Annotated[Path | None, opt.search_option(help="--worker: the folder with the search's weights.")] = None
 
 
 @app.callback(invoke_without_command=True)
@@ -58,18 +43,18 @@ class WorkerOptions:
 @with_option_groups(without=("affinity", "native", "assets", "webgpu"))
 def search(
     context: typer.Context,
-    teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
-    data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
-    out: Annotated[Path | None, output(help="The search's folder; default: a new runs/SPACE-DATA-N.")] = None,
-    space: Annotated[str, training(help="Or dynabert, autotinybert, mobilebert, albert, a .yaml.")] = "width-depth",
+    teacher: Annotated[str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")] = None,
+    data: Annotated[str | None, opt.data_option(help="The data, as for distill.")] = None,
+    out: Annotated[Path | None, opt.output(help="The search's folder; default: a new runs/SPACE-DATA-N.")] = None,
+    space: Annotated[str, opt.training(help="Or dynabert, autotinybert, mobilebert, albert, a .yaml.")] = "width-depth",
     limits: LimitOptions = LimitOptions(),
-    device: MeasureOptions = MeasureOptions(),
-    study: StudyOptions = StudyOptions(),
+    device: opt.MeasureOptions = opt.MeasureOptions(),
+    study: opt.StudyOptions = opt.StudyOptions(),
     join: WorkerOptions = WorkerOptions(),
-    columns: DataOptions = DataOptions(),
-    options: RunOptions = RunOptions(),
-    plan: Plan = False,
-    as_json: Json = False,
+    columns: opt.DataOptions = opt.DataOptions(),
+    options: opt.RunOptions = opt.RunOptions(),
+    plan: opt.Plan = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Find the best students under a budget on your device; the very best is distilled and shipped.
 
@@ -124,11 +109,11 @@ def search(
 def show(
     study: Annotated[Path, typer.Argument(help="The folder of a search.")],
     trial: Annotated[int | None, typer.Argument(help="Number of a trial; default: show the front.")] = None,
-    bundle: Annotated[Path | None, output(help="Write the trial's student to this new folder.")] = None,
-    train: Annotated[bool, training("--train", help="Distil it fully first, like the winner.")] = False,
-    allow_code: AllowCode = None,
-    wide: Wide = False,
-    as_json: Json = False,
+    bundle: Annotated[Path | None, opt.output(help="Write the trial's student to this new folder.")] = None,
+    train: Annotated[bool, opt.training("--train", help="Distil it fully first, like the winner.")] = False,
+    allow_code: opt.AllowCode = None,
+    wide: opt.Wide = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show the Pareto front of a search, or write one of its students as a bundle.
 

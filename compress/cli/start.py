@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from compress.cli.options import USER_ERROR, console, print_result, printer, user_errors, with_option_groups
-from compress.config.options import DataOptions, Json, budget, data_option, device_option, output, training
+from compress.config import options as opt
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +22,7 @@ UNSOUND = 1
 INDENT = 24
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: opt.Json = False) -> None:
     """Check what this machine has for each command, and print the command that installs what is missing.
 
     Exit code 1: something that the base install needs is missing or broken; what only some commands need is no fault.
@@ -77,11 +77,11 @@ def inspect(
     thing: Annotated[str, typer.Argument(help="A path, a recipe's name, intents, minilm, an alias or a hub id.")],
     form: Annotated[
         Literal["checkpoint", "bundle", "recipe", "data", "run", "study"] | None,
-        data_option("--as", help="Say what it is, if its name has several meanings."),
+        opt.data_option("--as", help="Say what it is, if its name has several meanings."),
     ] = None,
-    teacher: Annotated[str | None, data_option(help="For data: try this teacher's tokenizer on the texts.")] = None,
-    columns: DataOptions = DataOptions(),
-    as_json: Json = False,
+    teacher: Annotated[str | None, opt.data_option(help="For data: try this teacher's tokenizer on the texts.")] = None,
+    columns: opt.DataOptions = opt.DataOptions(),
+    as_json: opt.Json = False,
 ) -> None:
     """Describe a checkpoint, bundle, recipe, data set, run or search, and what to do with it next.
 
@@ -211,15 +211,15 @@ def is_interactive() -> bool:
 
 
 def init(
-    teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
-    data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
+    teacher: Annotated[str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")] = None,
+    data: Annotated[str | None, opt.data_option(help="The data, as for distill.")] = None,
     goal: Annotated[
-        str | None, budget(help="What matters most: score, size, speed, or a maximum latency in ms.")
+        str | None, opt.budget(help="What matters most: score, size, speed, or a maximum latency in ms.")
     ] = None,
-    minutes: Annotated[float | None, training(min=0, help="Take about so many minutes; 0: no limit.")] = None,
-    device: Annotated[str | None, device_option(help="Where it will run: local, browser, adb or ssh:HOST.")] = None,
-    file: Annotated[Path | None, output(help="Write the recipe to this new .yaml file, for you to edit.")] = None,
-    as_json: Json = False,
+    minutes: Annotated[float | None, opt.training(min=0, help="Take about so many minutes; 0: no limit.")] = None,
+    device: Annotated[str | None, opt.device_option(help="Where it will run: local, browser, adb or ssh:HOST.")] = None,
+    file: Annotated[Path | None, opt.output(help="Write the recipe to this new .yaml file, for you to edit.")] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Ask five questions, and print the command that fits the answers, with its parts explained. Nothing is run.
 

@@ -18,44 +18,24 @@ from compress.cli.options import (
     user_errors,
     with_option_groups,
 )
-from compress.config.options import (
-    AllowPickle,
-    CorpusName,
-    DataName,
-    DataOptions,
-    Int8MaxDrop,
-    Json,
-    LengthOptions,
-    OnWeakTeacher,
-    Out,
-    Plan,
-    Precision,
-    Recipe,
-    RunOptions,
-    Teacher,
-    TextColumns,
-    Wide,
-    data_option,
-    output,
-    training,
-)
+from compress.config import options as opt
 from compress.errors import RecipeError
 
 
 @with_option_groups()
 def distill(
-    teacher: Teacher,
-    data: DataName,
-    out: Out = None,
-    recipe: Recipe = "auto",
-    corpus: CorpusName = None,
-    prompt: Annotated[str | None, training(help="Let a language model teach with this prompt.")] = None,
-    columns: DataOptions = DataOptions(),
-    max_drop: Int8MaxDrop = None,
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    plan: Plan = False,
-    as_json: Json = False,
+    teacher: opt.Teacher,
+    data: opt.DataName,
+    out: opt.Out = None,
+    recipe: opt.Recipe = "auto",
+    corpus: opt.CorpusName = None,
+    prompt: Annotated[str | None, opt.training(help="Let a language model teach with this prompt.")] = None,
+    columns: opt.DataOptions = opt.DataOptions(),
+    max_drop: opt.Int8MaxDrop = None,
+    length: opt.LengthOptions = opt.LengthOptions(),
+    options: opt.RunOptions = opt.RunOptions(),
+    plan: opt.Plan = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
 
@@ -96,15 +76,15 @@ def distill(
 
 @with_option_groups(without=("gate",))
 def pretrain(
-    teacher: Annotated[str, training(help="A teacher; or a model to take vocabulary and sizes of.")],
-    recipe: Recipe,
-    out: Out = None,
-    corpus: CorpusName = None,
-    data: Annotated[str | None, data_option(help="Labelled data, for stages that answer with text (T5).")] = None,
-    length: LengthOptions = LengthOptions(),
-    options: RunOptions = RunOptions(),
-    plan: Plan = False,
-    as_json: Json = False,
+    teacher: Annotated[str, opt.training(help="A teacher; or a model to take vocabulary and sizes of.")],
+    recipe: opt.Recipe,
+    out: opt.Out = None,
+    corpus: opt.CorpusName = None,
+    data: Annotated[str | None, opt.data_option(help="Labelled data, for stages that answer with text (T5).")] = None,
+    length: opt.LengthOptions = opt.LengthOptions(),
+    options: opt.RunOptions = opt.RunOptions(),
+    plan: opt.Plan = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Run a recipe's stages on text alone. The result is a checkpoint: a general student, language model or teacher.
 
@@ -134,18 +114,18 @@ def pretrain(
 
 
 def label(
-    teacher: Annotated[str, training(help="Alias, folder, hub id or an endpoint's .yaml.")],
-    prompt: Annotated[str, training(help="A name of recipes/prompts, or a .yaml.")],
-    data: Annotated[str, data_option(help="The data, as for distill; or texts without labels.")],
-    out: Annotated[Path, output(help="The .jsonl file to write.")],
-    text: TextColumns = None,
-    label: Annotated[str | None, data_option(help="Name the label column, which only scores the teacher.")] = None,
-    seed: Annotated[int, training(help="Seed the choice of examples.")] = 0,
-    precision: Precision = "auto",
-    gate: OnWeakTeacher = "refuse",
-    allow_pickle: AllowPickle = False,
-    plan: Plan = False,
-    as_json: Json = False,
+    teacher: Annotated[str, opt.training(help="Alias, folder, hub id or an endpoint's .yaml.")],
+    prompt: Annotated[str, opt.training(help="A name of recipes/prompts, or a .yaml.")],
+    data: Annotated[str, opt.data_option(help="The data, as for distill; or texts without labels.")],
+    out: Annotated[Path, opt.output(help="The .jsonl file to write.")],
+    text: opt.TextColumns = None,
+    label: Annotated[str | None, opt.data_option(help="Name the label column, which only scores the teacher.")] = None,
+    seed: Annotated[int, opt.training(help="Seed the choice of examples.")] = 0,
+    precision: opt.Precision = "auto",
+    gate: opt.OnWeakTeacher = "refuse",
+    allow_pickle: opt.AllowPickle = False,
+    plan: opt.Plan = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Label texts with a prompted language model: one JSON line per text, with the probabilities of the labels.
 
@@ -170,7 +150,7 @@ def label(
 
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe, with its citation and numbers.")] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the recipes and when to use each, or show one; `auto` shows how one is chosen.
 
@@ -197,8 +177,8 @@ def recipes(
 
 def students(
     teacher: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder or hub id.")],
-    wide: Wide = False,
-    as_json: Json = False,
+    wide: opt.Wide = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the students that a teacher allows, with size and cost, from its config alone; nothing is trained.
 
@@ -216,11 +196,11 @@ def students(
 
 def clean(
     run: Annotated[Path, typer.Argument(help="Directory of a run or a search.")],
-    dry_run: Annotated[bool, output("--dry-run", help="Only print how much this would free.")] = False,
+    dry_run: Annotated[bool, opt.output("--dry-run", help="Only print how much this would free.")] = False,
     unfinished: Annotated[
-        bool, output("--unfinished", help="Clean an unfinished run too; it cannot be resumed then.")
+        bool, opt.output("--unfinished", help="Clean an unfinished run too; it cannot be resumed then.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Remove the checkpoints and leftovers of a run. Its bundle, report, log and stage results stay.
 

@@ -184,7 +184,7 @@ def test_any_trial_becomes_a_bundle_that_says_what_it_was_trained_by(
     assert told.code == 0, told.err
     assert plainly(tmp_path / "b").config.hidden_size == other.choice["hidden"]
     card = (tmp_path / "b" / "README.md").read_text()
-    assert "Its only training was the supernet's training, stage `supernet`, of which it is a part" in card
+    assert "Its only training was that of the supernet it is a part of, stage `supernet`" in card
     after = record.load_report(mine)
     assert "shipped" in after.point(other.number).scores
     assert after.costs == found.costs, "what a search cost stays what it was"
