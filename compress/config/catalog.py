@@ -16,7 +16,7 @@ PURPOSES: Final = {
 FURTHER: Final = (
     "A recipe in full, when to choose it, what it costs: compress recipes tinybert",
     "The recipe that is chosen by default, and why: compress recipes auto",
-    "The size and cost of the student that each makes of a teacher: compress students minilm",
+    "The sizes and costs of their students: compress students minilm",
 )
 
 
