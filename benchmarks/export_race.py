@@ -31,7 +31,7 @@ from compress.benchmark.local import machine, open_local
 from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.rewrite import Form, rewrite_graph
 from compress.exporters.session import read_model
-from compress.quantization.calibration import ranges
+from compress.quantization.calibration import compute_ranges
 from compress.records.latency import Latency, Setting
 
 PEER = "optimum-onnx int8"
@@ -128,11 +128,11 @@ def build_files(model: Model, peer: Path) -> dict[str, Path]:
     files["ours, dynamic"] = model.work / "dynamic.onnx"
     quantize_dynamic(turned, files["ours, dynamic"])
     files["ours, static"] = model.work / "static.onnx"
-    quantize_static(turned, files["ours, static"], ranges(turned, model.rows))
+    quantize_static(turned, files["ours, static"], compute_ranges(turned, model.rows))
     if find_spec("openvino"):
         import openvino
 
-        quantize_static(plain, model.work / "qdq.onnx", ranges(plain, model.rows), form="qdq")
+        quantize_static(plain, model.work / "qdq.onnx", compute_ranges(plain, model.rows), form="qdq")
         files["ours, OpenVINO"] = model.work / "openvino.xml"
         openvino.save_model(
             openvino.convert_model(model.work / "qdq.onnx"), files["ours, OpenVINO"], compress_to_fp16=False

@@ -28,7 +28,7 @@ from compress.exporters.formats import ExportContext
 from compress.exporters.onnx import MASKED, to_onnx
 from compress.exporters.predictor import pad
 from compress.exporters.session import read_model
-from compress.quantization.npu import CALIBRATION_ROWS, at_length, certify_emulated, certify_file, describe_proof
+from compress.quantization.npu import CALIBRATION_ROWS, limit_length, certify_emulated, certify_file, describe_proof
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 
@@ -54,7 +54,7 @@ def measure_bundle(named: str, length: int, max_drop: float) -> dict[str, Any]:
     name, bundle, data_name = load_pair(named)
     path = named.partition("=")[0]
     data = bundle.load_data(data_name)
-    rows = at_length(bundle, length).evaluator(data.train).subsample(CALIBRATION_ROWS).rows
+    rows = limit_length(bundle, length).evaluator(data.train).subsample(CALIBRATION_ROWS).rows
     lines: dict[str, list[Certificate]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         made = export(
@@ -73,10 +73,10 @@ def measure_bundle(named: str, length: int, max_drop: float) -> dict[str, Any]:
                 target = Path(scratch) / f"peer_{precision}.onnx"
                 quantize(exact, target, get_qnn_qdq_config(exact, Reader(rows, length), activation_type=kind))
                 way: dict[str, Any] = {"max_drop": max_drop, "method": f"{precision}, get_qnn_qdq_config, mask {mask}"}
-                proofs = certify_file(at_length(bundle, length), exact, target, data, **way)
+                proofs = certify_file(limit_length(bundle, length), exact, target, data, **way)
                 if python := htp.find_emulator():
                     try:
-                        proofs.append(certify_emulated(at_length(bundle, length), target, data, python, **way))
+                        proofs.append(certify_emulated(limit_length(bundle, length), target, data, python, **way))
                     except DeviceError as error:
                         log(str(error))
                 lines[way["method"]] = proofs

@@ -33,7 +33,7 @@ from compress.exporters.tokenizer import text_model
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization.certify import ScoreDrop
 from compress.records.run_report import Report
-from compress.trimming import Trimmed, cut, trim_bundle, trim_checkpoint
+from compress.trimming import Trimmed, trim_bundle, trim_checkpoint, trim_tokenizer
 from tests import command, forks, tiny
 
 CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")
@@ -91,7 +91,7 @@ def test_the_corpus_is_read_as_before_and_the_rest_is_spelled(kind: str, seed: i
     before = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
     draw = random.Random(seed)
     corpus = ["".join(draw.choice((*tiny.WORDS, *LETTERS, " ", " ", " ")) for _ in range(20)) for _ in range(12)]
-    found = cut(before, corpus, min_count=1, keep=(), pinned=set())
+    found = trim_tokenizer(before, corpus, min_count=1, keep=(), pinned=set())
     after = found.tokenizer
     assert [row.tokens for row in after.encode_batch(corpus)] == [row.tokens for row in before.encode_batch(corpus)]
     assert after.get_vocab_size() < before.get_vocab_size()
@@ -105,8 +105,8 @@ def test_the_corpus_is_read_as_before_and_the_rest_is_spelled(kind: str, seed: i
 
 
 def test_byte_bpe_keeps_what_its_merges_need_and_every_byte() -> None:
-    found = cut(byte_bpe().backend_tokenizer, ["the film"], min_count=1, keep=(), pinned=set())
-    vocabulary, merges = found.described["model"]["vocab"], found.described["model"]["merges"]
+    found = trim_tokenizer(byte_bpe().backend_tokenizer, ["the film"], min_count=1, keep=(), pinned=set())
+    vocabulary, merges = found.config["model"]["vocab"], found.config["model"]["merges"]
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     assert pairs
     assert all(one in vocabulary and other in vocabulary and one + other in vocabulary for one, other in pairs)
@@ -116,7 +116,9 @@ def test_byte_bpe_keeps_what_its_merges_need_and_every_byte() -> None:
 
 
 def test_wordpiece_drops_what_is_unused_and_keeps_both_forms_of_letters() -> None:
-    tokens = cut(wordpiece().backend_tokenizer, ["good films"], min_count=1, keep=["zebra plot"], pinned=set())
+    tokens = trim_tokenizer(
+        wordpiece().backend_tokenizer, ["good films"], min_count=1, keep=["zebra plot"], pinned=set()
+    )
     kept = set(tokens.tokenizer.get_vocab())
     assert kept == {*tiny.SPECIAL, "good", "film", "##s", "plot", *LETTERS, *(f"##{letter}" for letter in LETTERS)} | {
         "!", ".", ",", "?",
@@ -125,7 +127,9 @@ def test_wordpiece_drops_what_is_unused_and_keeps_both_forms_of_letters() -> Non
 
 def test_min_count_drops_what_is_rare() -> None:
     corpus = ["good film", "good plot", "good film"]
-    kept = cut(wordpiece().backend_tokenizer, corpus, min_count=2, keep=(), pinned=set()).tokenizer.get_vocab()
+    kept = trim_tokenizer(
+        wordpiece().backend_tokenizer, corpus, min_count=2, keep=(), pinned=set()
+    ).tokenizer.get_vocab()
     assert {"good", "film"} <= set(kept)
     assert "plot" not in kept
 
@@ -135,7 +139,7 @@ def test_a_word_that_was_unknown_stays_so() -> None:
     before = wordpiece("abc", "ab", "##c♥").backend_tokenizer
     corpus = ["abc♥", "ab xc♥ good"]
     assert before.encode("abc♥", add_special_tokens=False).tokens == ["[UNK]"]
-    after = cut(before, corpus, min_count=1, keep=(), pinned=set()).tokenizer
+    after = trim_tokenizer(before, corpus, min_count=1, keep=(), pinned=set()).tokenizer
     assert [row.tokens for row in after.encode_batch(corpus)] == [row.tokens for row in before.encode_batch(corpus)]
 
 
@@ -208,13 +212,13 @@ def test_what_is_of_the_old_vocabulary_stays_behind(bundle: Bundle, trimmed: Tri
 def test_a_bundle_that_would_answer_otherwise_is_not_written(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_file = tables.cut_file
+    trim_file = tables.trim_file
 
     def shifted(source: Path, target: Path, kept: Sequence[int]) -> None:
-        cut_file(source, target, [*kept[1:], kept[0]])
+        trim_file(source, target, [*kept[1:], kept[0]])
 
-    monkeypatch.setattr(tables, "cut_file", shifted)
-    with pytest.raises(CompressError, match="logits change"):
+    monkeypatch.setattr(tables, "trim_file", shifted)
+    with pytest.raises(CompressError, match="changes the logits"):
         trim_bundle(bundle, CORPUS, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -260,7 +264,7 @@ def test_a_table_that_transformers_does_not_name_is_noticed(tmp_path: Path) -> N
     model = tiny.model("mobilebert", head=AutoModelForMaskedLM, vocab_size=len(tokenizer))
     model.save_pretrained(tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "whole")
-    with pytest.raises(CompressError, match="answers otherwise than before"):
+    with pytest.raises(CompressError, match="trimming changes its outputs"):
         trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
@@ -271,7 +275,7 @@ def test_bad_input_is_refused(bundle: Bundle, tmp_path: Path) -> None:
 
     with pytest.raises(CompressError, match="more than once"):
         trim_bundle(bundle, once(), tmp_path / "out")
-    with pytest.raises(CompressError, match="no text in it"):
+    with pytest.raises(CompressError, match="corpus is empty"):
         trim_bundle(bundle, [], tmp_path / "out")
     with pytest.raises(CompressError, match="min_count 0"):
         trim_bundle(bundle, CORPUS, tmp_path / "out", min_count=0)
@@ -281,7 +285,7 @@ def test_bad_input_is_refused(bundle: Bundle, tmp_path: Path) -> None:
         trim(str(bundle.path), tmp_path / "out")
     suffix = Tokenizer(models.BPE(vocab={"a</w>": 0}, merges=[], end_of_word_suffix="</w>"))
     with pytest.raises(CompressError, match="BPE with marks inside words"):
-        cut(suffix, ["a"], min_count=1, keep=(), pinned=set())
+        trim_tokenizer(suffix, ["a"], min_count=1, keep=(), pinned=set())
     assert list(tmp_path.iterdir()) == []
 
 

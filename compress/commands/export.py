@@ -16,7 +16,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Source, load_source
 from compress.exporters.formats import ExportResult, Format
 from compress.exporters.formats.apple import write_coreml
-from compress.quantization.calibration import ranges
+from compress.quantization.calibration import compute_ranges
 from compress.quantization.npu import write_npu
 from compress.tuning import tune
 
@@ -155,7 +155,7 @@ def tune_source(
 
 def calibrate(load_data: LoadData, bundle: Bundle, file: Path) -> "Ranges":
     """Compute the ranges of an fp32 file of the bundle on its data."""
-    return ranges(file, calibration_rows(bundle, load_data(bundle)))
+    return compute_ranges(file, calibration_rows(bundle, load_data(bundle)))
 
 
 def calibration_rows(bundle: Bundle, data: "TaskData") -> "Dataset":

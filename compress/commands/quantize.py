@@ -44,7 +44,7 @@ from compress.quantization.select import (
 from compress.quantization.sensitivity import ROUNDS as PRICED_ROUNDS
 from compress.quantization.sensitivity import RUNS as PRICED_RUNS
 from compress.quantization.sensitivity import mix, price_float, race_products
-from compress.quantization.smoothquant import channels, smooth
+from compress.quantization.smoothquant import observe_channels, smooth
 from compress.records.forecast import Forecast, Phase, size_mb, time_call
 from compress.records.latency import Latency, Setting
 from compress.training.trainer import peak_rss_mb
@@ -236,9 +236,9 @@ def forecast_quantization(
         )
         score_float, score_int8 = (_time_rows(partial(files.logits, each), few.rows) for each in (source, file))
         observing = _time_rows(lambda some: observe(source, some, threads=threads), rows)(int8.rows)
-        watching = _time_rows(lambda some: channels(source, some, threads=threads), rows)(int8.rows)
+        watching = _time_rows(lambda some: observe_channels(source, some, threads=threads), rows)(int8.rows)
         smoothing = time_call(
-            lambda: smooth(source, smoothed, channels(source, rows, threads=threads), alpha=ALPHAS[0])
+            lambda: smooth(source, smoothed, observe_channels(source, rows, threads=threads), alpha=ALPHAS[0])
         )
         setting = Setting(1, 1, min(TOKENS, length))
         raced = {"fp32": source, "int8": file, BEFORE: bundle.files().get("int8", file)}

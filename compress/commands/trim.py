@@ -40,7 +40,7 @@ from compress.trimming import (
     check_new,
     chunks,
     compare_encodings,
-    counts,
+    count_tokens,
     trim_bundle,
     trim_checkpoint,
     trimming,
@@ -173,8 +173,8 @@ def forecast_trimming(
     characters = sum(map(len, texts))
     reading = time.perf_counter() - began
     tokenizer = copy_unpadded(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
-    counts(tokenizer, first)  # the first call is slower
-    encoding = time_call(lambda: counts(tokenizer, first)) * characters / max(1, sum(map(len, first)))
+    count_tokens(tokenizer, first)  # the first call is slower
+    encoding = time_call(lambda: count_tokens(tokenizer, first)) * characters / max(1, sum(map(len, first)))
     passes = 2 if min_count == 1 else 1  # over the texts, comparing their tokens before and after
     taken = (1 + passes) * reading + (1 + 2 * passes) * encoding
     phases.append(Phase("counting tokens", seconds=(taken, taken), note=f"{characters:,} characters"))

@@ -1,7 +1,7 @@
-"""Observe on real rows which numbers the products of a graph read: the ranges that static int8 needs.
+"""Observe the activations of a graph on real rows, for the ranges that static int8 needs.
 
-The fp32 graph is run with those tensors as further outputs, and what they hold is counted as it comes: memory is
-bounded by TOKENS tokens of one batch, whatever the number of rows.
+The fp32 graph is run with those tensors as additional outputs, and their values are added to histograms: memory is
+bounded by one batch of TOKENS tokens, whatever the number of rows.
 """
 
 import copy
@@ -29,14 +29,14 @@ Method = Literal["minmax", "percentile", "entropy"]
 BINS = 4096
 """Bins on each side of 0."""
 LEVELS = 256
-"""The numbers that eight bits tell apart."""
+"""The number of values of eight bits."""
 CANDIDATES = 128
 """Thresholds that `entropy` compares."""
 
 
 @dataclass
 class Histogram:
-    """Counts the numbers seen so far, between -limit and limit."""
+    """The counts of all numbers so far, between -limit and limit."""
 
     low: float = 0.0
     high: float = 0.0
@@ -44,7 +44,7 @@ class Histogram:
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2 * BINS, np.int64))
 
     def add(self, values: NDArray[np.float32]) -> None:
-        """Count these numbers. Raises ValueError for numbers that are not finite."""
+        """Count these numbers. Raises ValueError unless all are finite."""
         low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():
             raise ValueError("not finite")
@@ -57,47 +57,40 @@ class Histogram:
         self.counts += np.bincount(np.clip(places, 0, 2 * BINS - 1), minlength=2 * BINS)
 
     def range(self, method: Method, percentile: float = 99.99) -> tuple[float, float]:
-        """Choose the lowest and highest number that int8 represents, 0 among them; what lies outside is clipped.
+        """Return the lowest and highest number that int8 represents, with 0 between them; the rest is clipped.
 
-        minmax      all that was seen
-        percentile  the middle `percentile` % of it
-        entropy     cut at the |x| which leaves the distribution after quantisation nearest to what it was, by
-                    Kullback-Leibler divergence
+        minmax      all numbers
+        percentile  the middle `percentile` % of them
+        entropy     |x| up to the threshold that minimises the Kullback-Leibler divergence after quantisation
         """
+        if method == "minmax":
+            return self.low, self.high
         if method == "percentile":
-            return self._middle(percentile)
-        if method == "entropy":
-            return self._nearest()
-        return self.low, self.high
-
-    def _middle(self, percentile: float) -> tuple[float, float]:
-        share = np.cumsum(self.counts) / self.counts.sum()
-        outside = (1 - percentile / 100) / 2
-        first = int(np.searchsorted(share, outside, side="right"))
-        last = int(np.searchsorted(share, 1 - outside, side="left"))
-        edges = np.linspace(-self.limit, self.limit, 2 * BINS + 1)
-        return (
-            float(min(0.0, max(self.low, edges[min(first, 2 * BINS - 1)]))),
-            float(max(0.0, min(self.high, edges[min(last, 2 * BINS - 1) + 1]))),
-        )
-
-    def _nearest(self) -> tuple[float, float]:
-        seen = max(-self.low, self.high)
+            share = np.cumsum(self.counts) / self.counts.sum()
+            outside = (1 - percentile / 100) / 2
+            first = int(np.searchsorted(share, outside, side="right"))
+            last = int(np.searchsorted(share, 1 - outside, side="left"))
+            edges = np.linspace(-self.limit, self.limit, 2 * BINS + 1)
+            return (
+                float(min(0.0, max(self.low, edges[min(first, 2 * BINS - 1)]))),
+                float(max(0.0, min(self.high, edges[min(last, 2 * BINS - 1) + 1]))),
+            )
+        largest = max(-self.low, self.high)
         width = self.limit / BINS
-        widest = max(1, int(np.ceil(seen / width)))
+        widest = max(1, int(np.ceil(largest / width)))
         narrowest = min(widest, LEVELS // 2)
-        best, cut = np.inf, seen
+        best, threshold = np.inf, largest
         for half in np.unique(np.linspace(narrowest, widest, CANDIDATES).astype(int)):
             first = BINS + max(-half, int(np.floor(self.low / width)))
             last = BINS + min(half, int(np.ceil(self.high / width)))
-            if last > first and (far := _divergence(self.counts, first, last)) < best:
-                best, cut = far, half * width
-        return max(self.low, -float(cut)), min(self.high, float(cut))
+            if last > first and (divergence := _divergence(self.counts, first, last)) < best:
+                best, threshold = divergence, half * width
+        return max(self.low, -float(threshold)), min(self.high, float(threshold))
 
 
 def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
-    """Compute KL(P || Q): P the counts with what is outside [first, last) moved into the outermost bins, Q what is left
-    of the inside when its bins are told apart by LEVELS only."""
+    """Compute KL(P || Q): P are the counts with those outside [first, last) moved into the outermost bins, Q those
+    inside after quantisation to LEVELS bins."""
     inside = counts[first:last].astype(np.float64)
     clipped = inside.copy()
     clipped[0] += counts[:first].sum()
@@ -106,19 +99,19 @@ def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
     filled = inside > 0
     sums, sizes = np.bincount(group, inside), np.bincount(group, filled)
     spread = np.where(filled, sums[group] / np.maximum(sizes[group], 1), 0.0)
-    here = clipped > 0
-    p = clipped[here] / clipped.sum()
-    q = np.maximum(spread[here] / max(spread.sum(), 1.0), 1e-12)
+    positive = clipped > 0
+    p = clipped[positive] / clipped.sum()
+    q = np.maximum(spread[positive] / max(spread.sum(), 1.0), 1e-12)
     return float((p * np.log(p / q)).sum())
 
 
 TOKENS = 512
 """The most tokens in a batch."""
 WINDOW = 1024
-"""Rows that are held at a time, to make batches of equal lengths: padding would be counted as activations."""
+"""Rows in memory at a time, to form batches of equal length: padding would count as activations."""
 
 
-def ranges(
+def compute_ranges(
     source: Path,
     rows: "Iterable[EncodedRow]",
     *,
@@ -126,8 +119,7 @@ def ranges(
     percentile: float = 99.99,
     threads: int = 1,
 ) -> dict[str, tuple[float, float]]:
-    """Find the lowest and highest value of each tensor that a product of the fp32 file `source` reads, by name: see
-    `Histogram.range`. Zero is always inside.
+    """Compute the range of each tensor that a product of the fp32 file `source` reads, by name: see `Histogram.range`.
 
     Raises ExportError for a file without products, no rows, or activations that are not finite.
     """
@@ -137,39 +129,42 @@ def ranges(
 def choose_ranges(
     seen: Mapping[str, Histogram], method: Method = "percentile", percentile: float = 99.99
 ) -> dict[str, tuple[float, float]]:
-    """Choose the ranges from what was observed: all methods can be computed from one pass over the rows."""
+    """Choose the ranges from histograms: one pass over the rows serves every method."""
     return {name: histogram.range(method, percentile) for name, histogram in seen.items()}
 
 
-def observe(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> dict[str, Histogram]:
-    """Count the numbers that each product reads on the rows; each row counts as if run alone."""
+def observe(
+    source: Path, rows: "Iterable[EncodedRow]", *, names: Sequence[str] | None = None, threads: int = 1
+) -> dict[str, Histogram]:
+    """Count the numbers in each tensor of `names`, by default those that products read; rows are not padded."""
     model = read_model(source)
-    names = list(dict.fromkeys(product.reads for product in products(model.graph)))
+    if names is None:
+        names = list(dict.fromkeys(product.reads for product in products(model.graph)))
     if not names:
         raise ExportError(f"{source}: no matrix product with constant weights; expected the fp32 file of a bundle")
-    seen = {name: Histogram() for name in names}
-    for values in watch(model, names, rows, threads=threads, source=source):
+    histograms = {name: Histogram() for name in names}
+    for values in iterate_activations(model, names, rows, threads=threads, source=source):
         for name, value in values.items():
             try:
-                seen[name].add(value)
+                histograms[name].add(value)
             except ValueError:
                 raise ExportError(f"{source}: {name} is not finite on these rows; its weights are broken") from None
-    if not any(histogram.counts.any() for histogram in seen.values()):
+    if not any(histogram.counts.any() for histogram in histograms.values()):
         raise ExportError(f"{source}: calibration needs at least one row")
-    return seen
+    return histograms
 
 
-def watch(
+def iterate_activations(
     model: onnx.ModelProto, names: Sequence[str], rows: "Iterable[EncodedRow]", *, threads: int = 1, source: Path
 ) -> Iterator[dict[str, Any]]:
-    """Yield the values of these tensors, batch after batch of rows of one length; `source` is named in errors."""
-    shown = copy.deepcopy(model)
-    have = {value.name for value in shown.graph.output}
+    """Yield the values of these tensors, one batch of rows of equal length after another; errors name `source`."""
+    extended = copy.deepcopy(model)
+    outputs = {value.name for value in extended.graph.output}
     types = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names}
-    shown.graph.output.extend(value for name, value in types.items() if name not in have)
+    extended.graph.output.extend(value for name, value in types.items() if name not in outputs)
     try:
         session = onnxruntime.InferenceSession(
-            shown.SerializeToString(), session_options(threads, {}), providers=["CPUExecutionProvider"]
+            extended.SerializeToString(), session_options(threads, {}), providers=["CPUExecutionProvider"]
         )
     except UNOPENED as error:
         raise ExportError(f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None
@@ -181,15 +176,15 @@ def watch(
 
 
 def _batches(rows: "Iterable[EncodedRow]", inputs: Sequence[str], source: Path) -> Iterator[dict[str, Any]]:
-    """Yield batches of rows of one length."""
+    """Yield batches of rows of equal length."""
     rows = iter(rows)
-    while held := list(islice(rows, WINDOW)):
+    while window := list(islice(rows, WINDOW)):
         by_length: dict[int, list[EncodedRow]] = {}
-        for row in held:
+        for row in window:
             if missing := [name for name in inputs if name not in row]:
                 raise ExportError(f"{source}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
             by_length.setdefault(len(row[inputs[0]]), []).append(row)
-        for length, alike in sorted(by_length.items()):
+        for length, group in sorted(by_length.items()):
             size = max(1, TOKENS // max(1, length))
-            for at in range(0, len(alike), size):
-                yield {name: np.array([row[name] for row in alike[at : at + size]], np.int64) for name in inputs}
+            for at in range(0, len(group), size):
+                yield {name: np.array([row[name] for row in group[at : at + size]], np.int64) for name in inputs}

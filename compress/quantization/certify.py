@@ -1,12 +1,12 @@
-"""Compare files of a bundle with its fp32 file: many of them here, to choose one; the chosen on the device that is to
-run it, for the certificate that the file carries."""
+"""Compare files of a bundle with its fp32 file: many on this machine, to choose one; the chosen one on the device that
+will run it, for the certificate in the file."""
 
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 ROWS = 2000
 """Rows that decide whether the score is kept, spread evenly over the split."""
 PROBE = 128
-"""Rows, spread likewise, that compare variants by how far they move the logits."""
+"""Rows for comparing variants by the error of their logits, also spread evenly."""
 RESOLVED = 2
-"""Examples that may be answered otherwise whatever the limit. Two changes are both for the worse one time in four where
-int8 does neither good nor harm (sign test): a limit below RESOLVED / rows is finer than the rows resolve."""
+"""Answers that may always change, whatever the limit. If int8 does neither good nor harm, two changes are both for the
+worse one time in four (sign test): a limit below RESOLVED / rows is finer than the rows can resolve."""
 ROUNDING = 1e-9
-"""The difference of two scores is not exact."""
+"""The rounding error of the difference of two scores."""
 FEWEST = 32
 MANY = 48
-"""Products; where there are more, fewer rows probe them, down to FEWEST."""
+"""If there are more products than MANY, fewer rows probe them, down to FEWEST."""
 
 Logits = NDArray[np.float32]
 
@@ -46,11 +46,11 @@ class ScoreDrop:
     """The difference of a file's score from fp32's.
 
     before, after  the score of fp32 and of the file
-    agreement      the share of answers that are alike; Pearson's r of a regression; of a ranking the share of pairs of
+    agreement      the share of equal answers; for a regression Pearson's r; for a ranking the share of pairs of
                    passages in the same order
-    difference     the largest |logit difference|; classes: the recalls of each class
-    changed        how many examples are answered otherwise (None: of a regression, all are)
-    same           the share of examples that are answered alike, where the agreement is of something else
+    difference     the largest |logit difference|; classes: the recall of each class
+    changed        the number of changed answers; None for a regression, where all change
+    same           the share of equal answers, if `agreement` is something else
     """
 
     before: float
@@ -67,21 +67,21 @@ class ScoreDrop:
 
     @property
     def unresolved(self) -> bool:
-        """Check that so few answers changed that these rows cannot tell it from chance: see RESOLVED."""
+        """Return True if so few answers changed that it may be chance: see RESOLVED."""
         return self.changed is not None and self.changed <= RESOLVED
 
     @property
     def least_limit(self) -> float:
-        """Compute the lowest limit within which it is near, whatever the rows resolve."""
+        """Return the lowest limit for which the file is near, regardless of RESOLVED."""
         return max(0.0, self.drop, 1 - (self.agreement if self.same is None else self.same))
 
     def keeps_score(self, limit: float) -> bool:
-        """Check that the score falls by at most `limit`, or by no more than the rows resolve."""
+        """Return True if the score drops by at most `limit`, or so little that it may be chance."""
         return self.unresolved or self.drop <= limit + ROUNDING
 
     def near(self, limit: float) -> bool:
-        """Check that the score falls by at most `limit` and at most that share of the answers changes, which is the
-        steadier figure: scores of few rows cross a limit by chance. What the rows do not resolve is near anyway."""
+        """Return True if the score drops by at most `limit` and at most that share of the answers changes, which is
+        the more stable figure: the score of few rows crosses a limit by chance. Unresolved changes are near."""
         return self.unresolved or self.least_limit <= limit + ROUNDING
 
 
@@ -104,9 +104,9 @@ def compare_logits(evaluator: Evaluator, exact: Logits, other: Logits, *, thresh
 
 @dataclass(frozen=True)
 class QuantizationEvaluator:
-    """Compares many files of one bundle with its fp32 file, here, on the rows of `evaluator`.
+    """Compares files of a bundle with its fp32 file on this machine, on the rows of `evaluator`.
 
-    exact  fp32's logits of those rows; probe: a few of them; expected: fp32's logits of these
+    exact  fp32's logits of those rows; probe: a few of the rows; expected: fp32's logits of the probe
     """
 
     bundle: Bundle
@@ -120,7 +120,7 @@ class QuantizationEvaluator:
     def from_bundle(
         bundle: Bundle, evaluator: Evaluator, *, threads: int, products: int = MANY
     ) -> "QuantizationEvaluator":
-        """Run the fp32 file. The more `products` there are to be tried, the fewer rows the probe has."""
+        """Run the fp32 file. The more `products` will be tried, the fewer rows the probe has."""
         evaluator = evaluator.subsample(ROWS)
         probe = evaluator.subsample(max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))).rows
         exact, expected = (bundle.logits(rows, precision="fp32", threads=threads) for rows in (evaluator.rows, probe))
@@ -135,10 +135,10 @@ class QuantizationEvaluator:
         return compare_logits(self.evaluator, self.exact, self.logits(file, self.evaluator.rows))
 
     def logits(self, file: Path, rows: Dataset) -> Logits:
-        """Run a file on rows."""
+        """Compute a file's logits of rows."""
         task, length = self.bundle.task, self.bundle.manifest.max_length
-        opened = open_predictor(self.bundle.path, file, task=task, max_length=length, threads=self.threads)
-        return opened.logits(rows)
+        predictor = open_predictor(self.bundle.path, file, task=task, max_length=length, threads=self.threads)
+        return predictor.logits(rows)
 
 
 def certify(
@@ -155,81 +155,56 @@ def certify(
     cost: "FloatCost | None" = None,
     exact: Path | None = None,
 ) -> Certificate:
-    """Compare the bundle's file of this precision with its fp32 file, both run on the device, on every row.
+    """Compare the bundle's file of this precision with its fp32 file, both on the device, on every row.
 
-    exact     another fp32 file to hold it against: of a model that was trained again, the one before
-    max_drop  of the score, in its own unit: 0.005 is half a point
-    method, split, data, kept, cost   as the certificate tells them
-    Raises DeviceError where the device fails, CompressError for logits that are not finite.
+    exact     another fp32 file to compare with, such as that of the model before it was trained again
+    max_drop  the allowed drop of the score, in its own unit: 0.005 is half a point
+    method, split, data, kept, cost   fields of the certificate
+    Raises DeviceError if the device fails, CompressError for logits that are not finite.
     """
     files = (exact or bundle.path / FILES["fp32"], bundle.path / FILES[precision])
     before, after = (compute_logits(device, file, evaluator) for file in files)
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     outcome = compare_logits(evaluator, before, after, threshold=threshold)
     facts = device.facts()
-    proof = record_outcome(
-        outcome, bundle.task.metric, FILES[precision], method=method, max_drop=max_drop, rows=len(evaluator),
+    return record_outcome(
+        outcome, max_drop, metric=bundle.task.metric, artefact=FILES[precision], method=method, rows=len(evaluator),
         split=split, data=data, device=describe_device(device.name, facts), runtime=facts.get("runtime", ""),
+        kept=tuple(kept), exact_sha256=sha256(files[0]), kept_ms=cost.ms if cost else None,
+        kept_mb=cost.mb if cost else None, kept_at=cost.setting if cost else "",
     )  # fmt: skip
-    return replace(
-        proof,
-        kept=tuple(kept),
-        exact_sha256=sha256(files[0]),
-        kept_ms=cost.ms if cost else None,
-        kept_mb=cost.mb if cost else None,
-        kept_at=cost.setting if cost else "",
-    )
 
 
-def record_outcome(
-    outcome: ScoreDrop,
-    metric: str,
-    artefact: str,
-    *,
-    method: str,
-    max_drop: float,
-    rows: int,
-    split: str,
-    data: str,
-    device: str,
-    runtime: str,
-) -> Certificate:
-    """Write down how a file compares with fp32's, and the verdict, under the names of `Certificate`."""
-    kept_to, reason = verdict(outcome, max_drop)
+def record_outcome(outcome: ScoreDrop, max_drop: float, **fields: Any) -> Certificate:
+    """Build the certificate of a comparison, with the verdict. `fields`: the other fields of `Certificate`."""
+    is_certified, reason = verdict(outcome, max_drop)
     return Certificate(
-        artefact=artefact,
-        method=method,
-        metric=metric,
         before=outcome.before,
         after=outcome.after,
         max_drop=max_drop,
         agreement=outcome.agreement,
         max_logit_difference=outcome.difference,
-        rows=rows,
-        split=split,
-        data=data,
-        device=device,
-        runtime=runtime,
-        certified=kept_to,
+        certified=is_certified,
         reason=reason,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         classes=outcome.classes,
+        **fields,
     )
 
 
 def verdict(outcome: ScoreDrop, max_drop: float) -> tuple[bool, str]:
-    """Decide whether the drop is within the limit and no class has collapsed by more, and say why in a sentence."""
+    """Decide whether the drop is within the limit and no class has collapsed by more; give the reason."""
     lost, limit = 100 * outcome.drop, 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"
-    hurt = select_fallen(outcome.classes)
-    named = f"; finds {describe_changes(hurt)}" if hurt else ""
+    fallen = select_fallen(outcome.classes)
+    details = f"; finds {describe_changes(fallen)}" if fallen else ""
     if outcome.drop <= max_drop + ROUNDING:
-        kept = not any(one.collapsed and one.before - one.after > max_drop + ROUNDING for one in hurt)
-        return kept, f"{change} points where {limit:g} are allowed{named}"
-    more = f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed"
+        passed = not any(each.collapsed and each.before - each.after > max_drop + ROUNDING for each in fallen)
+        return passed, f"{change} points where {limit:g} are allowed{details}"
+    excess = f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed"
     if outcome.keeps_score(max_drop):
-        return not hurt, f"{more}, by {outcome.changed} changed answers: these rows do not tell that from chance{named}"
-    return False, f"{more}{named}"
+        return not fallen, f"{excess}, by {outcome.changed} changed answers, which may be chance{details}"
+    return False, f"{excess}{details}"
 
 
 def attach_certificate(
@@ -250,8 +225,8 @@ def sign_file(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple
 
 
 def compute_logits(device: Device, file: Path, evaluator: Evaluator) -> Logits:
-    """Compute the logits of all rows on a device: stacked, or concatenated for tasks that answer per token."""
-    names = {each.name for each in read_model(file).graph.input}
-    columns = [name for name in evaluator.rows.column_names if name in names]
-    answers = device.logits(file, list(evaluator.rows.select_columns(columns)))
-    return np.concatenate(answers) if evaluator.task.tokenwise else np.stack(answers)
+    """Compute the logits of all rows on a device: stacked, or concatenated for tokenwise tasks."""
+    inputs = {node.name for node in read_model(file).graph.input}
+    columns = [name for name in evaluator.rows.column_names if name in inputs]
+    logits = device.logits(file, list(evaluator.rows.select_columns(columns)))
+    return np.concatenate(logits) if evaluator.task.tokenwise else np.stack(logits)

@@ -1,12 +1,11 @@
 """Write a bundle for a neural processor, and certify the files: `compress export --for npu`.
 
     w8a16  weights int8, activations uint16
-    w8a8   activations uint8, but for the operators that must have uint16 to keep the score
+    w8a8   activations uint8, except for operators that need uint16 to keep the score
 
-The ranges of activations, and the alpha of SmoothQuant where it helps, are those that bring the logits nearest to
-fp32's on validation rows; so are the operators that w8a8 leaves in uint16. What is certified is the test split: the
-fp32 file of the same shape, the quantised one on the CPU, and the same on the emulator of the processor, where that is
-installed (`benchmark.htp`).
+The ranges of activations, the alpha of SmoothQuant if it helps, and the operators that w8a8 leaves in uint16 are chosen
+on validation rows, for the least error of the logits. On the test split, the fp32 file of the same shape is certified,
+the quantised file on the CPU, and the same on the emulator of the processor, if installed (`benchmark.htp`).
 """
 
 import math
@@ -14,7 +13,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +36,30 @@ from compress.exporters.rewrite import Form
 from compress.exporters.rewrite.graph import layer
 from compress.exporters.session import Feeds, Run, open_session, read_model, save_certified
 from compress.provenance import versions
-from compress.quantization.calibration import Histogram, Method, watch
-from compress.quantization.certify import Logits, QuantizationEvaluator, ScoreDrop, compare_logits, record_outcome
-from compress.quantization.select import ALPHAS, describe_calibration
+from compress.quantization.calibration import Method, choose_ranges, iterate_activations, observe
+from compress.quantization.certify import Logits, QuantizationEvaluator, compare_logits, record_outcome
+from compress.quantization.select import ALPHAS, choose_least_error, describe_calibration
 from compress.quantization.sensitivity import Mixed, mix
-from compress.quantization.smoothquant import channels, smooth
+from compress.quantization.smoothquant import observe_channels, smooth
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 from compress.slicing.shape import positions
 
 FORM = Form(tokens_first=False, masked_keys=False)
-"""Rows first, the mask on the scores: of the keys it would take the range."""
+"""Rows first, and the mask on the scores: on the keys it would widen their range."""
 CALIBRATIONS: tuple[tuple[Method, float], ...] = (("minmax", 100.0), ("percentile", 99.999), ("percentile", 99.99))
 CALIBRATION_ROWS = 256
 LEAST_ROWS = 16
-"""Rows without which ranges are chance."""
+"""The least rows for calibration."""
 SHORTEST = 8
-"""Tokens of the shortest file: MobileBERT's trigrams, and any text, want some."""
+"""The least fixed length in tokens: MobileBERT's trigrams, and any text, need some."""
 
 EMULATED_ROWS = (32, 256)
-"""Rows that the emulator answers, spread evenly: at least, and at most if that takes no more than EMULATED_SECONDS."""
+"""Rows for the emulator, spread evenly: the minimum, and the maximum if that takes at most EMULATED_SECONDS."""
 EMULATED_SECONDS = 120.0
 UNTIMED = (
-    "no latency is told: the emulator's time says nothing of a phone's. A context binary is made for one version of "
-    "the processor and of QNN; for any other the ONNX file is prepared anew"
+    "no latency is reported: the emulator's time does not predict that of a phone. A context binary is for one version "
+    "of the processor and of QNN; for any other the ONNX file is compiled again"
 )
 
 Say = Callable[[str], None]
@@ -68,7 +67,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to quantise: a float file of open shape, and the ranges of its activations."""
+    """A way to quantise: a float file of open shape, and the ranges of its activations."""
 
     method: str
     source: Path
@@ -77,10 +76,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Planner:
-    """Chooses how a bundle is quantised, on validation rows of at most `length` tokens.
+    """Chooses how to quantise a bundle, on validation rows of at most `length` tokens.
 
     source   the float file of open shape, with the mask on the scores
-    rows     rows to calibrate on
+    rows     calibration rows
     """
 
     source: Path
@@ -91,33 +90,25 @@ class Planner:
 
     @cached_property
     def ways(self) -> list[Way]:
-        """Calibrate the file as it is, and smoothed by each alpha."""
-        seen = observe(self.source, self.rows, threads=self.files.threads)
-        found = [
-            Way(describe_calibration(*each), self.source, {name: one.range(*each) for name, one in seen.items()})
-            for each in CALIBRATIONS
-        ]
-        peaks = channels(self.source, self.rows, threads=self.files.threads)
+        """Calibrate the original file by each method, and the file smoothed with each alpha."""
+        threads = self.files.threads
+        seen = observe(self.source, self.rows, names=npu.activations(self.source), threads=threads)
+        ways = [Way(describe_calibration(*each), self.source, choose_ranges(seen, *each)) for each in CALIBRATIONS]
+        channels = observe_channels(self.source, self.rows, threads=threads)
         for alpha in ALPHAS:
             file = self.scratch / f"smooth-{alpha}.onnx"
-            smooth(self.source, file, peaks, alpha=alpha)
-            ranges = find_extremes(file, self.rows, threads=self.files.threads)
-            found.append(Way(f"SmoothQuant, alpha {alpha:g}", file, ranges))
-        return found
+            smooth(self.source, file, channels, alpha=alpha)
+            ways.append(Way(f"SmoothQuant, alpha {alpha:g}", file, find_extremes(file, self.rows, threads=threads)))
+        return ways
 
     def choose(self, precision: str, say: Say) -> Way:
         """Choose the way whose file has the least error."""
-        errors: dict[float, Way] = {}
-        for way in self.ways:
-            file = self.scratch / "way.onnx"
-            self.write(way, file, precision)
-            error = self.files.error(file)
-            say(f"  {precision}, {way.method}: mean squared error of the logits {error:.5f}")
-            errors.setdefault(error, way)
-        return errors[min(errors)]
+        ways = {f"{precision}, {way.method}": way for way in self.ways}
+        makes = {name: partial(self.write, way, precision=precision) for name, way in ways.items()}
+        return ways[choose_least_error(makes, self.files, self.scratch / "way.onnx", say)]
 
     def write(
-        self, way: Way, target: Path, precision: str, /, *, keep: Sequence[str] = (), length: int | None = None
+        self, way: Way, target: Path, /, *, precision: str, keep: Sequence[str] = (), length: int | None = None
     ) -> None:
         """Write the file of a precision; w8a8 with the activations of the blocks `keep` in uint16."""
         exact, ranges = self.fix(way, self.length if length is None else length)
@@ -126,7 +117,7 @@ class Planner:
         npu.quantize(exact, target, ranges, precision=precision, narrow=narrow)
 
     def fix(self, way: Way, length: int) -> tuple[Path, Ranges]:
-        """Write the float file of a fixed length, with the mask that the ranges allow; return it, and its ranges."""
+        """Write the float file with a fixed length and a bounded mask; return it with its ranges."""
         model, target = read_model(way.source), self.scratch / f"{way.source.stem}-{way.method}-{length}.onnx"
         ranges = npu.bound_mask(model, way.ranges, *npu.find_mask(model))
         if not target.is_file():
@@ -136,19 +127,18 @@ class Planner:
         return target, ranges
 
     def mix(self, way: Way, max_drop: float) -> Mixed:
-        """Choose the blocks whose activations must be uint16 in w8a8."""
+        """Choose the blocks whose activations need uint16 in w8a8."""
         blocks = find_blocks(self.fix(way, self.length)[0])
-
-        def make(target: Path, /, *, keep: Sequence[str] = ()) -> None:
-            self.write(way, target, "w8a8", keep=keep)
-
+        make = partial(self.write, way, precision="w8a8")
         return mix(make, blocks, self.files, limit=max_drop, costs=lambda: {each.name: each.work for each in blocks})
 
 
 @dataclass(frozen=True)
 class Block:
-    """Operators from one softmax or layer norm to the next, whose activations have the same bits: within an encoder
-    some of these must have more. work: the numbers in the weights they read."""
+    """The operators between two softmaxes or layer norms, whose activations have the same number of bits.
+
+    work  the size of the weights that they read
+    """
 
     name: str
     nodes: tuple[str, ...]
@@ -159,7 +149,7 @@ CUTS = ("LayerNormalization", "Softmax")
 
 
 def find_blocks(source: Path) -> list[Block]:
-    """Divide the operators of a file."""
+    """Divide the operators of a file into blocks."""
     graph = read_model(source).graph
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     depths, members = dict[str, int](), dict[int, list[onnx.NodeProto]]()
@@ -177,27 +167,14 @@ def find_blocks(source: Path) -> list[Block]:
     ]
 
 
-def observe(source: Path, rows: Dataset, *, threads: int) -> dict[str, Histogram]:
-    """Count the numbers in each activation of the file, on rows without padding."""
-    model = read_model(source)
-    seen = {name: Histogram() for name in npu.activations(source)}
-    for values in watch(model, list(seen), rows, threads=threads, source=source):
-        for name, value in values.items():
-            try:
-                seen[name].add(value)
-            except ValueError:
-                raise ExportError(f"{source}: {name} is not finite on these rows; its weights are broken") from None
-    return seen
-
-
 def find_extremes(source: Path, rows: Dataset, *, threads: int) -> Ranges:
     """Find the lowest and highest value of each activation of the file, on rows without padding."""
-    found = dict[str, tuple[float, float]]()
-    for values in watch(read_model(source), npu.activations(source), rows, threads=threads, source=source):
+    ranges, names = dict[str, tuple[float, float]](), npu.activations(source)
+    for values in iterate_activations(read_model(source), names, rows, threads=threads, source=source):
         for name, value in values.items():
-            low, high = found.get(name, (0.0, 0.0))
-            found[name] = min(low, float(value.min())), max(high, float(value.max()))
-    return found
+            low, high = ranges.get(name, (0.0, 0.0))
+            ranges[name] = min(low, float(value.min())), max(high, float(value.max()))
+    return ranges
 
 
 def write_npu(
@@ -211,62 +188,78 @@ def write_npu(
 ) -> ExportResult:
     """Write a file for each precision and length, and certify it: see `compress.exporters.formats`.
 
-    lengths   in tokens; none: the bundle's max_length
-    max_drop  of the score, in its own unit, for which w8a8 takes operators into uint16, and that a certificate allows
+    lengths   in tokens; default: the bundle's max_length
+    max_drop  the allowed drop of the score, in its own unit, for choosing operators in uint16 and for certificates
 
-    Raises ExportError for what an NPU cannot take, a length beyond the model's positions, and too few rows.
+    Raises ExportError for a model that an NPU cannot run, a length beyond the model's positions, or too few rows.
     """
     if context.remade:
         raise ExportError(f"--opset: files for NPUs are of opset {OPSET}; expected no --opset")
     bundle, model = context.bundle, context.model()
-    lengths = sorted(set(lengths)) or [bundle.manifest.max_length]
-    _check_lengths(lengths, positions(model))
-    data = _load(context)
+    lengths, limit = sorted(set(lengths)) or [bundle.manifest.max_length], positions(model)
+    for length in lengths:
+        if length < SHORTEST or (limit is not None and length > limit):
+            most = " or more" if limit is None else f" to {limit}, the model's positions"
+            raise ExportError(f"--seq {length}: expected {SHORTEST}{most} tokens")
+    if bundle.manifest.kind != "task" or context.load_data is None:
+        raise ExportError(
+            "--for npu: files are calibrated and certified on real rows of a bundle's task; expected a bundle, and "
+            "--data with what it was trained on"
+        )
+    data = context.load_data(bundle)
     source = _export(context, model)
-    longest = at_length(bundle, lengths[-1])
-    judged = longest.evaluator(data.validation)
-    # no longer than its texts are: files of a fixed length compute the padding too
-    planned = min(lengths[-1], max(len(ids) for ids in judged.rows["input_ids"]))
+    longest = limit_length(bundle, lengths[-1])
+    evaluator = longest.evaluator(data.validation)
+    # files of a fixed length compute padding too, so no longer than the longest text
+    planned = min(lengths[-1], max(len(ids) for ids in evaluator.rows["input_ids"]))
     rows = longest.evaluator(data.train).subsample(CALIBRATION_ROWS).rows
     if len(rows) < LEAST_ROWS:
         raise ExportError(
             f"{data.name}: the train split has {len(rows)} {'row' if len(rows) == 1 else 'rows'} to calibrate on; "
             f"expected at least {LEAST_ROWS}"
         )
-    files = QuantizationEvaluator.from_bundle(longest, judged, threads=os.cpu_count() or 1)
+    files = QuantizationEvaluator.from_bundle(longest, evaluator, threads=os.cpu_count() or 1)
     planner = Planner(source, rows, files, context.scratch, max(planned, SHORTEST))
-    calibrated = f"calibrating on {len(rows):,} rows, judging on {len(judged):,}"
-    emulator, made = htp.find_emulator(), list[ExportedFile]()
-    verdicts, warnings = [_describe_lengths(lengths)], list[str]()
+    emulator, exported = htp.find_emulator(), list[ExportedFile]()
+    verdicts, warnings = list[str](), list[str]()
+    verdicts.append(
+        f"shapes are fixed: one row of {', '.join(map(str, lengths))} tokens a file. Use the shortest that fits the "
+        "text, and pad with attention_mask 0; inputs are int32"
+    )
     if not emulator:
         warnings.append(f"not run on the emulator of the HTP, which is not installed: {htp.how_to_install()}")
     for precision in precisions:
-        say(f"{precision}: {calibrated}")
+        say(f"{precision}: calibrating on {len(rows):,} rows, evaluating on {len(evaluator):,}")
         way = planner.choose(precision, say)
         mixed = planner.mix(way, max_drop) if precision == "w8a8" else None
         kept = () if mixed is None else mixed.keep
         if mixed is not None:
             say(f"  activations of 16 bits in {len(kept)} of {mixed.products} blocks; {'; '.join(kept)}")
-        told: dict[str, Any] = {"max_drop": max_drop, "method": f"{precision}, {way.method}", "kept": kept}
+        fields: dict[str, Any] = {"max_drop": max_drop, "method": f"{precision}, {way.method}", "kept": kept}
         for length in lengths:
             target, (exact, _) = folder / f"model_{precision}_{length}.onnx", planner.fix(way, length)
-            planner.write(way, target, precision, keep=kept, length=length)
+            planner.write(way, target, precision=precision, keep=kept, length=length)
             say(f"{target.name}: certifying")
-            proofs = certify_file(at_length(bundle, length), exact, target, data, **told)
-            save_certified(target, target, proofs[-1])  # that of the CPU, where every row was answered
+            proofs = certify_file(limit_length(bundle, length), exact, target, data, **fields)
+            save_certified(target, target, proofs[-1])  # the proof on the CPU, which ran every row
             if emulator:
                 try:
-                    proofs.append(certify_emulated(at_length(bundle, length), target, data, emulator, **told))
+                    proofs.append(certify_emulated(limit_length(bundle, length), target, data, emulator, **fields))
                 except DeviceError as error:
                     warnings.append(f"{target.name}: {error}")
             note = f"one row of {length} tokens" + (f", {len(kept)} blocks in 16 bits" if kept else "")
-            rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] <= length]
-            apart = context.differs(_run_fixed(target), rows=rows)
-            made.append(ExportedFile(target.name, precision, apart, note, proofs=tuple(proofs)))
+            trial_rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] <= length]
+            apart = context.differs(_run_fixed(target), rows=trial_rows)
+            exported.append(ExportedFile(target.name, precision, apart, note, proofs=tuple(proofs)))
             verdicts += map(describe_proof, proofs[1:])
-            warnings += [_describe_left(each) for each in proofs if each.left]
+            warnings += [
+                f"{proof.artefact}: the HTP does not support {', '.join(proof.left)}: these run on the CPU, and moving "
+                "data there and back costs more than they do"
+                for proof in proofs
+                if proof.left
+            ]
     verdicts.append(UNTIMED)
-    return ExportResult(tuple(made), tuple(verdicts), tuple(warnings))
+    return ExportResult(tuple(exported), tuple(verdicts), tuple(warnings))
 
 
 def _run_fixed(file: Path) -> Run:
@@ -279,43 +272,8 @@ def _run_fixed(file: Path) -> Run:
     return run
 
 
-def _describe_lengths(lengths: Sequence[int]) -> str:
-    """Say what the files are fed with."""
-    named = ", ".join(str(length) for length in lengths)
-    return (
-        f"shapes are fixed: one row of {named} tokens a file. Take the shortest that holds the text, pad with "
-        "attention_mask 0; inputs are int32"
-    )
-
-
-def _describe_left(proof: Certificate) -> str:
-    """Warn of nodes that the processor does not take."""
-    return (
-        f"{proof.artefact}: the HTP does not take {', '.join(proof.left)}: these run on the CPU, and handing over "
-        "costs more than they do"
-    )
-
-
-def _check_lengths(lengths: Sequence[int], limit: int | None) -> None:
-    """Raise ExportError for a length that no file can have."""
-    for length in lengths:
-        if length < SHORTEST or (limit is not None and length > limit):
-            most = "" if limit is None else f" to {limit}, the model's positions"
-            raise ExportError(f"--seq {length}: expected {SHORTEST}{most or ' or more'} tokens")
-
-
-def _load(context: ExportContext) -> TaskData:
-    """Load the examples to calibrate on and to certify with."""
-    if context.bundle.manifest.kind != "task" or context.load_data is None:
-        raise ExportError(
-            "--for npu: activations are calibrated, and the files certified, on real rows of a bundle's task; "
-            "expected a bundle, and --data with what it was made from"
-        )
-    return context.load_data(context.bundle)
-
-
 def _export(context: ExportContext, model: Any) -> Path:
-    """Write the float file that all others are made of. Raises ExportError for a family that an NPU cannot take."""
+    """Write the float file that the others are made from. Raises ExportError for a family that NPUs do not support."""
     traced, source = context.scratch / "traced.onnx", context.scratch / "npu.onnx"
     inputs = [each.name for each in read_model(context.onnx("fp32")).graph.input]
     to_onnx(model, traced, opset=OPSET, segments="token_type_ids" in inputs, form=FORM)
@@ -325,34 +283,33 @@ def _export(context: ExportContext, model: Any) -> Path:
     except ExportError as error:
         family = context.bundle.manifest.model_type
         raise ExportError(
-            f"{context.name}: {family} {error}; an NPU takes the files of BERT, DistilBERT, RoBERTa, ELECTRA, ALBERT "
-            "and MobileBERT. --for onnx and --for ort take every family"
+            f"{context.name}: {family} {error}; NPU files can be made for BERT, DistilBERT, RoBERTa, ELECTRA, ALBERT "
+            "and MobileBERT. --for onnx and --for ort support every family"
         ) from None
     return source
 
 
-def at_length(bundle: Bundle, length: int) -> Bundle:
-    """Return the bundle as if it read texts of at most `length` tokens."""
+def limit_length(bundle: Bundle, length: int) -> Bundle:
+    """Return the bundle with another max_length."""
     return replace(bundle, manifest=replace(bundle.manifest, max_length=length))
 
 
 def certify_file(
     bundle: Bundle, exact: Path, file: Path, data: TaskData, *, max_drop: float, method: str, kept: Sequence[str] = ()
 ) -> list[Certificate]:
-    """Compare a file, and the float file `exact` that it was made of, with the bundle's fp32 file on the CPU."""
+    """Compare a file, and the float file `exact` that it was made from, with the bundle's fp32 file on the CPU."""
     evaluator, split = _proof_rows(bundle, data)
     threads, length = os.cpu_count() or 1, bundle.manifest.max_length
     before = bundle.logits(evaluator.rows, precision="fp32", threads=threads)
     proofs = []
-    for each, made in ((exact, f"fp32, {length} tokens"), (file, method)):
-        opened = open_predictor(bundle.path, each, task=bundle.task, max_length=length, threads=threads)
-        outcome = _compare(bundle, evaluator, before, opened.logits(evaluator.rows))
-        proof = record_outcome(
-            outcome, bundle.task.metric, file.name, method=made, max_drop=max_drop, rows=len(evaluator), split=split,
-            data=data.name, device=f"CPU, {platform.machine()}",
+    for path, how, in_16_bits in ((exact, f"fp32, {length} tokens", ()), (file, method, tuple(kept))):
+        predictor = open_predictor(bundle.path, path, task=bundle.task, max_length=length, threads=threads)
+        proof = _record(
+            bundle, evaluator, before, predictor.logits(evaluator.rows), max_drop, artefact=file.name, method=how,
+            split=split, data=data.name, kept=in_16_bits, device=f"CPU, {platform.machine()}",
             runtime=f"onnxruntime {versions(['onnxruntime'])['onnxruntime']}",
         )  # fmt: skip
-        proofs.append(replace(proof, kept=tuple(kept) if each is file else ()))
+        proofs.append(proof)
     return proofs
 
 
@@ -368,44 +325,47 @@ def certify_emulated(
 ) -> Certificate:
     """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU, on EMULATED_ROWS rows.
 
-    Raises DeviceError where the emulator fails.
+    Raises DeviceError if the emulator fails.
     """
     evaluator, split = _proof_rows(bundle, data)
     fewest, most = EMULATED_ROWS
     chosen, outputs = evaluator.subsample(fewest), VECTORS.get(bundle.task.kind)
-    found = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
-    if (rows := min(most, len(evaluator), int(EMULATED_SECONDS / found.seconds))) > fewest:
+    emulated = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
+    if (rows := min(most, len(evaluator), int(EMULATED_SECONDS / emulated.seconds))) > fewest:
         chosen = evaluator.subsample(rows)
-        found = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
+        emulated = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
     before = bundle.logits(chosen.rows, precision="fp32", threads=os.cpu_count() or 1)
-    outcome = _compare(bundle, chosen, before, join_answers(bundle.task, found.answers))
-    proof = record_outcome(
-        outcome, bundle.task.metric, file.name, method=method, max_drop=max_drop, rows=len(chosen), split=split,
-        data=data.name, device=htp.NAME, runtime=found.runtime,
+    return _record(
+        bundle, chosen, before, join_answers(bundle.task, emulated.answers), max_drop, artefact=file.name,
+        method=method, split=split, data=data.name, kept=tuple(kept), device=htp.NAME, runtime=emulated.runtime,
+        left=emulated.left, context_mb=emulated.context_bytes / 1e6,
     )  # fmt: skip
-    return replace(proof, kept=tuple(kept), left=found.left, context_mb=found.context_bytes / 1e6)
 
 
 def _proof_rows(bundle: Bundle, data: TaskData) -> tuple[Evaluator, str]:
-    """Encode the test split, or the validation split where there is none, and name it."""
+    """Encode the test split, or the validation split if there is none, and return its name."""
     split, name = (data.validation, "validation") if data.test is None else (data.test, "test")
     return bundle.evaluator(split), name
 
 
-def _compare(bundle: Bundle, evaluator: Evaluator, before: Logits, after: Logits) -> ScoreDrop:
+def _record(
+    bundle: Bundle, evaluator: Evaluator, before: Logits, after: Logits, max_drop: float, **fields: Any
+) -> Certificate:
+    """Compare logits and build the certificate: see `record_outcome`."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    return compare_logits(evaluator, before, after, threshold=threshold)
+    outcome = compare_logits(evaluator, before, after, threshold=threshold)
+    return record_outcome(outcome, max_drop, metric=bundle.task.metric, rows=len(evaluator), **fields)
 
 
 def describe_proof(proof: Certificate) -> str:
-    """Say in a sentence what a certificate holds."""
-    said = (
+    """Describe a certificate in a sentence."""
+    summary = (
         f"{proof.artefact}, {proof.method}, {proof.device}: {proof.metric} {proof.after:.4f} ({proof.before:.4f} in "
         f"fp32), {proof.agreement:.1%} of the answers agree, logits differ by at most "
         f"{proof.max_logit_difference:.2g}, {proof.rows:,} {proof.split} rows; "
         f"{'certified' if proof.certified else 'not certified'}: {proof.reason}"
     )
     if proof.context_mb is None:
-        return said
-    taken = f"all but {len(proof.left)} nodes" if proof.left else "every node"
-    return f"{said}; the HTP takes {taken}; context binary {proof.context_mb:.1f} MB"
+        return summary
+    supported = f"all but {len(proof.left)} nodes" if proof.left else "every node"
+    return f"{summary}; the HTP runs {supported}; context binary {proof.context_mb:.1f} MB"

@@ -20,13 +20,13 @@ from compress.exporters.session import read_model
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import QuantizationEvaluator
-from compress.quantization.sensitivity import Make, Mixed, by_size, mix, price_float
-from compress.quantization.smoothquant import channels, smooth
+from compress.quantization.sensitivity import Make, Mixed, estimate_costs, mix, price_float
+from compress.quantization.smoothquant import observe_channels, smooth
 from compress.records.certificate import Certificate
 from compress.records.latency import Latency
 
 Name = Literal["auto", "dynamic", "static", "smoothquant", "qat"]
-"""auto: static where that is near enough, else smoothquant."""
+"""auto: static if that is near enough, else smoothquant."""
 
 CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
     ("minmax", 100.0),
@@ -34,21 +34,21 @@ CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
     ("percentile", 99.99),
     ("entropy", 100.0),
 )
-"""The methods compared where none is asked for, and their percentiles."""
+"""The methods to compare by default, and their percentiles."""
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Xiao et al. 2022 find 0.5 right for OPT and BLOOM, 0.75 and more for models with more outliers (section 4.1)."""
 PERCENTILE = 99.99
 DYNAMIC = "dynamic int8"
 CALIBRATION_ROWS = 512
 SHIPPED_WORTH = 0.2
-"""The share of the error that a product must carry to be left in float32 where nobody asked what answers are worth."""
+"""The share of the error that a product must carry to stay in float32 in a bundle that was just written."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way to int8: `method` names it in the certificate, `make` writes the file with some products in float32."""
+    """A way to make int8. method: its name in the certificate; make: writes the file, with some products in float32."""
 
     method: str
     make: Make
@@ -56,7 +56,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Makes int8 with calibration: rows to calibrate on, evaluator, a folder that outlives the attempt."""
+    """Makes int8 with calibration on rows. `scratch`: a folder that outlives the attempts."""
 
     rows: Dataset
     evaluator: QuantizationEvaluator
@@ -67,20 +67,17 @@ class Calibrated:
     reduce_range: bool = False
 
     def static(self, source: Path, say: Say) -> Attempt:
-        """Quantise with the calibration asked for, or the one that brings the logits nearest to fp32's."""
+        """Quantise with the requested calibration, or the one with the least error of the logits."""
         seen = calibrate.observe(source, self.rows, threads=self.evaluator.threads)
-        asked = CALIBRATIONS if self.calibration is None else ((self.calibration, self.percentile),)
-        return self._nearest(
-            [(describe_calibration(*each), source, calibrate.choose_ranges(seen, *each)) for each in asked],
-            "static int8",
-            say,
-        )
+        methods = CALIBRATIONS if self.calibration is None else ((self.calibration, self.percentile),)
+        variants = [(describe_calibration(*each), source, calibrate.choose_ranges(seen, *each)) for each in methods]
+        return self._choose_nearest(variants, "static int8", say)
 
     def smoothquant(self, source: Path, say: Say) -> Attempt:
-        """Quantise the smoothed graph, with the alpha that brings the logits nearest to fp32's; min-max unless another
-        calibration is asked for."""
-        seen = channels(source, self.rows, threads=self.evaluator.threads)
-        found = []
+        """Quantise the smoothed graph, with the alpha with the least error of the logits; by default with min-max."""
+        seen = observe_channels(source, self.rows, threads=self.evaluator.threads)
+        calibration = describe_calibration(self.calibration or "minmax", self.percentile)
+        variants = []
         for alpha in ALPHAS:
             file = self.scratch / f"smooth-{alpha}.onnx"
             ranges: Ranges = smooth(source, file, seen, alpha=alpha)
@@ -91,30 +88,39 @@ class Calibrated:
                     "use --method static, and please report this model's config.json"
                 )
             if self.calibration not in (None, "minmax"):
-                watched = calibrate.observe(file, self.rows, threads=self.evaluator.threads)
-                ranges = calibrate.choose_ranges(watched, self.calibration, self.percentile)
-            way = f"alpha {alpha:g}, {describe_calibration(self.calibration or 'minmax', self.percentile)}"
-            found.append((way, file, ranges))
-        return self._nearest(found, "SmoothQuant static int8", say)
+                observed = calibrate.observe(file, self.rows, threads=self.evaluator.threads)
+                ranges = calibrate.choose_ranges(observed, self.calibration, self.percentile)
+            variants.append((f"alpha {alpha:g}, {calibration}", file, ranges))
+        return self._choose_nearest(variants, "SmoothQuant static int8", say)
 
     def auto(self, source: Path, limit: float, say: Say) -> Attempt:
-        """Choose static where all of it is near enough at `limit`; else smoothquant, which costs a little time."""
+        """Choose static if its file is near enough at `limit`, else smoothquant, which costs a little time."""
         attempt, file = self.static(source, say), self.scratch / "auto.onnx"
         attempt.make(file)
         return attempt if self.evaluator.outcome(file).near(limit) else self.smoothquant(source, say)
 
-    def _nearest(self, ways: Sequence[tuple[str, Path, Ranges]], name: str, say: Say) -> Attempt:
-        """Choose the way whose file, all of it in int8, has the least error."""
+    def _choose_nearest(self, variants: Sequence[tuple[str, Path, Ranges]], name: str, say: Say) -> Attempt:
+        """Choose the variant whose all-int8 file has the least error."""
         bits, form = ", 7-bit weights" if self.reduce_range else "", ", qdq" if self.form == "qdq" else ""
         quantize = partial(quantize_static, form=self.form, reduce_range=self.reduce_range)
-        errors: dict[float, Attempt] = {}
-        for way, source, ranges in ways:
-            attempt = Attempt(f"{name}, {way}{bits}{form}", partial(quantize, source, ranges=ranges))
-            attempt.make(self.scratch / "way.onnx")
-            error = self.evaluator.error(self.scratch / "way.onnx")
-            errors.setdefault(error, attempt)
-            say(f"  {name}, {way}: mean squared error of the logits {error:.5f}")
-        return errors[min(errors)]
+        attempts = {
+            f"{name}, {variant}": Attempt(f"{name}, {variant}{bits}{form}", partial(quantize, source, ranges=ranges))
+            for variant, source, ranges in variants
+        }
+        makes = {title: attempt.make for title, attempt in attempts.items()}
+        return attempts[choose_least_error(makes, self.evaluator, self.scratch / "variant.onnx", say)]
+
+
+def choose_least_error(
+    makes: Mapping[str, Callable[[Path], None]], evaluator: QuantizationEvaluator, file: Path, say: Say
+) -> str:
+    """Make each file in turn, and return the name of the first with the least error."""
+    errors = {}
+    for name, make in makes.items():
+        make(file)
+        errors[name] = evaluator.error(file)
+        say(f"  {name}: mean squared error of the logits {errors[name]:.5f}")
+    return min(errors, key=errors.__getitem__)
 
 
 def describe_calibration(calibration: Calibration, percentile: float) -> str:
@@ -122,12 +128,12 @@ def describe_calibration(calibration: Calibration, percentile: float) -> str:
 
 
 def dynamic(source: Path) -> Attempt:
-    """Quantise activations as they come."""
+    """Quantise activations at run time."""
     return Attempt(DYNAMIC, partial(quantize_dynamic, source))
 
 
 def attempt_as_written(bundle: Bundle) -> Attempt:
-    """Make int8 as `Bundle.write` does: dynamic, or with the ranges that the model learned in training."""
+    """Make int8 as `Bundle.write` does: dynamic, or with ranges learned in training."""
     source = bundle.files()["fp32"]
     config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     if not (ranges := config.get(LEARNED_KEY)):
@@ -138,33 +144,33 @@ def attempt_as_written(bundle: Bundle) -> Attempt:
 def keep_score(
     bundle: Bundle, evaluator: Evaluator, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
 ) -> tuple[Bundle, Mixed, str]:
-    """Return the bundle with an int8 file that is near enough to fp32 on these rows, how near, and how it was made.
+    """Return a bundle just written with an int8 file that is near enough to fp32, its comparison, and its method.
 
-    The file it was written with, where that is near enough at `limit` (`ScoreDrop.near`); else SmoothQuant of `rows`,
-    as fast, where they are given and the ranges are not learned ones; else the nearer of the two with the products left
-    in float32 that it takes: see `mix`. For a bundle just written: what carries little of the error is not worth its
-    time in float32, so where those that do carry it do not suffice, int8 stays as near as it is.
+    In this order: the file as written, if it is near enough at `limit` (`ScoreDrop.near`); SmoothQuant on `rows`, which
+    is as fast, if they are given and ranges were not learned; the nearer of the two, with the products in float32 that
+    it needs (see `mix`). Products that carry little of the error never stay in float32: if the others do not suffice,
+    int8 stays as it is.
     """
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
     parts, attempt = products(graph), attempt_as_written(bundle)
-    written_as = attempt.method
+    method_before = attempt.method
     files = QuantizationEvaluator.from_bundle(bundle, evaluator, threads=threads, products=len(parts))
     with tempfile.TemporaryDirectory() as scratch:
         if rows is not None and attempt.method == DYNAMIC and not files.outcome(bundle.files()["int8"]).near(limit):
             settings = Calibrated(rows(), files, Path(scratch))
-            other, file = settings.smoothquant(source, lambda _: None), Path(scratch) / "other.onnx"
-            other.make(file)
+            smoothed, file = settings.smoothquant(source, lambda _: None), Path(scratch) / "smoothed.onnx"
+            smoothed.make(file)
             if files.error(file) < files.error(bundle.files()["int8"]):
-                attempt = other
+                attempt = smoothed
         mixed = mix(
             attempt.make, parts, files, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
-            costs=lambda: by_size(parts, graph),
+            costs=lambda: estimate_costs(parts, graph),
         )  # fmt: skip
         if mixed.keep:
-            with open_device("local") as here:
-                mixed = price_float(mixed, attempt.make, here, max_length=bundle.manifest.max_length)
-        if mixed.keep or attempt.method != written_as:
+            with open_device("local") as device:
+                mixed = price_float(mixed, attempt.make, device, max_length=bundle.manifest.max_length)
+        if mixed.keep or attempt.method != method_before:
             attempt.make(Path(scratch) / "int8.onnx", keep=mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
     return bundle, mixed, attempt.method
@@ -175,9 +181,9 @@ BEFORE = "int8 before"
 
 @dataclass(frozen=True)
 class Quantized:
-    """The bundle with its new int8 file, the proof, and how products were chosen.
+    """The bundle with its new int8 file, the certificate, and the choice of products.
 
-    times, sizes   of fp32, the int8 file until now, and int8: latency on the device, 10^6 bytes
+    times, sizes   latency on the device and size in 10^6 bytes, of fp32, the earlier int8 file, and int8
     """
 
     bundle: Bundle

@@ -1,4 +1,4 @@
-"""Smooth graphs by SmoothQuant: move what is hard to quantise in activations into the weights, where it is easy.
+"""Smooth graphs by SmoothQuant: shift the difficulty of quantisation from activations to weights.
 
 Xiao et al. 2022, SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models,
 arXiv:2211.10438.
@@ -6,13 +6,13 @@ arXiv:2211.10438.
     Eq. 3    Y = (X diag(s)^-1) (diag(s) W)
     Eq. 4    s_j = max|X_j|^alpha / max|W_j|^(1 - alpha)
 
-j runs over the channels that a product reads. The graph computes what it did; only the steps of int8 become finer.
-diag(s)^-1 goes into what makes X where that is exact: the LayerNorm before it, if nothing else reads it; the values'
-projection before the attention's output; a linear layer, also through a ReLU.
+j runs over the channels that a product reads. The outputs of the graph do not change; only the steps of int8 become
+finer. diag(s)^-1 is folded into the producer of X if that is exact: the LayerNorm before it, if nothing else reads it;
+the value projection before the attention's output; a linear layer, also through a ReLU.
 
-Deviations: the paper smooths models whose LayerNorms are read by products alone. In BERT and its kin the residual reads
-them too, and behind GELU nothing can take the scales exactly; there X is multiplied, once for all products that read
-it: 0.98 to 1.03 of dynamic int8's latency, where one feed-forward layer left in float32 costs 1.10 to 1.15
+Deviations: the paper smooths models whose LayerNorms are read only by products. In BERT-like models the residual reads
+them too, and behind GELU the scales cannot be folded exactly; there X is multiplied, once for all products that read
+it: 0.98 to 1.03 of dynamic int8's latency, whereas one feed-forward layer in float32 costs 1.10 to 1.15
 (docs/quantize.md).
 """
 
@@ -29,21 +29,20 @@ from onnx import helper, numpy_helper
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import Graph, Product, attribute, find_writer, products
 from compress.exporters.session import read_model, save_changed
-from compress.quantization.calibration import watch
+from compress.quantization.calibration import iterate_activations
 
 if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
 
 SWAPS = ([0, 2, 1, 3], [1, 0, 2])
-"""Transpositions that bring heads before tokens, and back: (rows, tokens, heads, size), or (tokens, rows x heads, size)
-where tokens come first."""
+"""Transpositions that swap tokens and heads: of (rows, tokens, heads, size), and of (tokens, rows x heads, size)."""
 
 
 @dataclass(frozen=True)
 class Producer:
-    """To divide a tensor's channels, divide these initializers along these axes: (name, axis).
+    """The initializers, with their axes, to divide in order to divide the channels of a tensor.
 
-    product   the linear layer they belong to; None for a LayerNorm
+    product   the linear layer that they belong to; None for a LayerNorm
     """
 
     divided: tuple[tuple[str, int], ...]
@@ -51,7 +50,7 @@ class Producer:
 
 
 def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
-    """Find the tensors read by products alone into whose making a scale per channel folds exactly, and how."""
+    """Find the producers of tensors that only products read, where a scale per channel can be folded exactly."""
     graph = source if isinstance(source, Graph) else Graph(source)
     found, writers, readers = products(graph), graph.writers(), graph.readers()
     linear = {product.output: product for product in found}
@@ -61,12 +60,12 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         return [node for node in readers.get(name, ()) if node.op_type != "Shape"]
 
     def is_zero(name: str) -> bool:
-        """Check for a constant of zeros, as the bias of a LayerNorm that has none."""
+        """Return True for a constant of zeros, such as the bias of a LayerNorm without one."""
         node = find_writer(writers, name, "Constant")
         return node is not None and not any(numpy_helper.to_array(each.t).any() for each in node.attribute)
 
     def columns(product: Product | None) -> Producer | None:
-        """Divide the output columns of a weight and its bias; a bias that another layer reads too cannot be changed."""
+        """Divide the output columns of a weight and its bias, unless another layer reads the bias too."""
         if product is None or (product.bias and len(readers[product.bias]) > len(readers[product.weight])):
             return None
         bias = () if product.bias is None else ((product.bias, 0),)
@@ -81,7 +80,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         return Producer(tuple((each, 0) for each in affine)) if node is not None and own else None
 
     def activated(name: str) -> Producer | None:
-        """Divide in a linear layer, or before its ReLU: s > 0 passes through that."""
+        """Divide in a linear layer, or before its ReLU, which commutes with s > 0."""
         relu = find_writer(writers, name, "Relu")
         made = name if relu is None else relu.input[0]
         return columns(linear.get(made)) if relu is None or len(reading(made)) == 1 else None
@@ -91,7 +90,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         return node if node is not None and attribute(node, "perm") in SWAPS else None
 
     def attended(name: str) -> Producer | None:
-        """Divide in the values: a channel of probabilities x values is a mean of that channel of the values."""
+        """Divide in the value projection: a channel of the attention output averages that channel of the values."""
         joined = find_writer(writers, name, "Reshape")
         back = joined and turned(joined.input[0])
         mixed = back and find_writer(writers, back.input[0], "MatMul")
@@ -114,12 +113,12 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
 Array = NDArray[np.float32]
 
 SMALLEST = 1e-5
-"""A channel's largest number counts as at least this, as in the authors' code."""
+"""The least peak of a channel, as in the authors' code."""
 
 
 @dataclass(frozen=True)
 class Channels:
-    """Lowest and highest value of each channel of a tensor."""
+    """The lowest and highest value of each channel of a tensor."""
 
     low_C: Array
     high_C: Array
@@ -131,56 +130,56 @@ class Channels:
 
 @dataclass(frozen=True)
 class _Group:
-    """Products that must share scales, and the tensors they read: those that read one tensor or share one weight."""
+    """Products that must share scales, since they read the same tensor or share a weight, and the tensors they read."""
 
     tensors: tuple[str, ...]
     products: tuple[Product, ...]
 
 
-def channels(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> dict[str, Channels]:
+def observe_channels(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> dict[str, Channels]:
     """Observe the channels of each tensor that a product of the fp32 file reads, over the rows."""
     model = read_model(source)
     names = list(dict.fromkeys(product.reads for product in products(model.graph)))
-    found: dict[str, Channels] = {}
-    for values in watch(model, names, rows, threads=threads, source=source):
+    seen: dict[str, Channels] = {}
+    for values in iterate_activations(model, names, rows, threads=threads, source=source):
         for name, value in values.items():
             flat = value.reshape(-1, value.shape[-1])
             low_C, high_C = flat.min(0), flat.max(0)
-            if (known := found.get(name)) is not None:
-                low_C, high_C = np.minimum(low_C, known.low_C), np.maximum(high_C, known.high_C)
-            found[name] = Channels(low_C, high_C)
-    if not found:
+            if (earlier := seen.get(name)) is not None:
+                low_C, high_C = np.minimum(low_C, earlier.low_C), np.maximum(high_C, earlier.high_C)
+            seen[name] = Channels(low_C, high_C)
+    if not seen:
         raise ExportError(f"{source}: calibration needs at least one row, and products that read it")
-    return found
+    return seen
 
 
 def smooth(
     source: Path, target: Path, seen: Mapping[str, Channels], *, alpha: float, multiply: bool = True
 ) -> dict[str, tuple[float, float]]:
-    """Write the fp32 file `source`, smoothed, to `target`; return the min-max ranges of what its products then read.
+    """Write the fp32 file `source`, smoothed, to `target`; return the min-max ranges of the tensors its products read.
 
-    seen      of `channels`, on this very file
-    alpha     0: all of the difficulty stays in the activations, 1: all goes to the weights
-    multiply  whether a tensor that nothing can be folded into is multiplied; if not, what reads it stays as it is.
-              One that only a head's layers read, a single row, never is: there is little to win
+    seen      the result of `observe_channels` for this file
+    alpha     0: all of the difficulty stays in the activations; 1: all goes to the weights
+    multiply  multiply tensors whose scales cannot be folded, except those that only a head reads, with little to gain;
+              otherwise leave their products unchanged
     """
     model = read_model(source)
     graph = Graph(model.graph)
     found = products(graph)
     if unknown := sorted({product.reads for product in found} - seen.keys()):
-        raise ExportError(f"{source}: no channels of {', '.join(unknown)}; watch this very file")
+        raise ExportError(f"{source}: no channels of {', '.join(unknown)}; observe this file")
     smoother = _Smoother(graph)
-    made_by = producers(graph)
+    producer_of = producers(graph)
     scales: dict[str, Array] = {}
     for group in _groups(found):
         if not smoother.owns(group):
             continue
         scale_C = _scale(group, seen, graph.tensors, alpha)
-        sources = [made_by[name] for name in group.tensors if name in made_by]
-        making = {each.product.name for each in sources if each.product is not None}
-        shared = {each.product.weight for each in sources if each.product is not None}
-        elsewhere = any(product.weight in shared and product.name not in making for product in found)
-        if len(sources) == len(group.tensors) and not elsewhere:  # else a weight also makes other tensors
+        sources = [producer_of[name] for name in group.tensors if name in producer_of]
+        names = {each.product.name for each in sources if each.product is not None}
+        weights = {each.product.weight for each in sources if each.product is not None}
+        shared = any(product.weight in weights and product.name not in names for product in found)
+        if len(sources) == len(group.tensors) and not shared:  # a shared weight also produces other tensors
             smoother.fold(sources, scale_C)
         elif multiply and not all(product.gemm for product in group.products):
             smoother.multiply(group, scale_C)
@@ -224,7 +223,7 @@ def _groups(found: Sequence[Product]) -> list[_Group]:
 
 
 class _Smoother:
-    """A model being smoothed: new initializers under new names, nodes changed to read them."""
+    """Edits a graph: adds initializers under new names, and lets nodes read them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -233,20 +232,16 @@ class _Smoother:
         self.before: dict[str, onnx.NodeProto] = {}
 
     def owns(self, group: _Group) -> bool:
-        """Check that nothing else reads the group's weights, as a lookup of tied embeddings would."""
+        """Return True if nothing else reads the group's weights, as a lookup of tied embeddings would."""
         weights, starts = ({each.weight for each in group.products}, {each.ends[0] for each in group.products})
         return all(node.output[0] in starts for node in self.graph.nodes if weights & set(node.input))
 
     def fold(self, sources: Sequence[Producer], scale_C: Array) -> None:
-        """Divide what makes the tensors; a weight that several of them share is divided once."""
-        done: set[str] = set()
-        for each in sources:
-            for name, axis in each.divided:
-                if name not in done:
-                    value = numpy_helper.to_array(self.graph.tensors[name])
-                    shape = [-1 if at == axis else 1 for at in range(value.ndim)]
-                    self._put(name, value / scale_C.reshape(shape))
-                    done.add(name)
+        """Divide the initializers of the producers, each once even if several share it."""
+        for name, axis in {name: axis for each in sources for name, axis in each.divided}.items():
+            value = numpy_helper.to_array(self.graph.tensors[name])
+            shape = [-1 if at == axis else 1 for at in range(value.ndim)]
+            self._put(name, value / scale_C.reshape(shape))
 
     def multiply(self, group: _Group, scale_C: Array) -> None:
         factor = f"{group.tensors[0]}_unscale"
@@ -264,11 +259,11 @@ class _Smoother:
             self._put(product.weight, value * (scale_C if product.transposed else scale_C[:, None]))
 
     def finish(self) -> None:
-        """Put the multiplications before their first reader."""
+        """Insert the multiplications before their first readers."""
         nodes: list[onnx.NodeProto] = []
-        wanted = {made: self.before[name] for name, made in self.reads.items()}
+        pending = {output: self.before[name] for name, output in self.reads.items()}
         for node in self.graph.nodes:
-            nodes += [wanted.pop(name) for name in dict.fromkeys(node.input) if name in wanted]
+            nodes += [pending.pop(name) for name in dict.fromkeys(node.input) if name in pending]
             nodes.append(node)
         self.graph.nodes = nodes
         self.graph.store()

@@ -13,7 +13,7 @@ from compress.exporters.session import CERTIFICATE_KEY, metadata, read_certifica
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization import calibration
 from compress.records.certificate import Certificate
-from compress.trimming import cut_file
+from compress.trimming import trim_file
 
 PROOF = Certificate(
     artefact="onnx/model.onnx", method="vocabulary trimming", metric="accuracy", before=0.9, after=0.9, max_drop=0.005,
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 
 def _static(source: Path, target: Path) -> None:
     rows = [{"input_ids": row["input_ids"][0].tolist()} for row in ROWS]
-    quantize_static(source, target, calibration.ranges(source, rows))
+    quantize_static(source, target, calibration.compute_ranges(source, rows))
 
 
 WAYS: dict[str, Callable[[Path, Path], object]] = {
@@ -56,7 +56,7 @@ WAYS: dict[str, Callable[[Path, Path], object]] = {
     "static int8": _static,
     "fp16": lambda source, target: to_float16(source, target, ROWS),
     "w8": lambda source, target: quantize_weights(source, target, bits=8),
-    "trimmed": lambda source, target: cut_file(source, target, range(32)),
+    "trimmed": lambda source, target: trim_file(source, target, range(32)),
 }
 
 

@@ -20,7 +20,7 @@ from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.manifest import Stamp
 from compress.exporters.session import SESSION_KEY, open_session, read_model, session_entries, weights_elsewhere
 from compress.exporters.weight_only import quantize_weights
-from compress.quantization.calibration import ranges
+from compress.quantization.calibration import compute_ranges
 from tests import command, tiny
 
 ROWS, WIDTH = 9, 4
@@ -29,7 +29,7 @@ OPENERS: dict[str, Callable[[Path], object]] = {
     "read": read_model,
     "open": open_session,
     "quantise": lambda path: quantize_dynamic(path, path.parent / "made" / "small.onnx"),
-    "calibrate": lambda path: ranges(path, [ROW]),
+    "calibrate": lambda path: compute_ranges(path, [ROW]),
     "static": lambda path: quantize_static(path, path.parent / "made" / "small.onnx", {}),
     "half": lambda path: to_float16(path, path.parent / "made" / "small.onnx", []),
     "weights": lambda path: quantize_weights(path, path.parent / "made" / "small.onnx", bits=8),

@@ -21,7 +21,7 @@ from compress.exporters.formats import ExportResult
 from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import run_rows
 from compress.exporters.session import open_session, read_model
-from compress.quantization.calibration import watch
+from compress.quantization.calibration import iterate_activations
 from compress.quantization.npu import FORM, Planner, Way, find_blocks
 from compress.records.latency import DeviceError
 from tests import command, tiny
@@ -141,7 +141,7 @@ def test_the_record_holds_a_certificate_of_each_place(made: ExportResult) -> Non
         assert 0 < cpu["max_logit_difference"] < 1.0
         assert (cpu["rows"], cpu["split"], cpu["certified"]) == (40, "validation", True)
     assert any("not run on the emulator" in warning and "onnxruntime-qnn" in warning for warning in made.warnings)
-    assert any("no latency is told" in verdict for verdict in made.verdicts)
+    assert any("no latency is reported" in verdict for verdict in made.verdicts)
     own = json.loads(
         {e.key: e.value for e in read_model(made.path / "model_w8a8_32.onnx").metadata_props}["compress.certificate"]
     )
@@ -154,7 +154,9 @@ def quantised(folder: Path, model: Any, tokens: int = 16) -> tuple[Path, Path]:
     npu.prepare(folder / "traced.onnx", folder / "open.onnx")
     exact = read_model(folder / "open.onnx")
     ranges: dict[str, tuple[float, float]] = {}
-    for values in watch(exact, npu.activations(folder / "open.onnx"), rows(), source=folder / "open.onnx"):
+    for values in iterate_activations(
+        exact, npu.activations(folder / "open.onnx"), rows(), source=folder / "open.onnx"
+    ):
         for name, value in values.items():
             low, high = ranges.get(name, (0.0, 0.0))
             ranges[name] = (min(low, float(value.min())), max(high, float(value.max())))

@@ -199,7 +199,7 @@ def test_a_bundle_whose_file_is_as_traced_is_tuned_too(opset: int, shipped: Bund
     tuned = tune(old, device=Rule(fastest(chosen)), settings=SETTINGS)
     assert [each.variant for each in tuned.chosen] == [chosen]
     assert opset_of(read_model(shipped.path / FILES["fp32"])) == opset
-    left = "attention of 2 of 2 layers is of no known form" if opset == 12 else ""
+    left = "the attention of 2 of 2 layers has an unknown form" if opset == 12 else ""
     assert named(tuned, chosen).reason == left
 
 
@@ -259,7 +259,7 @@ def test_a_fusion_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
     assert found["fp32, onnxruntime's fused attention, fused norms"].fused["SkipLayerNormalization"] == 4
     other = fp32_variants(exported(tmp_path / "d.onnx", "deberta-v2", form=None), tmp_path / "deberta")
     assert [each.name for each in other] == ["fp32", "fp32, fused norms", "fp32, one token at the end, rows first"]
-    assert "attention of 2 of 2 layers is of no known form" in other[-1].warning
+    assert "the attention of 2 of 2 layers has an unknown form" in other[-1].warning
     for each in found.values():
         onnx.checker.check_model(each.path)
 

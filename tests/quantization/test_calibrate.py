@@ -23,7 +23,7 @@ def watched(source: Path, name: str) -> list[np.ndarray]:
 
 def test_minmax_is_what_the_products_read_when_each_row_runs_alone(tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx")
-    found = calibration.ranges(source, graphs.rows(), method="minmax")
+    found = calibration.compute_ranges(source, graphs.rows(), method="minmax")
     read = {product.reads for product in products(onnx.load_model(source).graph)}
     assert found.keys() == read
     for name in list(read)[::3]:
@@ -57,12 +57,12 @@ def test_methods_differ_by_what_they_clip(tmp_path: Path) -> None:
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx")
     with pytest.raises(ExportError, match="at least one row"):
-        calibration.ranges(source, [])
+        calibration.compute_ranges(source, [])
     with pytest.raises(ExportError, match="expected attention_mask too"):
-        calibration.ranges(source, [{"input_ids": [1, 2]}])
+        calibration.compute_ranges(source, [{"input_ids": [1, 2]}])
     model = onnx.load_model(source)
     weight = next(each for each in model.graph.initializer if "embeddings.LayerNorm.weight" in each.name)
     weight.CopyFrom(onnx.numpy_helper.from_array(np.full(32, np.nan, np.float32), weight.name))
     onnx.save_model(model, source)
     with pytest.raises(ExportError, match="not finite"):
-        calibration.ranges(source, graphs.rows())
+        calibration.compute_ranges(source, graphs.rows())

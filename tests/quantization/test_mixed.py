@@ -15,7 +15,7 @@ from compress.exporters.rewrite.graph import Product, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
 from compress.quantization.select import attempt_as_written, keep_score
-from compress.quantization.sensitivity import by_size, mix, race_products
+from compress.quantization.sensitivity import estimate_costs, mix, race_products
 from tests import learning, tiny
 from tests.quantization.graphs import Rule
 
@@ -140,7 +140,9 @@ def test_of_two_that_hurt_alike_the_cheaper_is_tried_first(tmp_path: Path) -> No
         mixed = mix(attempt.make, parts(shipped), files, limit=0.6, costs=lambda: costs, say=said.append)  # noqa: B023
         assert dear not in mixed.keep
         assert mixed.outcome.near(0.6)
-    both = mix(attempt.make, parts(shipped), files, limit=0.05, costs=lambda: by_size(parts(shipped), graph(shipped)))
+    both = mix(
+        attempt.make, parts(shipped), files, limit=0.05, costs=lambda: estimate_costs(parts(shipped), graph(shipped))
+    )
     assert set(both.keep) >= set(names)
 
 

@@ -14,8 +14,8 @@ from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import Form, rewrite_graph
 from compress.exporters.rewrite.graph import Graph, layer, products
 from compress.exporters.session import read_model
-from compress.quantization.calibration import ranges
-from compress.quantization.smoothquant import Channels, channels, producers, smooth
+from compress.quantization.calibration import compute_ranges
+from compress.quantization.smoothquant import Channels, observe_channels, producers, smooth
 from tests import tiny
 from tests.quantization import graphs
 
@@ -51,11 +51,11 @@ def uneven(path: Path, family: str = "bert", **changes: Any) -> Path:
 def test_the_float_graph_answers_as_before(family: str, multiply: bool, tmp_path: Path) -> None:
     source, target = uneven(tmp_path / "model.onnx", family, layers=3), tmp_path / "smooth.onnx"
     given = graphs.rows()
-    found = smooth(source, target, channels(source, given), alpha=0.6, multiply=multiply)
+    found = smooth(source, target, observe_channels(source, given), alpha=0.6, multiply=multiply)
     before, after = graphs.logits(source, given), graphs.logits(target, given)
     assert after == pytest.approx(before, abs=2e-4 * max(1.0, float(abs(before).max())))
     assert (target.read_bytes() != source.read_bytes()) or not multiply
-    expected = ranges(target, given, method="minmax")
+    expected = compute_ranges(target, given, method="minmax")
     assert found.keys() == expected.keys()
     for name, pair in expected.items():
         assert found[name] == pytest.approx(pair, rel=1e-3, abs=1e-3)
@@ -84,9 +84,9 @@ def test_int8_comes_nearer_where_channels_are_uneven(family: str, tmp_path: Path
     error = {}
     for name, file in (("plain", source), ("smooth", tmp_path / "smooth.onnx")):
         if name == "smooth":
-            found = smooth(source, file, channels(source, given), alpha=0.7)
+            found = smooth(source, file, observe_channels(source, given), alpha=0.7)
         else:
-            found = ranges(source, given, method="minmax")
+            found = compute_ranges(source, given, method="minmax")
         quantize_static(file, tmp_path / "int8.onnx", found)
         error[name] = float(np.square(graphs.logits(tmp_path / "int8.onnx", given) - full).mean())
     assert error["smooth"] < 0.7 * error["plain"]
@@ -99,11 +99,11 @@ def test_scales_are_folded_where_that_is_exact_and_multiplied_once_elsewhere(tmp
         "layer 0, attention output",
         "layer 1, attention output",
     ]
-    smooth(source, tmp_path / "smooth.onnx", channels(source, graphs.rows()), alpha=0.5)
+    smooth(source, tmp_path / "smooth.onnx", observe_channels(source, graphs.rows()), alpha=0.5)
     before, after = graphs.operators(source), graphs.operators(tmp_path / "smooth.onnx")
     # a layer: what q, k, v read; the intermediate layer; the output layer
     assert after.count("Mul") - before.count("Mul") == 3 * 2
-    smooth(source, tmp_path / "folded.onnx", channels(source, graphs.rows()), alpha=0.5, multiply=False)
+    smooth(source, tmp_path / "folded.onnx", observe_channels(source, graphs.rows()), alpha=0.5, multiply=False)
     assert graphs.operators(tmp_path / "folded.onnx") == before
 
 
@@ -121,7 +121,7 @@ def test_norms_that_products_alone_read_and_relus_take_the_scales(tmp_path: Path
 def test_graphs_rewritten_to_be_faster_are_smoothed_and_quantised_too(form: Form, tmp_path: Path) -> None:
     source, given, fast = uneven(tmp_path / "model.onnx"), graphs.rows(), tmp_path / "fast.onnx"
     onnx.save_model(rewrite_graph(read_model(source), form).model, fast)
-    found = smooth(fast, tmp_path / "smooth.onnx", channels(fast, given), alpha=0.6)
+    found = smooth(fast, tmp_path / "smooth.onnx", observe_channels(fast, given), alpha=0.6)
     full = graphs.logits(source, given)
     assert graphs.logits(tmp_path / "smooth.onnx", given) == pytest.approx(full, abs=2e-4)
     folded = [
@@ -134,7 +134,7 @@ def test_graphs_rewritten_to_be_faster_are_smoothed_and_quantised_too(form: Form
 
 def test_shared_layers_share_their_scales_and_store_their_weights_once(tmp_path: Path) -> None:
     source = uneven(tmp_path / "model.onnx", "albert", layers=3)
-    smooth(source, tmp_path / "smooth.onnx", channels(source, graphs.rows()), alpha=0.5)
+    smooth(source, tmp_path / "smooth.onnx", observe_channels(source, graphs.rows()), alpha=0.5)
     one, other = (
         sorted(tuple(t.dims) for t in read_model(p).graph.initializer if len(t.dims) == 2)
         for p in (source, tmp_path / "smooth.onnx")

@@ -12,7 +12,7 @@ from compress.errors import ExportError
 from compress.exporters.int8 import Form, quantise_matrix, quantize_static, scale_and_zero
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import metadata, read_model
-from compress.quantization.calibration import ranges
+from compress.quantization.calibration import compute_ranges
 from tests.quantization import graphs
 
 FORMS: tuple[Form, ...] = ("fused", "qdq")
@@ -70,7 +70,7 @@ def test_seven_bits_cannot_saturate_sixteen() -> None:
 def test_every_family_stays_near_and_a_quarter_of_the_size(family: str, form: Form, tmp_path: Path) -> None:
     source, small = graphs.exported(tmp_path / "model.onnx", family), tmp_path / "int8.onnx"
     given = graphs.rows()
-    quantize_static(source, small, ranges(source, given, method="minmax"), form=form)
+    quantize_static(source, small, compute_ranges(source, given, method="minmax"), form=form)
     full, near = graphs.logits(source, given), graphs.logits(small, given)
     assert 0 < abs(full - near).max() < 0.5 * abs(full).max()
     assert np.corrcoef(full.ravel(), near.ravel())[0, 1] > 0.97
@@ -79,7 +79,7 @@ def test_every_family_stays_near_and_a_quarter_of_the_size(family: str, form: Fo
 
 def test_what_reads_one_tensor_shares_its_quantisation(tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx", layers=2)
-    quantize_static(source, tmp_path / "int8.onnx", ranges(source, graphs.rows()))
+    quantize_static(source, tmp_path / "int8.onnx", compute_ranges(source, graphs.rows()))
     found = graphs.operators(tmp_path / "int8.onnx")
     assert found.count("MatMulIntegerToFloat") == 6 * 2 + 2
     assert found.count("QuantizeLinear") == 4 * 2 + 1 + 2, "the last queries read one token, their keys all"
@@ -91,7 +91,9 @@ def test_what_reads_one_tensor_shares_its_quantisation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_onnxruntime_runs_no_product_behind_a_dequantised_weight(form: Form, per_channel: bool, tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx", layers=2)
-    quantize_static(source, tmp_path / "int8.onnx", ranges(source, graphs.rows()), form=form, per_channel=per_channel)
+    quantize_static(
+        source, tmp_path / "int8.onnx", compute_ranges(source, graphs.rows()), form=form, per_channel=per_channel
+    )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -109,7 +111,7 @@ def test_what_is_kept_is_float_and_what_is_no_product_is_refused(form: Form, tmp
     source = graphs.exported(tmp_path / "model.onnx")
     names = [product.name for product in products(read_model(source).graph)]
     keep = [names[1], names[-1]]
-    found = ranges(source, graphs.rows())
+    found = compute_ranges(source, graphs.rows())
     quantize_static(source, tmp_path / "int8.onnx", found, keep=keep, form=form)
     graph = onnx.load_model(tmp_path / "int8.onnx").graph
     weights = {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -127,7 +129,7 @@ def test_layers_that_share_a_weight_store_it_once(form: Form, tmp_path: Path) ->
     sizes = []
     for layers in (1, 4):
         source = graphs.exported(tmp_path / "model.onnx", "albert", layers=layers)
-        quantize_static(source, tmp_path / "int8.onnx", ranges(source, graphs.rows()), form=form)
+        quantize_static(source, tmp_path / "int8.onnx", compute_ranges(source, graphs.rows()), form=form)
         graph = onnx.load_model(tmp_path / "int8.onnx").graph
         sizes.append(sum(np.prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 2))
     assert sizes[0] == sizes[1]
@@ -137,7 +139,7 @@ def test_another_runtime_reads_the_portable_form(tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="needs openvino")
     source = graphs.exported(tmp_path / "model.onnx", layers=1)
     given = graphs.rows(4)
-    quantize_static(source, tmp_path / "int8.onnx", ranges(source, given), form="qdq")
+    quantize_static(source, tmp_path / "int8.onnx", compute_ranges(source, given), form="qdq")
     model = openvino.Core().compile_model(str(tmp_path / "int8.onnx"), "CPU")
     found = [model({key: np.array([value]) for key, value in row.items()})[0][0] for row in given]
     assert np.stack(found) == pytest.approx(graphs.logits(tmp_path / "int8.onnx", given), abs=0.2)
