@@ -233,7 +233,7 @@ REFUSED = {
     "--seq many": "--seq many",
     "--opset 18": "--opset: files for NPUs are of opset 17",
     "--precision int8": "--for npu writes w8a16, w8a8",
-    "--threads 2": "--threads: is for the race",
+    "--threads 2": "--threads: only applies to a race",
 }
 
 
