@@ -28,7 +28,7 @@ from compress.exporters.formats import ExportContext
 from compress.exporters.onnx import MASKED, to_onnx
 from compress.exporters.predictor import pad
 from compress.exporters.session import read_model
-from compress.quantization.npu import CALIBRATION_ROWS, limit_length, certify_emulated, certify_file, describe_proof
+from compress.quantization.npu import CALIBRATION_ROWS, certify_emulated, certify_file, describe_proof, limit_length
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 
