@@ -226,7 +226,7 @@ class Int8Options:
 
     calibration: Annotated[
         Literal["minmax", "percentile", "entropy"] | None,
-        training(help="Default: the one nearest to fp32"),
+        training(help="Use this instead of the nearest to fp32"),
     ] = None
     percentile: Annotated[float, training(min=50, max=100, help="For --calibration percentile.")] = 99.99
     rows: Annotated[int, training(min=1, help="Calibrate on this many training rows.")] = 512
