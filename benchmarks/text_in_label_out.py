@@ -29,7 +29,15 @@ from compress.data.windows import copy_unpadded
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.predictor import Text
 from compress.exporters.session import open_session, read_model
-from compress.exporters.tokenizer import TEXTS, build, differences, feeds, read_rows, text_model, torture
+from compress.exporters.tokenizer import (
+    TEXTS,
+    build,
+    find_differences,
+    list_hard_texts,
+    make_feeds,
+    read_rows,
+    text_model,
+)
 from compress.exporters.tokenizer.build import reader
 from compress.exporters.tokenizer.wordpiece import WordPiece
 
@@ -56,18 +64,20 @@ def count_differences(bundle: Bundle, kind: Kind) -> dict[str, Any]:
     """Count how many of these texts are read otherwise; rows are long enough to hold all of each. Of a tagger words and
     offsets are compared too, of questions the offsets of their contexts, which are these texts."""
     words = copy_unpadded(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
-    made = build.read_off(words, pair=kind == "qa", max_length=512, padding=0, kind=kind)
+    made = build.read_template(words, pair=kind == "qa", max_length=512, padding=0, kind=kind)
     started = time.perf_counter()
-    model = reader(WordPiece.of(words, json.loads(words.to_str())), made, read_model(bundle.files()["int8"]))
+    model = reader(
+        WordPiece.from_tokenizer(words, json.loads(words.to_str())), made, read_model(bundle.files()["int8"])
+    )
     seconds = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as scratch:
         onnx.save_model(model, Path(scratch) / "reader.onnx")
         session = open_session(Path(scratch) / "reader.onnx", threads=1)
-        kinds: dict[str, Sequence[Text]] = {"hard": torture(made)}
+        kinds: dict[str, Sequence[Text]] = {"hard": list_hard_texts(made)}
         for name, texts in all_characters().items():
             kinds[name] = [("what ?", text) for text in texts] if kind == "qa" else texts
         told = {
-            name: {"texts": len(given), "different": len(differences(session, words, made, given))}
+            name: {"texts": len(given), "different": len(find_differences(session, words, made, given))}
             for name, given in kinds.items()
         }
     return {"made_in_s": seconds, "reader_bytes": model.ByteSize(), "nodes": len(model.graph.node), "texts": told}
@@ -86,7 +96,7 @@ def race_files(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, f
 
     words = copy_unpadded(predictor.tokenizer)
     kind = bundle.task.kind
-    template = build.read_off(words, pair=False, max_length=bundle.manifest.max_length, padding=0, kind=kind)
+    template = build.read_template(words, pair=False, max_length=bundle.manifest.max_length, padding=0, kind=kind)
     ready = {
         text: {name: np.asarray([row[name]], np.int64) for name in names}
         for text, row in zip(texts, read_rows(words, template, texts), strict=True)
@@ -94,7 +104,7 @@ def race_files(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, f
 
     ways: dict[str, Callable[[str], Any]] = {
         "int8 file, ids ready": lambda text: predictor.session.run(None, ready[text]),
-        "text file": lambda text: opened.run(None, feeds([text])),
+        "text file": lambda text: opened.run(None, make_feeds([text])),
         "tokenizers + int8 file": with_ids,
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -125,7 +135,7 @@ def compare_javascript(bundle: Bundle, texts: Sequence[str], folder: Path, packa
         command = ["node", str(script), str(folder.resolve()), package, str(bundle.path / TEXT), file.name]
         told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     session = open_session(bundle.path / TEXT, threads=1)
-    found = [session.run(["label", "logits"], feeds([text])) for text in texts]
+    found = [session.run(["label", "logits"], make_feeds([text])) for text in texts]
     pairs = list(zip(found, told["answers"], strict=True))
     return {
         "version": told["version"],

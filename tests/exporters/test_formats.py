@@ -25,7 +25,7 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.checkpoint import load_source
 from compress.exporters.formats import OPSETS, export
 from compress.exporters.session import read_model
-from compress.exporters.tokenizer import run_text, verdict_of
+from compress.exporters.tokenizer import read_proof, run_text
 from compress.records.certificate import Certificate
 from tests import command, generative, marked, tiny
 from tests.quantization.graphs import Rule
@@ -324,7 +324,7 @@ def test_a_text_file_of_tokens_is_compared_on_the_data(kind: str, tmp_path: Path
     splits = (data.train, data.validation)
     rows = [row for split in splits for row in (split["words"] if kind == "tagging" else split.to_list())]
     texts = {" ".join(row) if kind == "tagging" else (row["question"], row["context"]) for row in rows}
-    assert verdict_of(out / "model_text.onnx").given == len(texts) > 3
+    assert read_proof(out / "model_text.onnx").given == len(texts) > 3
 
 
 def test_one_file_takes_texts_and_gives_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

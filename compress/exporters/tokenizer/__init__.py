@@ -1,13 +1,13 @@
 """Build one ONNX file that takes a text and gives its answer, with the tokenizer inside, of operators that every
 standard onnxruntime has.
 
-    bundle = text_model(Bundle.load(path))            # onnx/model_text.onnx, or refused
+    bundle = text_model(Bundle.load(path))            # adds onnx/model_text.onnx, or raises ExportError
     run_text(bundle.path / TEXT, ["a good film"])
 
-An app gives the file a string and gets a label, the words of a text with their labels, or the answer to a question: no
-tokenizer library, no vocabulary file, no custom operators, and the same file runs in onnxruntime for Python, for mobile
-and for the web. A file is kept only if it reads a list of hard texts, and all texts that are given, token by token as
-the bundle's own tokenizer does.
+An app passes a string to the file and gets a label, the words of a text with their labels, or the answer to a question:
+no tokenizer library, no vocabulary file, no custom operators, and the same file runs in onnxruntime for Python, for
+mobile and for the web. A file is written only if it tokenises a list of hard texts, and all given texts, exactly as the
+bundle's own tokenizer does.
 """
 
 import json
@@ -53,7 +53,7 @@ TEXT_KEY: Final = "compress.text"
 
 SHOWN = 10
 ANSWERED = 64
-"""Texts whose logits are compared too: where the rows are equal, so must they be."""
+"""Texts whose logits are compared too: of equal rows they must be equal."""
 TOLERANCE = 1e-4
 
 TEXTS: Final[tuple[str, ...]] = (
@@ -140,25 +140,25 @@ TEXTS: Final[tuple[str, ...]] = (
     "unaffable unbelievable tokenization tokenizers retokenised",
     "It was the BEST of times; it was the WORST of times.",
 )
-"""Truncation is on this list too: some are longer than any row."""
+"""Some are longer than any row, to test truncation."""
 
 PAIRS: Final[tuple[tuple[str, str], ...]] = (
     *zip(TEXTS, (*TEXTS[1:], TEXTS[0]), strict=True),
     *((TEXTS[-1], text) for text in TEXTS),
 )
-"""Every text before the next one, and behind a short one."""
+"""Every text before the next one, and after a short one."""
 
 TOGETHER = 16
-"""Texts in a batch that is compared, so that rows of different length share one."""
+"""Texts in a batch that is compared, so that it has rows of different length."""
 
 
 @dataclass(frozen=True)
 class TextProof:
-    """The texts that a text file was compared on before it was kept: it reads each of them as the tokenizer does.
+    """What a text file was compared on before it was written.
 
-    tokenizer      its kind; tokenizers: the version of the library it was compared with
-    hard           texts, or pairs, of the list of hard ones; given: of the user's own
-    precision      of the file whose answers it gives; max_length: tokens a row is cut to
+    tokenizer      its type; tokenizers: the version of the library
+    hard           the number of texts, or pairs, of the hard list; given: of the user's own
+    precision      of the model inside; max_length: tokens that a row is truncated to
     kind, labels   of the task
     """
 
@@ -182,19 +182,19 @@ def text_model(bundle: Bundle, *, precision: Precision = "int8", texts: Sequence
 
 def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> TextProof:
     """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label, score, probabilities (see
-    `build.answer`) and logits; it answers as the bundle's file of `precision` does. For tagging and questions, whose
-    logits are of tokens, `offsets` too: the characters of the text, or context, that each token covers; for tagging
-    `words`, for questions `answer` (see `build.answer_span`). What is too long for a row is cut.
+    `build.answer`) and logits, those of the bundle's file of `precision`. For tagging and questions, whose logits are
+    per token, also `offsets`, the characters of the text, or context, that each token covers; for tagging `words`, for
+    questions `answer` (see `build.answer_span`). Long texts are truncated.
 
-    Raises ExportError, and writes nothing, for a tokenizer of another kind than WordPiece, and where any of the hard
-    texts, or of `texts`, is read otherwise than by the tokenizer.
+    Raises ExportError, and writes nothing, for a tokenizer of another type than WordPiece, and where any of the hard
+    texts, or of `texts`, is tokenised differently.
     """
     words, frame = _read(bundle)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
     read = _reader(bundle.path, words, frame, model)
-    hard = torture(frame)
-    verdict = TextProof(
+    hard = list_hard_texts(frame)
+    proof = TextProof(
         tokenizer="WordPiece",
         tokenizers=version("tokenizers"),
         hard=len(hard),
@@ -204,61 +204,61 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
         kind=bundle.task.kind,
         labels=bundle.task.labels,
     )
-    given = bundle.manifest.threshold
-    whole = joined(read, model, bundle.task, math.inf if given is None else given)
+    threshold = bundle.manifest.threshold
+    whole = joined(read, model, bundle.task, math.inf if threshold is None else threshold)
     whole.producer_name, whole.producer_version = model.producer_name, model.producer_version
-    onnx.helper.set_model_props(whole, {**metadata(model), TEXT_KEY: json.dumps(asdict(verdict), ensure_ascii=False)})
+    onnx.helper.set_model_props(whole, {**metadata(model), TEXT_KEY: json.dumps(asdict(proof), ensure_ascii=False)})
     onnx.checker.check_model(whole)
     with tempfile.TemporaryDirectory() as scratch:
         front = Path(scratch) / "front.onnx"
         onnx.save_model(read, front)
-        if found := differences(open_session(front, threads=1), words, frame, [*hard, *texts]):
+        if found := find_differences(open_session(front, threads=1), words, frame, [*hard, *texts]):
             listed = "\n".join(f"  {each}" for each in found[:SHOWN])
             more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             raise ExportError(
-                f"{bundle.path}: the graph reads {len(found)} of {len(hard) + len(texts)} texts otherwise than "
-                f"tokenizer.json; nothing was kept. Expected the same tokens:\n{listed}{more}"
+                f"{bundle.path}: the graph tokenises {len(found)} of {len(hard) + len(texts)} texts differently from "
+                f"tokenizer.json; nothing was written. Expected the same tokens:\n{listed}{more}"
             )
     with atomic_file(target) as file:
         onnx.save_model(whole, file)
         _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED])
-    return verdict
+    return proof
 
 
 def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction | Vector | Answer | Marked]:
-    """Predict each text, or pair, with a text file, in their order; each by itself, as `Bundle.predict` does, but that
-    what is too long for one row is cut, where `Bundle.predict` reads words and contexts in several.
+    """Predict for each text, or pair, with a text file, in order, as `Bundle.predict` does; but long texts are
+    truncated, where `Bundle.predict` splits words and contexts into several rows.
 
     Raises ExportError for a file that `text_model` did not write.
     """
-    verdict = verdict_of(path)
+    proof = read_proof(path)
     session = open_session(path, threads)
-    told = list[Prediction | Vector | Answer | Marked]()
+    predictions = list[Prediction | Vector | Answer | Marked]()
     for text in texts:
         answers = {name: value[0] for name, value in _run(session, [text]).items()}
-        if verdict.kind == "embedding":
-            told.append(Vector(tuple(answers["sentence_embedding"].tolist())))
+        if proof.kind == "embedding":
+            predictions.append(Vector(tuple(answers["sentence_embedding"].tolist())))
             continue
-        if verdict.kind == "tagging":
-            told.append(_marked(str(text), answers))
+        if proof.kind == "tagging":
+            predictions.append(_marked(str(text), answers))
             continue
         score = float(answers["score"])
-        if verdict.kind == "qa":
+        if proof.kind == "qa":
             start, end = answers["answer"].tolist()
-            told.append(Answer(text[1][start:end], score, start, end))
+            predictions.append(Answer(text[1][start:end], score, start, end))
             continue
-        if verdict.kind in ("regression", "ranking"):
-            told.append(Prediction("", score, {}))
+        if proof.kind in ("regression", "ranking"):
+            predictions.append(Prediction("", score, {}))
             continue
-        scores = {label: float(value) for label, value in zip(verdict.labels, answers["probabilities"], strict=True)}
+        scores = {label: float(value) for label, value in zip(proof.labels, answers["probabilities"], strict=True)}
         label = answers["label"]
-        chosen = label if isinstance(label, str) else ", ".join(each for each in label if each)
-        told.append(Prediction(chosen, score, scores))
-    return told
+        label = label if isinstance(label, str) else ", ".join(each for each in label if each)
+        predictions.append(Prediction(label, score, scores))
+    return predictions
 
 
 def _marked(text: str, answers: Mapping[str, Any]) -> Marked:
-    """Join the words that a text file labels; those that it does not, as no token is of them, are outside."""
+    """Find the entities among the words that a text file labels; words without a token are outside."""
     spans = [match.span() for match in WORDS.finditer(text)]
     tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
     at = {start: number for number, (start, _) in enumerate(spans)}
@@ -268,33 +268,33 @@ def _marked(text: str, answers: Mapping[str, Any]) -> Marked:
     return mark(text, spans, tags, shares)
 
 
-def verdict_of(path: Path) -> TextProof:
-    """Read what the text file was compared on. Raises ExportError for a file that `text_model` did not write."""
-    said = metadata(read_model(path)).get(TEXT_KEY)
-    if said is None:
+def read_proof(path: Path) -> TextProof:
+    """Read a text file's proof. Raises ExportError for a file that `text_model` did not write."""
+    entry = metadata(read_model(path)).get(TEXT_KEY)
+    if entry is None:
         raise ExportError(f"{path}: no tokenizer inside; expected the {TEXT_KEY!r} entry that `text_model` writes")
-    values = json.loads(said)
+    values = json.loads(entry)
     return TextProof(**{**values, "labels": tuple(values["labels"])})
 
 
 def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
-    """Open the bundle's tokenizer, and read off how its rows are framed."""
+    """Open the bundle's tokenizer, and read the template of its rows."""
     task, words = bundle.task, open_tokenizer(bundle.path)
     config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     padding = config.get("pad_token_id") or 0
     length = bundle.manifest.max_length
-    frame = frames.read_off(words, pair=task.pair, max_length=length, padding=padding, kind=task.kind)
+    frame = frames.read_template(words, pair=task.pair, max_length=length, padding=padding, kind=task.kind)
     if task.kind == "qa" and frame.parts[0].token is None:
-        raise ExportError(f"{bundle.path}: no special token before a question; expected one, which means 'no answer'")
+        raise ExportError(f'{bundle.path}: no special token before a question; expected one, which means "no answer"')
     return words, frame
 
 
 def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
-    """Build the graph of a tokenizer, or take the one that this code has built of it before, which saves seconds."""
+    """Build the graph of a tokenizer, or load it from the cache, which saves seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
-    cut = [WORDS.pattern, unidata_version, str(frame.question)]  # of words and questions, by code that is not here
-    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *cut, *code)
+    others = [WORDS.pattern, unidata_version, str(frame.question)]  # defined outside of this package
+    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *others, *code)
 
     def build(folder: Path) -> None:
         onnx.save_model(reader(_take_apart(path, words), frame, like), folder / "reader.onnx")
@@ -303,7 +303,7 @@ def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelPr
 
 
 def _take_apart(path: Path, words: Tokenizer) -> WordPiece:
-    """Take the tokenizer apart. Raises ExportError where the graph cannot be made of it."""
+    """Read the parts of a tokenizer. Raises ExportError for one that the graph does not support."""
     described = json.loads(words.to_str())
     parts = {part: (described[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")}
     expected = {"model": "WordPiece", "normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}
@@ -313,20 +313,20 @@ def _take_apart(path: Path, words: Tokenizer) -> WordPiece:
         wrong += [f"added token {token['content']!r} with {', '.join(odd)} (expected none of these)"] if odd else []
     if wrong:
         raise ExportError(
-            f"{path / 'tokenizer.json'}: {'; '.join(wrong)}. A text file reads WordPiece as of BERT, DistilBERT, "
+            f"{path / 'tokenizer.json'}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, DistilBERT, "
             "ELECTRA, MobileBERT and MiniLM; with another tokenizer, tokenise in the app with a library that reads "
-            "tokenizer.json, and give the ids to the bundle's other files"
+            "tokenizer.json, and pass the ids to the bundle's other files"
         )
-    return WordPiece.of(words, described)
+    return WordPiece.from_tokenizer(words, described)
 
 
 def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
     names = [node.name for node in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds(texts)), strict=True))
+    return dict(zip(names, session.run(names, make_feeds(texts)), strict=True))
 
 
 def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]) -> None:
-    """Raise ExportError where the file's logits are not those of the bundle's file for the same text."""
+    """Raise ExportError where the file's logits differ from those of the bundle's file for the same text."""
     expected = bundle.open(precision).logits(read_rows(*_read(bundle), texts))
     session, names = open_session(file, threads=1), GIVEN.get(bundle.task.kind, ("logits",))
     answers = (_run(session, [text]) for text in texts)
@@ -335,14 +335,14 @@ def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Seque
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise ExportError(
             f"{bundle.path}: the text file's logits differ from those of its {precision} file by {difference:.2g} for "
-            "the same texts; nothing was kept. Please report it with the bundle's config.json"
+            "the same texts; nothing was written. Please report it with the bundle's config.json"
         )
 
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """A text that the graph reads otherwise: what differs, input_ids for example, the first token at which, and the
-    values from there on."""
+    """A text that the graph tokenises differently: the name of the array, such as input_ids, the first token that
+    differs, and the values from there on."""
 
     text: Text
     name: str
@@ -356,9 +356,9 @@ class TokenDifference:
         return f"{shown} at token {self.at}: expected {self.name} {expected}, found {found}"
 
 
-def torture(frame: RowTemplate) -> list[Text]:
-    """List the texts, or pairs of texts, that every file is held against."""
-    room = frame.room  # and texts of about as many tokens as a row holds, and of about half as many
+def list_hard_texts(frame: RowTemplate) -> list[Text]:
+    """List the texts, or pairs of texts, that every file is compared on."""
+    room = frame.room  # also texts of about as many tokens as a row holds, and of about half as many
     counts = {1, room // 2 - 1, room // 2, room // 2 + 1, room - 1, room, room + 1, 2 * room}
     if frame.kind == "qa":
         counts |= {frame.question - 1, frame.question, frame.question + 1}
@@ -368,10 +368,10 @@ def torture(frame: RowTemplate) -> list[Text]:
     return [*TEXTS, *edges]
 
 
-def differences(
+def find_differences(
     session: onnxruntime.InferenceSession, tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
 ) -> list[TokenDifference]:
-    """Find the texts whose row differs, from a session that gives what `reader` gives."""
+    """Find the texts whose rows differ, in a session of a graph of `reader`."""
     names = [node.name for node in session.get_outputs()]
     found = []
     for first in range(0, len(texts), TOGETHER):
@@ -379,22 +379,21 @@ def differences(
         expected = read_rows(tokenizer, frame, batch)
         for size in (1, len(batch)) if len(batch) > 1 else (1,):
             parts = (batch[start : start + size] for start in range(0, len(batch), size))
-            rows = [row for part in parts for row in zip(*session.run(names, feeds(part)), strict=True)]
+            rows = [row for part in parts for row in zip(*session.run(names, make_feeds(part)), strict=True)]
             for text, whole, row in zip(batch, expected, rows, strict=True):
-                ours = {name: values.tolist() for name, values in zip(names, row, strict=True)}
-                found += [each] if (each := _difference(text, whole, ours, frame)) else []
-    return list({each.text: each for each in found}.values())
+                found.append(_compare(text, whole, dict(zip(names, map(np.ndarray.tolist, row), strict=True)), frame))
+    return list({each.text: each for each in found if each is not None}.values())
 
 
 def read_rows(tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]) -> list[dict[str, list[Any]]]:
-    """Read texts with the tokenizer, as `Bundle.predict` reads them: of what it reads in several rows, the first."""
+    """Encode texts with the tokenizer, as `Bundle.predict` does; of texts that take several rows, the first row."""
     if frame.kind == "qa":
-        asked, contexts = zip(*texts, strict=True)
-        questions = (found[0] for found in windows.read_questions(tokenizer, asked, contexts, frame.max_length))
+        questions, contexts = zip(*texts, strict=True)
+        first = (found[0] for found in windows.read_questions(tokenizer, questions, contexts, frame.max_length))
         return [
             _row(each.row.ids, each.row.types)
             | {"offsets": [[max(0, edge) for edge in span] for span in zip(each.starts, each.ends, strict=True)]}
-            for each in questions
+            for each in first
         ]
     if frame.kind == "tagging":
         return [_read_words(tokenizer, frame, text) for text in texts if isinstance(text, str)]
@@ -416,36 +415,32 @@ def _read_words(tokenizer: Tokenizer, frame: RowTemplate, text: str) -> dict[str
     made.truncate(frame.room)
     row: dict[str, list[Any]] = _row(window.row.ids, window.row.types)
     row |= {name: [[0, 0] for _ in window.row.ids] for name in frame.outputs}
-    numbers = [number for number in made.word_ids if number is not None]  # of all: no special token is among them
+    numbers = [number for number in made.word_ids if number is not None]  # all are: there are no special tokens
     before = None
     for at, word, (start, end) in zip(window.row.text, numbers, made.offsets, strict=True):
         begin = spans[word][0]
-        row["offsets"][at] = [begin + start - 1, begin + end - 1]  # the space before a word is no character of the text
+        row["offsets"][at] = [begin + start - 1, begin + end - 1]  # the space before a word is not in the text
         row["words"][at] = [0, 0] if word == before else list(spans[word])
         before = word
     return row
 
 
-def feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
-    """Make the inputs of a text file: `text`, and `text_pair` of pairs."""
-    firsts = [text if isinstance(text, str) else text[0] for text in texts]
-    given = {"text": np.array(firsts, dtype=object)}
-    if not isinstance(texts[0], str):
-        given["text_pair"] = np.array([text[1] for text in texts], dtype=object)
-    return given
+def make_feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
+    """Build the inputs of a text file: `text`, and `text_pair` for pairs."""
+    columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
+    return {name: np.array(column, dtype=object) for name, column in zip(("text", "text_pair"), columns, strict=False)}
 
 
-def _difference(
+def _compare(
     text: Text, expected: Mapping[str, list[Any]], found: Mapping[str, list[Any]], frame: RowTemplate
 ) -> TokenDifference | None:
-    """Compare a row; None where it is the tokenizer's, followed by nothing but padding."""
+    """Compare a row; None where it equals the tokenizer's, followed by padding."""
     beyond = len(found["input_ids"]) - len(expected["input_ids"])
     filling: dict[str, Any] = {"input_ids": frame.padding} | {name: [0, 0] for name in frame.outputs}
     whole = {name: values + [filling.get(name, 0)] * beyond for name, values in expected.items()}
-    wrong = [name for name, values in whole.items() if values != found[name]]
-    if not wrong:
+    name = next((name for name, values in whole.items() if values != found[name]), None)
+    if name is None:
         return None
-    ours, theirs = found[wrong[0]], whole[wrong[0]]
-    same = [one == other for one, other in zip(ours, theirs, strict=False)]
+    same = [ours == theirs for ours, theirs in zip(found[name], whole[name], strict=False)]
     at = same.index(False) if False in same else len(same)
-    return TokenDifference(text, wrong[0], at, tuple(theirs[at:]), tuple(ours[at:]))
+    return TokenDifference(text, name, at, tuple(whole[name][at:]), tuple(found[name][at:]))

@@ -1,4 +1,5 @@
-"""Make of tokens the rows that a model reads: truncation, the special tokens around a text, padding, mask, token types.
+"""Make a model's input rows of tokens: truncation, special tokens, padding, mask, token types; and its outputs'
+answers.
 
 Shapes: B texts or pairs, R texts (B; of pairs 2B: all first ones, then all second ones), T tokens of all texts.
 """
@@ -33,7 +34,7 @@ from compress.exporters.tokenizer.wordpiece import (
 
 @dataclass(frozen=True)
 class RowPart:
-    """One part of a row: a special token, or all that is left of a text (`token` is None), and its token type."""
+    """One part of a row: a special token, or the tokens of a text (`token` is None), and its token type."""
 
     token: int | None
     second: bool
@@ -42,8 +43,7 @@ class RowPart:
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """Describes how rows are made: the parts of a row in order, the most tokens in it, what shorter rows are filled up
-    with, the kind of task."""
+    """Describes rows: their parts in order, their most tokens, the id of the padding, the kind of task."""
 
     parts: tuple[RowPart, ...]
     max_length: int
@@ -56,26 +56,26 @@ class RowTemplate:
 
     @property
     def room(self) -> int:
-        """Count the tokens of the texts that a row holds."""
+        """Return how many tokens of texts a row holds."""
         return self.max_length - sum(part.token is not None for part in self.parts)
 
     @property
     def question(self) -> int:
-        """Return how many tokens are read of a question."""
+        """Return the most tokens of a question."""
         return min(LONGEST_QUESTION, self.max_length // 2)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Name what is told of the characters."""
+        """Name the outputs on characters."""
         return {"tagging": ("offsets", "words"), "qa": ("offsets",)}.get(self.kind, ())
 
 
-def read_off(
+def read_template(
     tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int, kind: Kind = "classification"
 ) -> RowTemplate:
-    """Read off a tokenizer that neither pads nor truncates what it puts around one text, or two.
+    """Read the special tokens around one text, or two, from a tokenizer that neither pads nor truncates.
 
-    Raises ExportError where it gives an example no tokens, or leaves no room in `max_length`.
+    Raises ExportError where an example has no tokens, or `max_length` leaves no room for a text.
     """
     row = tokenizer.encode("a", "a") if pair else tokenizer.encode("a")
     parts: list[RowPart] = []
@@ -94,8 +94,8 @@ def read_off(
 
 
 def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) -> dict[str, str]:
-    """Write input_ids, attention_mask and token_type_ids (B, longest row) of tokens of (1,) R texts, and their offsets
-    (B, longest row, 2) where they have any, of pairs those of the second text; (0, 0) elsewhere."""
+    """Add input_ids, attention_mask and token_type_ids (B, longest row) for the tokens of `texts` (1,) texts, and the
+    offsets (B, longest row, 2) of tokens with spans, in pairs only of the second text; (0, 0) elsewhere."""
     tokens_T, lines_T = tokens.ids_T, tokens.lines_T
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
@@ -135,7 +135,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
     if frame.pair:
         second_T = graph.integers(graph.op("GreaterOrEqual", lines_T, batch))
         spans = graph.op("Mul", spans, graph.columns(second_T))
-    table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))  # the first line is of no token
+    table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))  # the first row is for other tokens
     numbers_T = graph.kept(graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])), fits_T)
     offsets = graph.op("Gather", table, placed([numbers_T, *(graph.full(batch) for _ in own)], 0))
     if len(frame.outputs) == 1:
@@ -152,7 +152,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
 def _offsets(
     graph: GraphBuilder, frame: RowTemplate, kept: Sequence[str]
 ) -> tuple[str, list[str], list[tuple[str, RowPart]]]:
-    """Write (B,) tokens of each row; where in a row each text starts; where each special token stands."""
+    """Add the number of tokens of each row (B,), the places where its texts start, and those of its special tokens."""
     offset = graph.op("Mul", kept[0], graph.constant(0))
     starts, own = {}, []
     for part in frame.parts:
@@ -166,10 +166,10 @@ def _offsets(
 
 
 def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[str]:
-    """Write (B,) tokens kept of each text, of the first and of the second one.
+    """Add the number of tokens (B,) that are kept of the first text, and of the second one.
 
-    Of a pair too long for the row: half the room each, the longer text having the odd token; where one takes less than
-    half, the other has what is left. So truncates tokenizers 0.23 with `longest_first`.
+    Of a pair that is too long each text gets half the room, the longer one the odd token; where one needs less than
+    half, the other gets the rest. tokenizers 0.23 truncates like this with `longest_first`.
     """
     room = frame.room
     if not frame.pair:
@@ -177,7 +177,7 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     half = graph.op("Div", graph.op("Shape", counts_R), graph.constant([2]))
     one = graph.op("Slice", counts_R, graph.constant([0]), half)
     other = graph.op("Slice", counts_R, half, graph.constant([EVERYTHING]))
-    if frame.kind == "qa":  # as `windows.read_questions` has the first window
+    if frame.kind == "qa":  # like the first window of `windows.read_questions`
         one = graph.op("Min", one, graph.constant(frame.question))
         return [one, graph.op("Min", other, graph.op("Sub", graph.constant(room), one))]
     swapped = graph.op("Greater", one, other)
@@ -190,21 +190,20 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
 
 
 LIKELY = 0.5
-"""multilabel: a label is given from this probability on."""
+"""multilabel: the least probability of a label that is returned."""
 
 
 def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoProto]:
-    """Add the outputs for a task's kind; return what they are.
+    """Add the outputs for a kind of task; return their types.
 
     classification  label (B,) string, score (B,), probabilities (B, K)
     tagging         the same for every token, label '' where no word begins
     multilabel      label (B, K) string: '' for those below 0.5; score (B,): the highest probability; probabilities
     regression, ranking    score (B,)
     """
-    told = [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"])]
     if task.numeric:
         graph.named("score", graph.flat(logits_BK))
-        return told
+        return [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"])]
     several, tokens = task.kind == "multilabel", task.kind == "tagging"
     axis = 2 if tokens else 1
     probabilities = graph.op("Sigmoid", logits_BK) if several else graph.op("Softmax", logits_BK, axis=axis)
@@ -230,14 +229,14 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
 
 
 def _covers(graph: GraphBuilder, spans_BL2: str) -> str:
-    """Write (B, L): where these spans are of characters, and not (0, 0)."""
+    """Add (B, L) bool: whether these spans cover characters, and are not (0, 0)."""
     ends = graph.op("Gather", spans_BL2, graph.constant(1), axis=2)
     return graph.op("Greater", ends, graph.constant(0))
 
 
 def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
-    """Add the outputs of questions, as `predictor.Answer` has them; return what they are: answer (B, 2), the characters
-    of the context from the first to the last, (0, 0) for no answer, and score (B,)."""
+    """Add the outputs for questions, as in `predictor.Answer`, and return their types: answer (B, 2), the first
+    character of the context and the end, (0, 0) for no answer, and score (B,)."""
     length = graph.size("start_logits", 1)
     at = graph.numbers(length)
     context = _covers(graph, "offsets")
@@ -279,7 +278,7 @@ def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
 
 
 PREFIX = "text"
-"""The prefix of every name in the part that is added."""
+"""The prefix of all names that are added to the model's graph."""
 
 ROWS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -294,7 +293,7 @@ def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.
         inputs.append(helper.make_tensor_value_info("text_pair", TensorProto.STRING, ["batch_size"]))
         texts = graph.op("Concat", "text", "text_pair", axis=0)
     if frame.kind == "tagging":
-        tokens = _of_words(graph, words, texts)
+        tokens = _tokenize_words(graph, words, texts)
     else:
         tokens = words.write(graph, texts, spans=bool(frame.outputs))
     for name, tensor in rows(graph, frame, tokens, graph.size(texts, 0)).items():
@@ -308,13 +307,13 @@ def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.
     return helper.make_model(made, opset_imports=operators, ir_version=like.ir_version)
 
 
-def _of_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tokens:
-    """Write the tokens of the words of each text, as `predictor.WORDS` cuts it, every word read by itself; beside the
-    characters of a token, (T, 4): those of the word that begins with it, (0, 0) at its other tokens."""
+def _tokenize_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tokens:
+    """Add the tokens of the words of each text, split by `predictor.WORDS`, every word tokenised by itself. Spans are
+    (T, 4): the characters of the token, and those of the word that begins with it, (0, 0) at its other tokens."""
     letters, spaces = (characters(_list_matches(pattern)) for pattern in (r"\w", r"\s"))
-    told = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(r"\w", f"[{letters}]")
-    told = told.replace(r"\S", f"[^{spaces}]")
-    parts_RP = cut(graph, texts_R, f"{told}|[{spaces}]+", "")
+    pattern = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(r"\w", f"[{letters}]")
+    pattern = pattern.replace(r"\S", f"[^{spaces}]")
+    parts_RP = cut(graph, texts_R, f"{pattern}|[{spaces}]+", "")
     parts = graph.op("Concat", graph.flat(parts_RP), graph.constant([""]), axis=0)  # one at least
     tokens = pieces.write(graph, parts, spans=True)
     sizes = graph.op("Slice", tokens.sizes_R, graph.constant([0]), graph.constant([-1]))
@@ -333,28 +332,28 @@ def _of_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tokens:
 
 
 def _list_matches(pattern: str) -> tuple[Range, ...]:
-    """List the characters of a class of Python's regular expressions; RE2 has those of ASCII alone."""
-    found = re.compile(pattern)
-    return join_ranges([code for code in range(UNICODE) if code not in SURROGATES and found.match(chr(code))])
+    """List the characters of a class of Python's regular expressions; RE2's classes are ASCII only."""
+    every = "".join(chr(code) for code in range(UNICODE) if code not in SURROGATES)
+    return join_ranges([ord(character) for character in re.findall(pattern, every)])
 
 
 GIVEN: Mapping[Kind, Sequence[str]] = {"embedding": VECTORS["embedding"], "qa": ("start_logits", "end_logits")}
-"""The model's outputs that are given on, where they are not `logits`."""
+"""The model's outputs that are passed on, where they are not `logits`."""
 
 
 def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float) -> onnx.ModelProto:
-    """Put the model behind its reader: texts in, answers out. What the model does not read of a row is not made.
+    """Join the model to its reader: texts in, answers out. Parts of a row that the model does not read are left out.
 
     threshold  qa, see `Predictor`
 
-    Raises ExportError for a model that reads more than a row, or does not give what its kind of task has.
+    Raises ExportError for a model with other inputs, or without the outputs of its kind of task.
     """
     wanted = [node.name for node in model.graph.input]
     if unknown := set(wanted) - set(ROWS):
         raise ExportError(f"the model's file reads {', '.join(sorted(unknown))} too; expected {', '.join(ROWS)}")
     given = GIVEN.get(task.kind, ("logits",))
     if missing := set(given) - {node.name for node in model.graph.output}:
-        raise ExportError(f"the model's file gives no {', '.join(sorted(missing))}; expected a head for {task.kind}")
+        raise ExportError(f"the model's file has no {', '.join(sorted(missing))}; expected a head for {task.kind}")
     ends = GraphBuilder(f"{PREFIX}/answer")
     if task.kind == "qa":
         outputs = answer_span(ends, threshold)
@@ -372,7 +371,7 @@ def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold:
 
 
 def _list_needed(graph: onnx.GraphProto, outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """List the nodes that these outputs need; a node's subgraph needs what it names, too."""
+    """List the nodes that these outputs depend on, also through subgraphs."""
     wanted, kept = set(outputs), []
     for node in reversed(graph.node):
         if wanted & set(node.output):

@@ -1,4 +1,4 @@
-"""Build ONNX graphs node by node, and in one of them the longest match in a set of words, for all positions at once.
+"""Build ONNX graphs node by node; and a graph of the longest match in a set of words, for all positions at once.
 
 The words are a double-array trie (Aoe 1989, An efficient digital search algorithm by using a double-array structure):
 from state s, symbol c leads to base[s] + c if check[base[s] + c] == s, and nowhere otherwise.
@@ -19,13 +19,13 @@ Attribute = int | float | str | Sequence[int] | Sequence[str]
 
 CLASSIC = "ai.onnx.ml"
 DOMAINS = {MICROSOFT: 1, CLASSIC: 2}
-"""Operator sets beside ONNX's own that the graphs use; onnxruntime's standard builds have them all."""
+"""The operator sets of the graphs besides ONNX's own; onnxruntime's standard builds have both."""
 
 EVERYTHING = np.iinfo(np.int64).max
 
 
 class GraphBuilder:
-    """Nodes and constants in the order they were written; every tensor gets a name below `prefix`."""
+    """Nodes and constants in the order in which they were added; all names begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -33,25 +33,21 @@ class GraphBuilder:
         self.constants: list[TensorProto] = []
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def op(self, kind: str, *inputs: str, domain: str = "", outputs: int = 1, **attributes: Attribute) -> str:
-        """Add a node; return the name of its first output, the others end in /1, /2, ...
-
-        Attributes that the operator does not have are refused by `onnx.checker`, which every file goes through.
-        """
+    def op(self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute) -> str:
+        """Add a node and return the name of its output. `onnx.checker`, which checks every file, refuses attributes
+        that the operator does not have."""
         name = f"{self.prefix}/{kind}_{len(self.nodes)}"
-        names = [name, *(f"{name}/{index}" for index in range(1, outputs))]
-        node = helper.make_node(kind, inputs, names, name=name, domain=domain)
+        node = helper.make_node(kind, inputs, [name], name=name, domain=domain)
         node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
         self.nodes.append(node)
         return name
 
-    def named(self, name: str, tensor: str) -> str:
-        """Write `tensor` once more, as an output of the graph called `name`."""
+    def named(self, name: str, tensor: str) -> None:
+        """Make `tensor` an output of the graph called `name`."""
         self.nodes.append(helper.make_node("Identity", [tensor], [name], name=f"{self.prefix}/as_{name}"))
-        return name
 
     def constant(self, value: NDArray[np.generic] | Sequence[int] | Sequence[str] | int) -> str:
-        """Add a constant: int64 of numbers, strings of texts, an array as it is; equal ones share a name."""
+        """Add a constant: numbers become int64, texts strings, an array keeps its type; equal ones share a name."""
         array = np.asarray(value)
         tensor = (
             helper.make_tensor("", TensorProto.STRING, array.shape, [text.encode() for text in array.ravel().tolist()])
@@ -66,7 +62,7 @@ class GraphBuilder:
         return self._known[key]
 
     def size(self, tensor: str, axis: int) -> str:
-        """Write (1,): one dimension of a tensor."""
+        """Add (1,): one dimension of a tensor."""
         return self.op("Gather", self.op("Shape", tensor), self.constant([axis]))
 
     def flat(self, tensor: str) -> str:
@@ -76,36 +72,36 @@ class GraphBuilder:
         return self.op("Reshape", tensor, self.constant(np.empty(0, np.int64)))
 
     def full(self, shape: str, value: int = 0) -> str:
-        """Write int64 of this shape, all `value`."""
+        """Add an int64 tensor of this shape, filled with `value`."""
         name = f"{self.prefix}/ConstantOfShape_{len(self.nodes)}"
         filling = helper.make_tensor("value", TensorProto.INT64, [1], [value])
         self.nodes.append(helper.make_node("ConstantOfShape", [shape], [name], name=name, value=filling))
         return name
 
     def numbers(self, count: str) -> str:
-        """Write (count,): 0, 1, 2, ... of a (1,) count."""
+        """Add (count,): 0, 1, 2, ... for a (1,) count."""
         return self.op("Range", self.constant(0), self.scalar(count), self.constant(1))
 
     def integers(self, tensor: str) -> str:
-        """Cast truths, or small integers, to int64."""
+        """Cast bools, or small integers, to int64."""
         return self.op("Cast", tensor, to=TensorProto.INT64)
 
     def sums(self, values: str, places: str, count: str) -> str:
-        """Write (count,): at each place the sum of the values that belong there."""
+        """Add (count,): the sum of the values of each place."""
         return self.op("ScatterElements", self.full(count), places, values, axis=0, reduction="add")
 
     def columns(self, *vectors: str) -> str:
-        """Write (n, vectors): each of (n,) vectors as a column."""
+        """Add (n, vectors): (n,) vectors as columns."""
         ones = self.constant([1])
         return self.op("Concat", *(self.op("Unsqueeze", vector, ones) for vector in vectors), axis=1)
 
     def kept(self, values: str, where: str) -> str:
-        """Keep those of (n,) or (n, ...) values where the condition (n,) holds."""
+        """Select those of (n,) or (n, ...) values where the condition (n,) holds."""
         return self.op("Compress", values, where, axis=0)
 
 
 DEAD: Final = 0
-"""The state that no symbol leads out of."""
+"""The state from which no symbol leads on."""
 
 Word = tuple[int, ...]
 
@@ -114,8 +110,8 @@ Word = tuple[int, ...]
 class Trie:
     """Several sets of words, each with a state to begin at.
 
-    base, check   (states,) int32; value (states,) int32: what a word that ends here stands for, or -1
-    roots         where a walk begins, one for each set
+    base, check   (states,) int32; value (states,) int32: the value of the word that ends here, or -1
+    roots         the first state of each set
     longest       symbols in the longest word
     """
 
@@ -127,7 +123,7 @@ class Trie:
 
 
 def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
-    """Build the trie of these sets of words, of symbols 0 <= c < `symbols`, none of them empty; values are not
+    """Build the trie of these sets of words, of symbols 0 <= c < `symbols`; words are not empty, values not
     negative."""
     children: list[dict[int, int]] = [{} for _ in sets]  # node -> symbol -> node; the first nodes are the roots
     values = [-1] * len(sets)
@@ -155,7 +151,7 @@ def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
 def _place(
     children: Sequence[Mapping[int, int]], roots: int, symbols: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose a place and a base for every node, such that no two share one: nodes with most children first."""
+    """Choose a distinct place and a base for every node, first for nodes with most children."""
     room = len(children) + 2 * symbols + roots + 1
     free = np.ones(room, bool)
     free[: roots + 1] = False  # DEAD and the roots
@@ -185,9 +181,9 @@ def _place(
 
 
 def longest_matches(graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str) -> tuple[str, str]:
-    """Write (M,) int64 lengths and values of the longest words that begin at each of M places, from `states_M` (int32).
+    """Add (M,) int64 lengths and values of the longest words that begin at each of M places, from `states_M` (int32).
 
-    A length is 0, and a value -1, where none does. Runs as many rounds as the longest match anywhere is long.
+    Where there is none, the length is 0 and the value -1. Runs as many rounds as the longest match has symbols.
     """
     count = graph.size(symbols_M, 0)
     beyond = graph.constant(np.zeros(trie.longest, np.int32))

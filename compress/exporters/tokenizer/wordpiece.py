@@ -1,9 +1,9 @@
-"""Write WordPiece as a graph: BERT's normalisation, splitting and greedy longest match, on all characters of a batch at
+"""Build WordPiece as a graph: BERT's normalisation, splitting and greedy longest match, on all characters of a batch at
 once.
 
-Three operators do the strings: onnxruntime's own `Tokenizer` cuts a text into characters and special tokens, passing
-over characters that the normaliser drops; a second one finds the characters that stand alone; `LabelEncoder` numbers
-them. From there on all is arithmetic on integers. No custom operator library is needed.
+Three operators work on strings: onnxruntime's own `Tokenizer` splits a text into characters and special tokens, without
+characters that the normaliser drops; a second one finds the characters that are words of their own; `LabelEncoder`
+numbers them. All the rest is integer arithmetic. No custom operator library is needed.
 
 Shapes: R texts, M symbols of all texts, one after another, T tokens of all texts.
 """
@@ -29,21 +29,21 @@ UNICODE: Final = 0x110000
 BLOCK: Final = 256
 
 LETTERS: Final = "\U00010330", "\u10d0"
-"""A Gothic and a Georgian letter, of different blocks: no other character becomes one of them."""
+"""A Gothic and a Georgian letter, of different blocks: no other character is normalised to one of them."""
 
 BETWEEN: Final = ""
-"""Between two words; in `CharacterMap.listed`, a symbol of its own beside characters."""
+"""The boundary between two words in `CharacterMap.listed`, where it stands among characters."""
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class CharacterMap:
-    """Maps each character to what it becomes.
+    """The normalisation and splitting of every character.
 
     listed    character -> the characters it becomes, with BETWEEN where a word ends
-    dropped   ranges (both ends included) of characters that leave nothing behind
-    alone     ranges of characters that become a word of their own which no token is in
+    dropped   ranges (both ends included) of characters that are removed
+    alone     ranges of characters that become a word of their own without a token
     All other characters become part of a word that has no token.
     """
 
@@ -52,10 +52,10 @@ class CharacterMap:
     alone: tuple[Range, ...]
 
 
-def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
-    """Ask the tokenizer what becomes of each character; `known` are the characters in its tokens."""
+def read_characters(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
+    """Read a tokenizer's normalisation of every character; `known` are the characters in its tokens."""
     rules = json.loads(tokenizer.to_str())
-    found = _ask(json.dumps({name: rules[name] for name in ("normalizer", "pre_tokenizer")}))
+    found = _normalise_all(json.dumps({name: rules[name] for name in ("normalizer", "pre_tokenizer")}))
     listed: dict[str, tuple[str, ...]] = {}
     alone: list[int] = [code for code in found.alone if chr(code) not in known]
     for character, parts in found.changed.items():
@@ -71,9 +71,9 @@ def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
 
 
 @dataclass(frozen=True)
-class _Becoming:
-    """Says of all of Unicode's code points which are `dropped`, which stand `alone` as they are, and what others are
-    `changed` to; the rest are letters that stay as they are."""
+class _Normalisation:
+    """The code points of Unicode that are `dropped`, that stand `alone`, unchanged, and what others are `changed` to;
+    all others are letters that stay as they are."""
 
     dropped: Sequence[int]
     alone: Sequence[int]
@@ -81,8 +81,8 @@ class _Becoming:
 
 
 @lru_cache(maxsize=2)
-def _ask(rules: str) -> _Becoming:
-    """Ask a normaliser and a splitter, given as json, what becomes of each character inside a word (1.2 s)."""
+def _normalise_all(rules: str) -> _Normalisation:
+    """Apply a normaliser and a splitter, given as JSON, to every character inside a word (1.2 s)."""
     unknown = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
     tokenizer = Tokenizer.from_str(
         json.dumps({"version": "1.0", "added_tokens": [], "model": unknown} | json.loads(rules))
@@ -90,20 +90,20 @@ def _ask(rules: str) -> _Becoming:
     dropped, alone, changed = array("l"), array("l"), {}
     for first in (first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES):
         block = "".join(map(chr, range(first, first + BLOCK)))
-        for character, became in zip(block, _become(tokenizer, block), strict=True):
-            if became == character != " ":
+        for character, result in zip(block, _normalise(tokenizer, block), strict=True):
+            if result == character != " ":
                 continue
-            if not became:
+            if not result:
                 dropped.append(ord(character))
-            elif became == f" {character} ":
+            elif result == f" {character} ":
                 alone.append(ord(character))
             else:
-                changed[character] = tuple(BETWEEN if part == " " else part for part in became)
-    return _Becoming(dropped, alone, changed)
+                changed[character] = tuple(BETWEEN if part == " " else part for part in result)
+    return _Normalisation(dropped, alone, changed)
 
 
-def _become(tokenizer: Tokenizer, characters: str) -> list[str]:
-    """Ask what each character becomes between two letters: "", "e", " ", " ! ", with a space where words part."""
+def _normalise(tokenizer: Tokenizer, characters: str) -> list[str]:
+    """Normalise each character between two letters: "", "e", " ", " ! ", with a space where words are split."""
     letter = LETTERS[LETTERS[0] in characters]
     text = letter.join(("", *characters, ""))
     normal = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
@@ -112,12 +112,12 @@ def _become(tokenizer: Tokenizer, characters: str) -> list[str]:
 
 
 def characters(ranges: Iterable[Range]) -> str:
-    """Write the ranges as the inside of a character class of a regular expression."""
+    """Format the ranges as the inside of a character class of a regular expression."""
     return "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in ranges)
 
 
 def join_ranges(codes: Sequence[int]) -> tuple[Range, ...]:
-    """Join ascending code points into ranges; surrogates, which are never asked for, may be inside."""
+    """Join ascending code points into ranges; a range may span the surrogates, which no text has."""
     found: list[Range] = []
     for code in codes:
         if found and (found[-1][1] == code - 1 or (found[-1][1] == SURROGATES[0] - 1 and code == SURROGATES[-1] + 1)):
@@ -131,19 +131,19 @@ NOTHING: Final = 0
 END: Final = 1
 UNKNOWN: Final = 2
 FIRST: Final = 3
-"""Symbols: padding, what ends a word, a character that no token has; then the characters that tokens have."""
+"""Symbols: padding, the end of a word, a character that no token has; then the characters of tokens."""
 
 PAD: Final = "padding"
-"""The filling of the shorter rows of characters; no single character, so that no text can hold it."""
+"""The padding of shorter rows of characters; more than one character, so that no text can contain it."""
 
 
 @dataclass(frozen=True)
 class Tokens:
     """The tensors that hold the tokens of all texts, in order.
 
-    ids_T       what they are, without any that frame a text; lines_T: the text each is of
-    spans_T2    the first character of its text that a token covers, and the one after the last; '' where not asked for
-    sizes_R     characters of each text; the same
+    ids_T       the ids, without special tokens around a text; lines_T: the number of each token's text
+    spans_T2    the first character of its text that a token covers, and the end; '' where not requested
+    sizes_R     characters of each text; '' where not requested
     """
 
     ids_T: str
@@ -154,13 +154,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class WordPiece:
-    """A WordPiece tokenizer taken apart.
+    """The parts of a WordPiece tokenizer.
 
     symbols     character, or special token -> symbol
-    reading     what characters become
+    reading     the normalisation of characters
     pieces      the trie of tokens: those that begin a word, those that continue one
     special     special tokens that are recognised in a text
-    unknown     id of the unknown token; longest: characters of a word, beyond which it is unknown
+    unknown     id of the unknown token; longest: the most characters of a word, beyond which it is unknown
     """
 
     symbols: Mapping[str, int]
@@ -171,8 +171,8 @@ class WordPiece:
     longest: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, described: Mapping[str, Any]) -> "WordPiece":
-        """Take a tokenizer apart; `described`: its json, a WordPiece model with BERT's normaliser and splitter."""
+    def from_tokenizer(cls, tokenizer: Tokenizer, described: Mapping[str, Any]) -> "WordPiece":
+        """Read a tokenizer; `described`: its JSON, a WordPiece model with BERT's normaliser and splitter."""
         model = described["model"]
         special = {token["content"]: token["id"] for token in described["added_tokens"]}
         prefix = model["continuing_subword_prefix"]
@@ -180,17 +180,16 @@ class WordPiece:
         inside = {word[len(prefix) :]: number for word, number in begin.items() if word.startswith(prefix)}
         inside.pop("", None)
         known = frozenset("".join((*begin, *inside)))
-        reading = read_off(tokenizer, known)
+        reading = read_characters(tokenizer, known)
         single = {part for parts in reading.listed.values() if BETWEEN in parts for part in parts} - {BETWEEN}
         letters = {part for parts in reading.listed.values() for part in parts} & known
         symbols = {character: index for index, character in enumerate(sorted(letters), FIRST)}
         symbols |= {token: index for index, token in enumerate(special, FIRST + len(symbols))}
 
         def spelled(words: Mapping[str, int]) -> dict[trie.Word, int]:
-            """Spell the words that can be met: of characters that the normaliser leaves, and that do not stand
-            alone."""
-            met = (word for word in words if set(word) <= letters and (len(word) == 1 or not set(word) & single))
-            return {tuple(symbols[letter] for letter in word): words[word] for word in met}
+            """Spell the words that can occur: of characters that the normaliser leaves, and that do not stand alone."""
+            possible = (word for word in words if set(word) <= letters and (len(word) == 1 or not set(word) & single))
+            return {tuple(symbols[letter] for letter in word): words[word] for word in possible}
 
         whole = spelled(begin) | {(symbols[token],): number for token, number in special.items()}
         pieces = trie.build([whole, spelled(inside)], FIRST + len(symbols))
@@ -198,7 +197,7 @@ class WordPiece:
         return cls(symbols, reading, pieces, tuple(special), unknown, model["max_input_chars_per_word"])
 
     def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False) -> Tokens:
-        """Write the tokens of all texts; `spans`: and the characters that they cover."""
+        """Add the tokens of all texts, and with `spans` the characters that they cover."""
         symbols_M, rows_M, lengths_RC, cells_M = self._symbols(graph, texts_R, spans=spans)
         inside_M = graph.op("Greater", symbols_M, graph.constant(np.array(END, np.int32)))
         inside = graph.integers(inside_M)
@@ -245,10 +244,10 @@ class WordPiece:
         )
 
     def _symbols(self, graph: GraphBuilder, texts_R: str, *, spans: bool) -> tuple[str, str, str, str]:
-        """Write the (M,) int32 symbols, each text ending with END, and the (M,) rows they are of; for spans the (R, C)
-        lengths of what the texts are cut into, 0 in the filling, and the (M,) places among these R x C."""
+        """Add the (M,) int32 symbols, each text ending with END, and the (M,) numbers of their texts; for spans also
+        the (R, C) lengths of the parts of the texts, 0 for padding, and the (M,) places among these R x C."""
         special = "|".join(re.escape(token) for token in sorted(self.special, key=len, reverse=True))
-        # A character that is dropped is passed over, but where characters are counted
+        # Characters that are dropped are skipped, unless characters are counted
         every = f"[^{characters(self.reading.dropped)}]" if self.reading.dropped and not spans else "(?s:.)"
         strings = cut(graph, texts_R, f"{special}|{every}" if special else every)
         table = [(UNKNOWN,), (END, UNKNOWN, END), (END,)]
@@ -260,7 +259,7 @@ class WordPiece:
         for token in self.special:
             numbers[token] = spelled.setdefault((END, self.symbols[token], END), len(spelled))
         table, filling = list(spelled), 2
-        if spans:  # what is dropped has a code, and the filling has one of its own
+        if spans:  # dropped characters have a code, and so has the padding
             table, filling = [*table, (), (END,)], len(table) + 1
             numbers[PAD] = filling
         codes = _number(graph, strings, numbers, 0)
@@ -290,13 +289,13 @@ class WordPiece:
         return *kept, graph.op("Gather", graph.constant(lengths), codes), cells
 
     def _alone(self, graph: GraphBuilder, strings: str, codes: str) -> str:
-        """Write 1 where a character that is not listed stands alone, 0 elsewhere."""
+        """Add 1 where a character that is not listed stands alone, 0 elsewhere."""
         alone = _among(graph, strings, self.reading.alone)
         as_cut = graph.op("Reshape", alone, graph.op("Shape", strings), allowzero=1)
         return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
 
     def _unlisted(self, graph: GraphBuilder, codes: str, strings: str, *, dropped: int) -> str:
-        """Write the codes anew of the few characters that are not listed: 1 for those that stand alone, `dropped`."""
+        """Replace the codes of the few characters that are not listed: 1 for those that stand alone, or `dropped`."""
         flat = graph.flat(codes)
         unlisted = _zero(graph, flat)
         strings = graph.kept(graph.flat(strings), unlisted)
@@ -311,14 +310,14 @@ class WordPiece:
         )
 
     def _reach(self, graph: GraphBuilder, starts: str, lengths_M: str, count: str) -> str:
-        """Write (M,) bool: where tokens begin, if every word is cut greedily from its start.
+        """Add (M,) bool: where tokens begin, if every word is split greedily from its start.
 
-        From each place the next is its match's length away; following that chain from all starts at once, by jumps
-        of 1, 2, 4, ... tokens, takes as many rounds as the longest word has bits.
+        From each place the next is as far as its match is long; following that chain from all starts at once, by jumps
+        of 1, 2, 4, ... tokens, takes as many rounds as the length of the longest word has bits.
         """
         ahead = graph.op("Add", graph.numbers(count), lengths_M)
         jumps = graph.op("Where", _zero(graph, lengths_M), count, graph.op("Min", ahead, count))
-        jumps = graph.op("Concat", jumps, count, axis=0)  # one place beyond all, which leads to itself
+        jumps = graph.op("Concat", jumps, count, axis=0)  # one place after all others, which leads to itself
         reached = graph.op("Concat", starts, graph.constant([0]), axis=0)
         for step in range(self.longest.bit_length()):
             if step:
@@ -329,13 +328,13 @@ class WordPiece:
 
 
 def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> str:
-    """Write (texts, most matches) strings: the longest matches in each text, one after another, and `filling`."""
+    """Add (texts, most matches) strings: the longest matches in each text, one after another, padded by `filling`."""
     return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=filling, tokenexp=pattern)
 
 
 def _among(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:
-    """Write (n,): 1 for each of n strings that has a character of these ranges in it, 0 for the others."""
-    # So that there is one in every batch; not U+0000, which is cut off a constant
+    """Add (n,): 1 for each of n strings that contains a character of these ranges, 0 for the others."""
+    # So that every batch has one; not U+0000, which a constant loses
     example = graph.constant([chr(ranges[0][0] or ranges[0][1])])
     matched = cut(graph, graph.op("Concat", graph.flat(strings), example, axis=0), f"[{characters(ranges)}]")
     return _slice(graph, graph.flat(_number(graph, matched, {PAD: 0}, 1)), 0, -1)
