@@ -204,7 +204,7 @@ def test_an_encoder_and_a_model_that_writes(tmp_path: Path, monkeypatch: pytest.
 def test_a_race_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that measures nothing; tests/exporters/test_tune.py races real files."""
     path = bundle(tmp_path / "bundle", tiny.bert(hidden=64)).path
-    words = ["--tune", "--seq", "8", "--data", tiny.reviews(tmp_path / "reviews"), "--max-drop", "1"]
+    words = ["--tune", "--seq", "8", "--data", tiny.reviews(tmp_path / "reviews", train=24, dev=8), "--max-drop", "1"]
     with monkeypatch.context() as patch:
         patch.setattr("compress.commands.export.open_chosen", lambda *_, **__: nullcontext(Rule(lambda *_: 1.0)))
         told = command.run("export", str(path), *words, "--for", "ort", "--out", str(tmp_path / "out"))

@@ -50,7 +50,7 @@ def near(made: ExportResult, **limits: float) -> bool:
 
 def test_openvino(written: Path, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
-    data = tiny.reviews(tmp_path / "reviews")
+    data = tiny.reviews(tmp_path / "reviews", train=32, dev=8)
     words = ["export", str(written), "--for", "openvino", "--precision", "fp32,fp16,w8,int8", "--data", data]
     told = command.run(*words, "--out", str(tmp_path / "out"))
     assert told.code == 0, told.err
@@ -84,7 +84,7 @@ def test_openvino_starts_from_rows_first_whatever_form_the_bundle_was_tuned_to(
         return convert(source)
 
     monkeypatch.setattr(openvino, "convert_model", converted)
-    data = tiny.reviews(tmp_path / "reviews")
+    data = tiny.reviews(tmp_path / "reviews", train=16, dev=8)
     made = commands.export(str(tuned.path), tmp_path / "out", to="openvino", precisions=("fp32", "int8"), data=data)
     assert seen == [str(SHIPPED)] * 2
     assert near(made, fp32=1e-4, int8=0.4)
@@ -93,8 +93,8 @@ def test_openvino_starts_from_rows_first_whatever_form_the_bundle_was_tuned_to(
 def test_openvino_answers_questions(tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="the extra openvino is not installed")
     model = tiny.model("bert", head=AutoModelForQuestionAnswering, labels=2, hidden=64)
-    made = export(bundle(tmp_path / "bundle", model, QA), tmp_path / "out", to="openvino")
-    assert near(made, fp16=0.05, w8=0.2)
+    made = export(bundle(tmp_path / "bundle", model, QA), tmp_path / "out", to="openvino", precisions=("w8",))
+    assert near(made, w8=0.2)
 
 
 @pytest.mark.slow
