@@ -1,4 +1,4 @@
-"""Questions and tagged words, from their files to a bundle that answers: every loss and recipe serves them."""
+"""Distil question answering and tagging from files to a bundle that predicts, with a loss of every kind."""
 
 import json
 from pathlib import Path
@@ -17,53 +17,57 @@ QUICK = {
     "distilbert": ("stages.0.steps=40",),
     "tinybert": (
         *("student.layers=1", "student.hidden=16", "student.ffn=32", "student.heads=4"),
-        *("stages.0.steps=4", "stages.1.steps=8", "stages.1.max_length=32"),
+        *("stages.0.steps=2", "stages.1.steps=4", "stages.1.max_length=32"),
     ),
 }
 TEACHER = ("teacher.steps=150", "teacher.batch=16", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
 
 
-def data(kind: Kind, folder: Path) -> str:
-    write, end = (marked.questions, "json") if kind == "qa" else (marked.sentences, "conll")
-    write(folder / f"train.{end}", count=120, seed=1)
-    write(folder / f"dev.{end}", count=40, seed=2)
-    write(folder / f"test.{end}", count=20, seed=3)
-    return str(folder)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of both kinds, a checkpoint, and the cache in which their fine-tuned teachers stay."""
+    folder = tmp_path_factory.mktemp("marked")
+    tiny.checkpoint(folder / "teacher")
+    for kind, write, end in (("qa", marked.questions, "json"), ("tagging", marked.sentences, "conll")):
+        for seed, (split, count) in enumerate({"train": 120, "dev": 40, "test": 20}.items(), start=1):
+            write(folder / kind / f"{split}.{end}", count=count, seed=seed)
+    return folder
 
 
-def distilled(kind: Kind, recipe: str, tmp_path: Path) -> Any:
-    return tiny.call(
-        compress.distill,
-        teacher=tiny.checkpoint(tmp_path / "teacher"),
-        recipe=recipe,
-        data=data(kind, tmp_path / "data"),
-        out=tmp_path / "run",
-        overrides=[*TEACHER, *QUICK[recipe], "stages.0.max_length=32", "stages.0.batch=16", "stages.0.lr=5e-3"],
-        precision="fp32",
-        gate="warn",
-    )
+@pytest.fixture
+def distil(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Distil a bundle, check what every report has, and return both."""
+    monkeypatch.setenv("COMPRESS_HOME", str(shared / "home"))
 
+    def run(kind: Kind, recipe: str) -> tuple[Any, Report]:
+        bundle = tiny.call(
+            compress.distill,
+            teacher=str(shared / "teacher"),
+            recipe=recipe,
+            data=str(shared / kind),
+            out=tmp_path / "run",
+            overrides=[*TEACHER, *QUICK[recipe], "stages.0.max_length=32", "stages.0.batch=16", "stages.0.lr=5e-3"],
+            precision="fp32",
+            gate="warn",
+        )
+        report = Report.from_json(bundle.path / "report.json")
+        assert (report.kind, report.metric, report.split, report.split_rows) == (kind, "f1", "test", 20)
+        assert {row.role for row in report.rows} == {"baseline", "teacher", "student"}
+        log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+        assert any("eval_f1" in line and "eval_agreement" in line for line in log)
+        assert report.of_role("teacher")[0].score["f1"] > 0.9  # type: ignore[operator]
+        return bundle, report
 
-def measured(kind: Kind, recipe: str, tmp_path: Path) -> tuple[Any, Report]:
-    """Distil, and return the bundle with its report, after a look at all that every report has."""
-    bundle = distilled(kind, recipe, tmp_path)
-    report = Report.from_json(bundle.path / "report.json")
-    assert (report.kind, report.metric, report.split) == (kind, "f1", "test")
-    assert report.split_rows == 20
-    assert {row.role for row in report.rows} == {"baseline", "teacher", "student"}
-    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert any("eval_f1" in line and "eval_agreement" in line for line in log)
-    assert report.of_role("teacher")[0].score["f1"] > 0.9
-    return bundle, report
+    return run
 
 
 @pytest.mark.parametrize("kind", ["qa", "tagging"])
-def test_stages_on_states_and_on_answers(kind: Kind, tmp_path: Path) -> None:
-    measured(kind, "tinybert", tmp_path)
+def test_tinybert(kind: Kind, distil: Any) -> None:
+    distil(kind, "tinybert")
 
 
-def test_questions_are_answered(tmp_path: Path) -> None:
-    bundle, report = measured("qa", "hinton", tmp_path)
+def test_question_answering(distil: Any) -> None:
+    bundle, report = distil("qa", "hinton")
     student = report.of_role("student")[-1]
     assert student.score["f1"] > max(row.score["f1"] for row in report.of_role("baseline"))
     context = "the story that a Good plot this film"
@@ -75,8 +79,8 @@ def test_questions_are_answered(tmp_path: Path) -> None:
     assert told.out.startswith("Good\t")
 
 
-def test_words_are_marked(tmp_path: Path) -> None:
-    bundle, report = measured("tagging", "distilbert", tmp_path)
+def test_tagging(distil: Any) -> None:
+    bundle, report = distil("tagging", "distilbert")
     assert report.of_role("student")[-1].score["f1"] > 0.8
     text = "this Film a   good actor"
     (found,) = bundle.predict([text])

@@ -1,4 +1,4 @@
-"""Rankings, from a table of queries and passages to a certified bundle that puts passages in order."""
+"""Score rankings and distil rerankers, from a table of queries and passages to a certified bundle."""
 
 import json
 import re
@@ -28,6 +28,7 @@ from tests import command, learning, marked, tiny
 from tests.test_train import stopped
 
 TEACHER = ("teacher.steps=150", "teacher.batch=20", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
+FEW = ("teacher.steps=4", "teacher.max_length=32", "stages.0.steps=4", "stages.0.max_length=32", "stages.0.batch=20")
 QUICK = ("stages.0.steps=60", "stages.0.max_length=32", "stages.0.batch=20", "stages.0.lr=5e-3")
 
 
@@ -67,7 +68,7 @@ def said(evaluator: Evaluator, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=(len(evaluator.rows), 1)).astype(np.float32)
 
 
-def test_scores_are_means_over_queries(evaluator: Evaluator) -> None:
+def test_scores(evaluator: Evaluator) -> None:
     logits = said(evaluator)
     queries = evaluator.split["query"][:]
     found: list[dict[int, float]] = [{} for _ in range(24)]
@@ -84,7 +85,7 @@ def test_scores_are_means_over_queries(evaluator: Evaluator) -> None:
     assert evaluator.by_class(logits) == ()
 
 
-def test_parts_and_samples_hold_whole_queries(evaluator: Evaluator) -> None:
+def test_subsamples_hold_whole_queries(evaluator: Evaluator) -> None:
     few = evaluator.subsample(50)
     assert (len(few), len(few.rows), len(few.split)) == (10, 50, 50)
     assert few.rows["labels"][:] == few.split["label"][:]
@@ -98,7 +99,7 @@ def test_parts_and_samples_hold_whole_queries(evaluator: Evaluator) -> None:
         assert scores.tolist() == [whole[query] for query in sorted(set(part.split["query"][:]))]
 
 
-def test_agreement_is_of_pairs_and_a_change_is_of_the_first_passage(evaluator: Evaluator) -> None:
+def test_agreement_and_changes(evaluator: Evaluator) -> None:
     one = said(evaluator)
     moved = one + np.arange(24).repeat(5)[:, None]  # all passages of a query alike
     assert evaluator.agreement(one, moved) == evaluator.agreement(one, one) == 1.0
@@ -114,7 +115,7 @@ def test_agreement_is_of_pairs_and_a_change_is_of_the_first_passage(evaluator: E
     assert evaluator.count_changed(one, swapped) == 1
 
 
-def test_broken_logits_are_refused(evaluator: Evaluator) -> None:
+def test_invalid_logits(evaluator: Evaluator) -> None:
     logits = said(evaluator)
     with pytest.raises(CompressError, match="expected"):
         evaluator.scores(logits[:-1])
@@ -123,7 +124,7 @@ def test_broken_logits_are_refused(evaluator: Evaluator) -> None:
         evaluator.scores(logits)
 
 
-def test_the_baselines_are_bm25_and_a_random_order(data: Any) -> None:
+def test_baselines(data: Any) -> None:
     found = baselines.baselines(data, data.validation)
     assert list(found) == ["random order", "BM25"]
     assert found["random order"] == baselines.majority(data, data.validation)
@@ -133,8 +134,10 @@ def test_the_baselines_are_bm25_and_a_random_order(data: Any) -> None:
 
 
 def test_losses_over_queries_need_batches_of_queries() -> None:
-    assert [term.name for term in Objective([tiny_term()], *shapes(), kind="ranking").terms] == ["lce.relevance"]
-    assert [term.name for term in Objective([tiny_term()], *shapes(), kind="regression").terms] == ["bert.labels"]
+    shape = Shape.from_config(tiny.bert(1).config)
+    for kind, loss in (("ranking", "lce.relevance"), ("regression", "bert.labels")):
+        objective = Objective([compress.Term("bert.labels")], shape, shape, kind=kind)  # type: ignore[arg-type]
+        assert [term.name for term in objective.terms] == [loss]
     step = compress.Distillation(tiny.bert(1), tiny.bert(1), [compress.Term("margin_mse.margins")])
     with pytest.raises(ObjectiveError, match="needs query"):
         step(**tiny.batch())
@@ -156,7 +159,7 @@ def step() -> compress.Distillation:
 
 
 @pytest.mark.parametrize("micro_batch", [None, 8])
-def test_a_stage_on_queries_is_resumed_where_it_was(micro_batch: int | None, tmp_path: Path) -> None:
+def test_resume_a_stage_on_queries(micro_batch: int | None, tmp_path: Path) -> None:
     stage = learning.stage(batch=16, micro_batch=micro_batch, checkpoint=2, steps=7, evaluate=0)
     asked = list[set[int]]()
 
@@ -177,22 +180,14 @@ def test_a_stage_on_queries_is_resumed_where_it_was(micro_batch: int | None, tmp
         assert torch.equal(tensor, learning.weights(again)[name])
 
 
-def test_importance_is_of_each_pair_by_itself() -> None:
+def test_importance() -> None:
     model, batch = tiny.bert(1), learning.collate()([rows()[n] for n in range(6)])
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     expected = 6 * monobert.relevance(logits, batch["labels"], None)
     assert answer_loss(model, batch, "labels", None).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def tiny_term() -> Any:
-    return compress.Term("bert.labels")
-
-
-def shapes() -> tuple[Any, Any]:
-    return Shape.from_config(tiny.bert(1).config), Shape.from_config(tiny.bert(1).config)
-
-
-def test_a_reranker_is_taught_by_margins_and_shipped(
+def test_distil_a_reranker(
     places: dict[str, str], data: Any, tmp_path: Path, hastened: None
 ) -> None:
     bundle = distilled(places, "margin-mse", tmp_path / "run")
@@ -228,7 +223,7 @@ def test_a_reranker_is_taught_by_margins_and_shipped(
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page(
+def test_commands_of_the_page(
     places: dict[str, str], data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hastened: None
 ) -> None:
     """As they stand there, on a small folder of BEIR's layout, with a tiny teacher and few steps."""
@@ -240,7 +235,7 @@ def test_the_commands_of_the_page(
         line.replace("--teacher minilm", f"--teacher {checkpoint}") for line in re.findall("^compress .+", page, re.M)
     ]
     assert [line.split()[1] for line in lines] == ["inspect", "distill", "quantize", "predict"]
-    short = [word for each in (*TEACHER, *QUICK) for word in ("--set", each)]
+    short = [word for each in FEW for word in ("--set", each)]
     for line in lines:
         more = [*short, "--gate", "warn"] if "distill" in line else []
         told = command.run(*shlex.split(line)[1:], *more)
@@ -255,7 +250,7 @@ def test_the_commands_of_the_page(
 
 
 @pytest.mark.parametrize("recipe", ["listnet", "hinton"])
-def test_other_recipes_serve_rankings(
+def test_other_recipes(
     recipe: str, places: dict[str, str], data: Any, tmp_path: Path, hastened: None
 ) -> None:
     bundle = distilled(places, recipe, tmp_path / "run")
