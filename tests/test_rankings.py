@@ -187,9 +187,7 @@ def test_importance() -> None:
     assert answer_loss(model, batch, "labels", None).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_distil_a_reranker(
-    places: dict[str, str], data: Any, tmp_path: Path, hastened: None
-) -> None:
+def test_distil_a_reranker(places: dict[str, str], data: Any, tmp_path: Path, hastened: None) -> None:
     bundle = distilled(places, "margin-mse", tmp_path / "run")
     assert bundle.task == Task("ranking", ("query", "passage"), "relevance", (), "ndcg@10")
     report = Report.from_json(bundle.path / "report.json")
@@ -250,9 +248,7 @@ def test_commands_of_the_page(
 
 
 @pytest.mark.parametrize("recipe", ["listnet", "hinton"])
-def test_other_recipes(
-    recipe: str, places: dict[str, str], data: Any, tmp_path: Path, hastened: None
-) -> None:
+def test_other_recipes(recipe: str, places: dict[str, str], data: Any, tmp_path: Path, hastened: None) -> None:
     bundle = distilled(places, recipe, tmp_path / "run")
     report = Report.from_json(bundle.path / "report.json")
     student = report.of_role("student")[0]
