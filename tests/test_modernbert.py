@@ -125,16 +125,16 @@ def test_it_is_trimmed_quantised_and_exported(
     text, data = "good film", ["--data", places["data"]]
     before = bundle.predict([text])[0]
     trimmed = tmp_path / "trimmed"
-    told = command.run("trim", str(bundle.path), *data, "--out", str(trimmed))
-    assert told.code == 0, told.err
+    result = command.run("trim", str(bundle.path), *data, "--out", str(trimmed))
+    assert result.code == 0, result.err
     smaller = Bundle.load(trimmed)
     assert smaller.predict([text])[0].label == before.label
     assert AutoConfig.from_pretrained(trimmed).vocab_size < len(tokenizer())
-    told = command.run("quantize", str(trimmed), *data, "--method", "static", "--rows", "16", "--max-drop", "100")
-    assert told.code == 0, told.err
+    result = command.run("quantize", str(trimmed), *data, "--method", "static", "--rows", "16", "--max-drop", "100")
+    assert result.code == 0, result.err
     assert Bundle.load(trimmed).predict([text])[0].label == before.label
-    told = command.run("export", str(trimmed), "--out", str(tmp_path / "exported"))
-    assert told.code == 0, told.err
+    result = command.run("export", str(trimmed), "--out", str(tmp_path / "exported"))
+    assert result.code == 0, result.err
     assert Bundle.load(tmp_path / "exported").files().keys() == {"fp32", "int8"}
-    told = command.run("export", str(trimmed), "--out", str(tmp_path / "web"), "--for", "web")
-    assert told.code == 0, told.err
+    result = command.run("export", str(trimmed), "--out", str(tmp_path / "web"), "--for", "web")
+    assert result.code == 0, result.err

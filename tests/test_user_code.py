@@ -67,9 +67,9 @@ def recipe(tmp_path: Path, **line: object) -> str:
 def problem(tmp_path: Path, allowed: Path | str | None, **line: object) -> str:
     with pytest.raises(RecipeError) as error:
         user_code.load(Recipe.load(recipe(tmp_path, **line)), allowed)
-    (said,) = error.value.problems
-    assert said.startswith("mine: stages[0].objective[0]: ") or "--allow-code" in said
-    return said
+    (message,) = error.value.problems
+    assert message.startswith("mine: stages[0].objective[0]: ") or "--allow-code" in message
+    return message
 
 
 def test_import_from_the_folder(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_functions_of_stages_and_spaces(tmp_path: Path) -> None:
 def test_nothing_is_imported_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
     monkeypatch.chdir(folder(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
-    said = problem(tmp_path, None, loss=loss)
-    assert loss in said
-    assert "--allow-code" in said
+    message = problem(tmp_path, None, loss=loss)
+    assert loss in message
+    assert "--allow-code" in message
     assert not imported(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_a_missing_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "message"),
     [
         ("mien.margin", "there is no module 'mien' in"),
         ("mien.margin", "Did you mean 'mine'?"),
@@ -149,8 +149,8 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         ("numpy.mean", "'numpy': is not in"),
     ],
 )
-def test_unknown_functions(tmp_path: Path, loss: str, said: str) -> None:
-    assert said in problem(tmp_path, folder(tmp_path), loss=loss)
+def test_unknown_functions(tmp_path: Path, loss: str, message: str) -> None:
+    assert message in problem(tmp_path, folder(tmp_path), loss=loss)
 
 
 def test_a_module_of_the_same_name_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import sys\nsys.exit(0)", "SystemExit: 0 ("),
         ("raise SystemExit", "SystemExit"),
@@ -183,11 +183,11 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("raise ValueError('first\\nsecond')", "ValueError: first ("),
     ],
 )
-def test_a_module_that_fails_on_import(tmp_path: Path, source: str, said: str) -> None:
-    told = problem(tmp_path, folder(tmp_path, source))
-    assert f"importing mine failed: {said}" in told
-    assert f"{tmp_path / 'code' / 'mine.py'}, line {3 + source.startswith('import sys')}" in told
-    assert "\n" not in told
+def test_a_module_that_fails_on_import(tmp_path: Path, source: str, message: str) -> None:
+    result = problem(tmp_path, folder(tmp_path, source))
+    assert f"importing mine failed: {message}" in result
+    assert f"{tmp_path / 'code' / 'mine.py'}, line {3 + source.startswith('import sys')}" in result
+    assert "\n" not in result
 
 
 def test_digests(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_module_beside_the_recipe_is_not_run(shelf: Shelf, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("words", "changed", "said"),
+    ("words", "changed", "message"),
     [
         ("--set stages.0.stpes=1", {}, "stpes"),
         ("--set stages.0.objective.0.loss=tinybert.hiden", {}, "tinybert.hiden"),
@@ -228,25 +228,27 @@ def test_a_module_beside_the_recipe_is_not_run(shelf: Shelf, tmp_path: Path, mon
         ("--corpus ./nowhere", {}, "nowhere"),
     ],
 )
-def test_other_checks_come_first(shelf: Shelf, tmp_path: Path, words: str, changed: dict[str, str], said: str) -> None:
+def test_other_checks_come_first(
+    shelf: Shelf, tmp_path: Path, words: str, changed: dict[str, str], message: str
+) -> None:
     more = [*words.split(), "--allow-code", str(folder(tmp_path))]
-    told = command.run(*shelf.distill(tmp_path / "run", *more, recipe=own(tmp_path), **changed))
-    assert told.code == 2
-    assert said in told.err
+    result = command.run(*shelf.distill(tmp_path / "run", *more, recipe=own(tmp_path), **changed))
+    assert result.code == 2
+    assert message in result.err
     assert not imported(tmp_path)
 
 
 def test_a_module_that_exits(shelf: Shelf, tmp_path: Path) -> None:
     more = ["--allow-code", str(folder(tmp_path, "raise SystemExit(0)"))]
-    told = command.run(*shelf.distill(tmp_path / "run", *more, recipe=own(tmp_path)))
-    assert refused(told, tmp_path / "run", "SystemExit")
+    result = command.run(*shelf.distill(tmp_path / "run", *more, recipe=own(tmp_path)))
+    assert refused(result, tmp_path / "run", "SystemExit")
 
 
 def test_wrong_arguments_are_found_first(shelf: Shelf, tmp_path: Path) -> None:
     more = ["--allow-code", str(folder(tmp_path))]
     name = own(tmp_path, loss="mine.four", reads="logits")
-    told = command.run(*shelf.distill(tmp_path / "run", *more, recipe=name))
-    assert refused(told, tmp_path / "run", "expected def four(student, teacher[, mask], *, option=...)")
+    result = command.run(*shelf.distill(tmp_path / "run", *more, recipe=name))
+    assert refused(result, tmp_path / "run", "expected def four(student, teacher[, mask], *, option=...)")
 
 
 def test_allowed_code_reaches_training(shelf: Shelf, tmp_path: Path) -> None:
