@@ -14,7 +14,7 @@ from compress.nas.config import Space
 from compress.training.objective import check_terms, find_loss
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
-from tests.test_recipe import GOOD, written
+from tests.config.test_recipe import GOOD, written
 
 pytestmark = pytest.mark.usefixtures("hastened")
 
