@@ -1,6 +1,7 @@
 """What tests of training share: rows of unequal lengths, a student, its teacher, a stage, and a run's directory."""
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from torch import Tensor
 from compress.config.recipe import Stage
 from compress.config.term import Term
 from compress.data.collate import Collate
+from compress.training import stage as stages
 from compress.training.run import Run
+from compress.training.scoring import Scoring
+from compress.training.stage import Trained
 from compress.training.step import Distillation
 from tests import tiny
 
@@ -25,19 +29,19 @@ TERMS = (
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def rows(count: int = 22, *, vocabulary: int | None = None) -> Dataset:
+def rows(number: int = 22, *, vocabulary: int | None = None) -> Dataset:
     """Encoded rows of 3 to 20 tokens with three labels; the tokens are the first `vocabulary` words (all of them)."""
     generator = torch.Generator().manual_seed(5)
-    lengths = torch.randint(3, 21, (count,), generator=generator).tolist()
+    lengths = torch.randint(3, 21, (number,), generator=generator).tolist()
     words = len(tiny.SPECIAL) + (vocabulary or len(tiny.WORDS))
     ids = [torch.randint(len(tiny.SPECIAL), words, (length,), generator=generator).tolist() for length in lengths]
     return Dataset.from_dict(
         {
             "input_ids": ids,
             "attention_mask": [[1] * length for length in lengths],
-            "labels": torch.randint(0, 3, (count,), generator=generator).tolist(),
+            "labels": torch.randint(0, 3, (number,), generator=generator).tolist(),
             "length": lengths,
-            "index": list(range(count)),
+            "index": list(range(number)),
         }
     )
 
@@ -57,6 +61,25 @@ def step(objective: Sequence[Term] = TERMS, *, teacher: Any = None, dropout: boo
     student = tiny.model("bert", hidden=16, seed=1, **({} if dropout else NO_DROPOUT))
     torch.manual_seed(3)
     return Distillation(student, teacher or tiny.model("bert", layers=4, seed=2), objective)
+
+
+def train(
+    step: Any, stage: Stage, path: Path, *, score: Any = None, data: Dataset | None = None, **options: Any
+) -> Trained:
+    """Train on `rows` in a run at this path; `score` scores one row."""
+    scoring = Scoring(score, 1) if score else None
+    return stages.train(step, stage, data or rows(), collate(), run(path), scoring=scoring, **options)
+
+
+def interrupt(step: Any, after: int) -> None:
+    """Raise KeyboardInterrupt instead of the step's forward pass after so many of them."""
+    passes = count()
+
+    def stop(*_: Any) -> None:
+        if next(passes) == after:
+            raise KeyboardInterrupt
+
+    step.register_forward_pre_hook(stop)
 
 
 def run(path: Path) -> Run:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,12 @@ from rich.console import Console
 
 from compress.errors import DamagedError
 from compress.io import CHECKSUMS, seal, verify
-from compress.training.scoring import Scoring
-from compress.training.stage import Trained, train
+from compress.training.stage import Trained
 from compress.training.step import Distillation
 from compress.training.trainer import Spent, list_checkpoints
 from tests import learning
 from tests.damage import KINDS, damaged
-from tests.test_train import ByStep, Interrupting, assert_same, logged
+from tests.test_train import ByStep, assert_same, logged
 
 STAGE = learning.stage(schedule="constant", checkpoint=2, evaluate=2)
 FILES = (
@@ -29,15 +29,14 @@ FILES = (
 
 
 def run(path: Path, *, until: int | None = None, stage: Any = STAGE) -> tuple[Distillation, Trained | None, str]:
-    """Train, up to a Ctrl-C after so many steps; the step, what it took, and what was printed."""
-    step, console = learning.step(dropout=True), Console(file=(said := StringIO()), width=1000)
-    material = (learning.rows(), learning.collate(), learning.run(path))
-    if until is None:
-        return step, train(step, stage, *material, scoring=Scoring(ByStep(path), 1), console=console), said.getvalue()
-    Interrupting(step, until)
-    with pytest.raises(KeyboardInterrupt):
-        train(step, stage, *material, scoring=Scoring(ByStep(path), 1), console=console)
-    return step, None, said.getvalue()
+    """Train, up to a Ctrl-C after so many steps; return the step, its record, and what was printed."""
+    step, console = learning.step(dropout=True), Console(file=(output := StringIO()), width=1000)
+    if until is not None:
+        learning.interrupt(step, until)
+    trained = None
+    with pytest.raises(KeyboardInterrupt) if until is not None else nullcontext():
+        trained = learning.train(step, stage, path, score=ByStep(path), console=console)
+    return step, trained, output.getvalue()
 
 
 @pytest.fixture(scope="module")

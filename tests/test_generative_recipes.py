@@ -11,12 +11,18 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from compress.commands.pretrain import pretrain
 from tests import generative, tiny
 
-STORY = "the story was sharp but slow . a film is never quite dull . this actor was great and the plot is fun ."
 SMALL = {"steps": "3", "batch": "8", "micro_batch": "4", "max_length": "32", "evaluate": "1"}
 ON_POLICY = {
     "gkd": "stages.on-policy.step={by: gkd.OnPolicy, share: 1.0, prompt: 4, new_tokens: 6}",
     "minillm": "stages.policy.step={by: minillm.PolicyGradient, prompt: 4, new_tokens: 6}",
 }
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    story = "the story was sharp but slow . a film is never quite dull . this actor was great and the plot is fun ."
+    (tmp_path / "corpus.txt").write_text("\n\n".join([f"{story}\n{story}"] * 30), encoding="utf-8")
+    return str(tmp_path / "corpus.txt")
 
 
 def teacher(folder: Path, family: str) -> str:
@@ -34,12 +40,12 @@ def overrides(stages: int, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("recipe", "stages"), [("distilgpt2", 1), ("gkd", 2), ("minillm", 2)])
-def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int, family: str, tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+def test_a_language_model_is_made_that_goes_on_writing(
+    recipe: str, stages: int, family: str, corpus: str, tmp_path: Path
+) -> None:
     lines = overrides(stages, *([ON_POLICY[recipe]] if recipe in ON_POLICY else []))
     folder = tiny.call(pretrain,
-        teacher=teacher(tmp_path / "teacher", family), recipe=recipe, out=tmp_path / "run", corpus=str(corpus),
+        teacher=teacher(tmp_path / "teacher", family), recipe=recipe, out=tmp_path / "run", corpus=corpus,
         overrides=lines, precision="fp32",
     )  # fmt: skip
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
@@ -49,13 +55,11 @@ def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int,
     assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")
 
 
-def test_a_llama_is_distilled_into_one_that_is_narrower_too(tmp_path: Path) -> None:
+def test_a_llama_is_distilled_into_one_that_is_narrower_too(corpus: str, tmp_path: Path) -> None:
     """Its units are the teacher's, chosen by what its own words lose without them."""
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
     sizes = [f"student.{name}={size}" for name, size in {"hidden": 24, "ffn": 40, "heads": 2}.items()]
     folder = tiny.call(pretrain,
-        teacher=teacher(tmp_path / "teacher", "llama"), recipe="distilgpt2", out=tmp_path / "run", corpus=str(corpus),
+        teacher=teacher(tmp_path / "teacher", "llama"), recipe="distilgpt2", out=tmp_path / "run", corpus=corpus,
         overrides=[*overrides(1), *sizes, "stages.0.objective.2.project=true"], precision="fp32",
     )  # fmt: skip
     config = AutoModelForCausalLM.from_pretrained(folder).config
@@ -83,30 +87,24 @@ stages:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_language_model_is_pruned_by_its_activations(family: str, tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+def test_a_language_model_is_pruned_by_its_activations(family: str, corpus: str, tmp_path: Path) -> None:
     sizes = [f"target.{name}=0.5" for name in ("layers", "hidden", "heads", "ffn")]
     folder = tiny.call(pretrain,
         teacher=teacher(tmp_path / "teacher", family), recipe=tiny.recipe(tmp_path, MINITRON), out=tmp_path / "run",
-        corpus=str(corpus), overrides=sizes, precision="fp32",
+        corpus=corpus, overrides=sizes, precision="fp32",
     )  # fmt: skip
     config = AutoModelForCausalLM.from_pretrained(folder).config
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 16, 2)
 
 
-def test_a_text_to_text_model_learns_to_fill_in_spans(tmp_path: Path) -> None:
+def test_a_text_to_text_model_learns_to_fill_in_spans(corpus: str, tmp_path: Path) -> None:
     """Scored by what it expects of the spans of text that is held out."""
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
     sizes = [f"student.{name}={size}" for name, size in {"layers": 2, "hidden": 32, "ffn": 64, "heads": 4}.items()]
-    given: dict[str, Any] = {
-        "teacher": teacher(tmp_path / "teacher", "t5"),
-        "recipe": "t5-spans",
-        "corpus": str(corpus),
-    }
     lines = overrides(1, *sizes, "stages.0.corrupt.sentinel=6", "stages.0.max_length=64", "stages.0.steps=30")
-    folder = tiny.call(pretrain, **given, out=tmp_path / "run", overrides=lines, precision="fp32")
+    folder = tiny.call(pretrain,
+        teacher=teacher(tmp_path / "teacher", "t5"), recipe="t5-spans", corpus=corpus, out=tmp_path / "run",
+        overrides=lines, precision="fp32",
+    )  # fmt: skip
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert (model.config.num_layers, model.config.num_decoder_layers, model.config.d_model) == (2, 2, 32)
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]

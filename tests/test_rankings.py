@@ -23,9 +23,7 @@ from compress.pruning.importance import answer_loss
 from compress.records.run_report import Report
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
-from compress.training.stage import train
 from tests import command, learning, marked, tiny
-from tests.test_train import stopped
 
 TEACHER = ("teacher.steps=150", "teacher.batch=20", "teacher.lr=5e-3", "teacher.max_length=32", "teacher.evaluate=1")
 FEW = ("teacher.steps=4", "teacher.max_length=32", "stages.0.steps=4", "stages.0.max_length=32", "stages.0.batch=20")
@@ -169,13 +167,14 @@ def test_resume_a_stage_on_queries(micro_batch: int | None, tmp_path: Path) -> N
 
     whole, again = step(), step()
     whole.register_forward_pre_hook(watch, with_kwargs=True)
-    facts = train(whole, stage, rows(), learning.collate(), learning.run(tmp_path / "whole"))
+    facts = learning.train(whole, stage, tmp_path / "whole", data=rows())
     assert facts.steps == 7
     assert all(sum(query in part for part in asked[:4]) <= 2 for query in range(8))
-    first = learning.run(tmp_path / "halved")
+    halved = step()
+    learning.interrupt(halved, 5 * (2 if micro_batch else 1) - 1)
     with pytest.raises(KeyboardInterrupt):
-        train(stopped(step(), 5 * (2 if micro_batch else 1)), stage, rows(), learning.collate(), first)
-    train(again, stage, rows(), learning.collate(), first)
+        learning.train(halved, stage, tmp_path / "halved", data=rows())
+    learning.train(again, stage, tmp_path / "halved", data=rows())
     for name, tensor in learning.weights(whole).items():
         assert torch.equal(tensor, learning.weights(again)[name])
 

@@ -16,8 +16,7 @@ from compress.config.recipe import Recipe
 from compress.errors import RecipeError
 from compress.training import schedule
 from compress.training.schedule import Length, learning_rate
-from compress.training.scoring import Scoring
-from compress.training.stage import Trained, train
+from compress.training.stage import Trained
 from tests import learning
 
 
@@ -123,15 +122,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def trained(path: Path, *, until: int, stop: int | None = None) -> tuple[dict[str, torch.Tensor], Trained]:
     stage = learning.stage(steps=None, epochs="auto", checkpoint=2)
     step = learning.step(dropout=True)
-    left = itertools.count()
-
-    def interrupt(*_: Any) -> None:
-        if stop is not None and next(left) == stop:
-            raise KeyboardInterrupt
-
-    step.register_forward_pre_hook(interrupt)
-    scoring = Scoring(Plateau(path, until), 4)
-    facts = train(step, stage, learning.rows(), learning.collate(), learning.run(path), scoring=scoring)
+    if stop is not None:
+        learning.interrupt(step, stop)
+    facts = learning.train(step, stage, path, score=Plateau(path, until))
     return learning.weights(step), facts
 
 
@@ -220,11 +213,7 @@ def test_a_time_limit_ends_a_stage_with_its_rate_at_zero(
 ) -> None:
     Clock(monkeypatch)
     stage = learning.stage(steps=None, epochs=epochs)
-    scoring = Scoring(Plateau(tmp_path, 10_000), 4)
-    facts = train(
-        learning.step(), stage, learning.rows(), learning.collate(), learning.run(tmp_path),
-        scoring=scoring, seconds=seconds,
-    )  # fmt: skip
+    facts = learning.train(learning.step(), stage, tmp_path, score=Plateau(tmp_path, 10_000), seconds=seconds)
     assert abs(facts.steps - steps) <= 2
     assert facts.best_step is not None
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -238,10 +227,7 @@ def test_a_resumed_stage_ends_where_its_time_limit_had_it_end(tmp_path: Path) ->
     record = tmp_path / "stages" / "lesson" / "limit.json"
     record.parent.mkdir(parents=True)
     record.write_text('{"start": 24}', encoding="utf-8")
-    facts = train(
-        learning.step(), stage, learning.rows(), learning.collate(), learning.run(tmp_path),
-        scoring=Scoring(Plateau(tmp_path, 10_000), 4), seconds=1e6,
-    )  # fmt: skip
+    facts = learning.train(learning.step(), stage, tmp_path, score=Plateau(tmp_path, 10_000), seconds=1e6)
     assert facts.steps == 32
 
 

@@ -18,7 +18,7 @@ from compress.models.signals import Signals, open_attention, read
 from compress.models.teacher import Teacher
 from compress.training import schedule
 from compress.training import teacher_cache as caches
-from compress.training.stage import cache_pays, train
+from compress.training.stage import cache_pays
 from compress.training.step import Distillation
 from compress.training.teacher_cache import TeacherCache, teacher_cache
 from tests import forks, learning, tiny
@@ -222,15 +222,14 @@ def test_tokens_are_found_behind_pads_too(tmp_path: Path, family: str) -> None:
 
 def test_training_with_the_cache_is_training_without(tmp_path: Path, shards: int) -> None:
     """With an eps that keeps Adam from blowing up the rounding of gradients that are zero: those of key biases."""
-    stage, rows, collate = learning.stage(CACHEABLE, eps=1e-4), learning.rows(), learning.collate()
-    online = learning.step(CACHEABLE)
-    train(online, stage, rows, collate, learning.run(tmp_path / "online"))
+    stage, online = learning.stage(CACHEABLE, eps=1e-4), learning.step(CACHEABLE)
+    learning.train(online, stage, tmp_path / "online")
 
     cached = learning.step(CACHEABLE)
     layers = sorted({n for pairs in cached.objective.pairs for _, n in pairs})
     cache = opened(tmp_path / "cache", wants=cached.objective.teacher_wants, layers=layers)
     cached = Distillation(cached.student, cache, cached.objective)
-    train(cached, stage, rows, collate, learning.run(tmp_path / "cached"))
+    learning.train(cached, stage, tmp_path / "cached")
 
     expected = learning.weights(online)
     for name, tensor in learning.weights(cached).items():

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -52,8 +53,11 @@ def stage(**changes: Any) -> Stage:
 
 def tuned(headless: Path, data: TaskData, path: Path) -> Teacher:
     given = load("tiny", headless, data.task)
-    material = TrainingContext(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
-    return with_head(given, stage(), material, Run(path, seed=0, main=True))
+    return with_head(given, stage(), context(given, data), Run(path, seed=0, main=True))
+
+
+def context(teacher: Teacher, data: TaskData) -> TrainingContext:
+    return TrainingContext(data, None, teacher.tokenizer, Collate(teacher.tokenizer), False, Console(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -327,21 +331,13 @@ def test_anything_it_depends_on_makes_another(
     if change == "teacher":
         change_weights(folder, lambda weights: weights["pooler.dense.bias"].add_(1e-3))
     given = load("tiny", folder, data.task)
-    material = TrainingContext(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
     run = Run(tmp_path / "second", seed=int(change == "seed"), main=True)
 
-    class Asked(Exception):  # noqa: N818
-        pass
-
-    def asked(*_: Any, **__: Any) -> None:
-        raise Asked
-
-    monkeypatch.setattr(finetune, "run_stage", asked)
-    with pytest.raises(Asked):
-        with_head(given, stage(lr=2e-2) if change == "stage" else stage(), material, run)
+    monkeypatch.setattr(finetune, "run_stage", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        with_head(given, stage(lr=2e-2) if change == "stage" else stage(), context(given, data), run)
 
 
 def test_a_teacher_with_a_head_is_left_alone(trained: Path, data: TaskData, tmp_path: Path) -> None:
     given = load("tiny", trained, data.task)
-    material = TrainingContext(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
-    assert with_head(given, stage(), material, Run(tmp_path, seed=0, main=True)) is given
+    assert with_head(given, stage(), context(given, data), Run(tmp_path, seed=0, main=True)) is given

@@ -23,7 +23,6 @@ from compress.training import tracking
 from compress.training.run import Run
 from compress.training.stage import train
 from tests import command, learning
-from tests.test_train import Interrupting
 
 STAGE = learning.stage(checkpoint=4)
 FAKE = """
@@ -85,7 +84,7 @@ def tracked(path: Path, tracker: str | None, *, until: int | None = None) -> Any
     step = learning.step(STAGE.objective, dropout=True)
     torch.manual_seed(11)
     if until is not None:
-        Interrupting(step, until)
+        learning.interrupt(step, until)
     run = Run(path, seed=7, main=True, track=tracker)
     train(step, STAGE, learning.rows(), learning.collate(), run)
     return step

@@ -15,8 +15,7 @@ from compress.config.recipe import Stage
 from compress.config.term import Term
 from compress.data.collate import LengthGrouped
 from compress.errors import CompressError
-from compress.training.scoring import Scoring
-from compress.training.stage import Trained, train
+from compress.training.stage import Trained
 from compress.training.step import Distillation
 from tests import learning, tiny
 
@@ -25,14 +24,7 @@ NAMES = [term.name for term in learning.TERMS]
 
 def trained(path: Path, stage: Stage, *, score: Any = None, dropout: bool = False) -> Distillation:
     step = learning.step(stage.objective, dropout=dropout)
-    train(
-        step,
-        stage,
-        learning.rows(),
-        learning.collate(),
-        learning.run(path),
-        scoring=Scoring(score, 1) if score else None,
-    )
+    learning.train(step, stage, path, score=score)
     return step
 
 
@@ -99,19 +91,12 @@ def test_tokens_that_never_occur_keep_their_weights_and_change_nothing_else(tmp_
     """Only the rows in use are trained; the plain loop decays the others too, if it decays."""
     step, stage = learning.step(), learning.stage(weight_decay=0.0, evaluate=1)
     rows = learning.rows(vocabulary=10)
-    scores = Scores(0.1, 0.2, 0.3)
-    train(step, stage, rows, learning.collate(), learning.run(tmp_path / "plain"), scoring=Scoring(scores, 1))
+    learning.train(step, stage, tmp_path / "plain", data=rows, score=Scores(0.1, 0.2, 0.3))
     assert_same(step, by_hand(stage, vocabulary=10)[0], atol=1e-6)
     decayed = learning.step()
     words = decayed.student.get_input_embeddings().weight
     before = words.detach().clone()
-    train(
-        decayed,
-        stage.model_copy(update={"weight_decay": 0.1}),
-        rows,
-        learning.collate(),
-        learning.run(tmp_path / "run"),
-    )
+    learning.train(decayed, stage.model_copy(update={"weight_decay": 0.1}), tmp_path / "run", data=rows)
     assert decayed.student.get_input_embeddings().weight is words
     changed = (words != before).any(1).nonzero().flatten().tolist()
     assert changed == sorted({token for row in rows["input_ids"] for token in row})
@@ -122,7 +107,7 @@ def test_lamb_is_chosen_by_the_stage_and_trains_every_row_of_the_embedding(tmp_p
     stage = learning.stage(optimizer="lamb", weight_decay=0.1, clip=0.0, steps=1, schedule="constant", warmup=0.0)
     step, rows = learning.step(), learning.rows(vocabulary=10)
     before = learning.weights(step)
-    train(step, stage, rows, learning.collate(), learning.run(tmp_path))
+    learning.train(step, stage, tmp_path, data=rows)
     for name, tensor in learning.weights(step).items():
         moved = (tensor - before[name]).norm() / before[name].norm()
         if name.endswith("weight") and "LayerNorm" not in name and "type" not in name:
@@ -169,9 +154,7 @@ class Scores:
 def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     score = Scores(0.25, 0.75, 0.75, 0.5)
     stage, step = learning.stage(steps=8, epochs=2, evaluate=2), learning.step()
-    facts = train(
-        step, stage, learning.rows(32), learning.collate(), learning.run(tmp_path), scoring=score and Scoring(score, 1)
-    )
+    facts = learning.train(step, stage, tmp_path, data=learning.rows(32), score=score)
     assert facts == Trained(8, 64, facts.seconds, score=0.75, best_step=4, peak_rss_mb=facts.peak_rss_mb)
     kept = step.student.state_dict()
     assert all(torch.equal(kept[name], tensor) for name, tensor in score.weights[1].items())
@@ -195,10 +178,8 @@ class Late(Distillation):
 def test_a_step_keeps_no_weights_before_it_is_ready_and_what_it_says_is_recorded(tmp_path: Path) -> None:
     step, score = learning.step(), Scores(0.75, 0.75, 0.5, 0.25)
     late = Late(step.student, step.teacher, step.objective)
-    facts = train(
-        late, learning.stage(steps=8, epochs=2, evaluate=2), learning.rows(32), learning.collate(),
-        learning.run(tmp_path), scoring=Scoring(score, 1),
-    )  # fmt: skip
+    stage = learning.stage(steps=8, epochs=2, evaluate=2)
+    facts = learning.train(late, stage, tmp_path, data=learning.rows(32), score=score)
     assert (facts.best_step, facts.score) == (6, 0.5)
     assert all(torch.equal(late.student.state_dict()[name], each) for name, each in score.weights[2].items())
     facts.write(tmp_path)
@@ -207,21 +188,14 @@ def test_a_step_keeps_no_weights_before_it_is_ready_and_what_it_says_is_recorded
 
 def test_the_last_weights_are_scored_too(tmp_path: Path) -> None:
     score = Scores(0.0, 0.1, 0.2)
-    facts = train(
-        learning.step(),
-        learning.stage(evaluate=1),
-        learning.rows(),
-        learning.collate(),
-        learning.run(tmp_path),
-        scoring=Scoring(score, 1),
-    )
+    facts = learning.train(learning.step(), learning.stage(evaluate=1), tmp_path, score=score)
     assert facts.best_step == 8
     assert [entry["step"] for entry in logged(tmp_path) if "eval_score" in entry] == [3, 6, 8]
 
 
 def test_without_scores_the_last_weights_stay(tmp_path: Path) -> None:
     step = learning.step()
-    facts = train(step, learning.stage(), learning.rows(), learning.collate(), learning.run(tmp_path))
+    facts = learning.train(step, learning.stage(), tmp_path)
     assert (facts.score, facts.best_step) == (None, None)
     assert_same(step, by_hand(learning.stage())[0], atol=1e-6)
 
@@ -255,9 +229,9 @@ def test_every_part_of_the_loss_and_every_score_is_logged(tmp_path: Path) -> Non
 def test_a_logged_loss_is_the_mean_since_the_last(tmp_path: Path) -> None:
     stage = learning.stage(steps=200, lr=1e-3)
     step = learning.step()
-    Interrupting(step, 6)
+    learning.interrupt(step, 6)
     with pytest.raises(KeyboardInterrupt):
-        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path))
+        learning.train(step, stage, tmp_path)
     _, each = by_hand(stage, until=6)
     means = [{name: (each[i][name] + each[i + 1][name]) / 2 for name in each[i]} for i in (0, 2, 4)]
     for entry, mean, number in zip(losses(tmp_path), means, (2, 4, 6), strict=True):
@@ -269,23 +243,10 @@ def test_a_loss_that_is_not_finite_stops_the_stage(tmp_path: Path) -> None:
     teacher.classifier.bias.data[0] = float("nan")
     step = learning.step(teacher=teacher)
     with pytest.raises(CompressError, match=r"stage lesson: the loss is nan at step 1; lower lr \(now 0\.01\)"):
-        train(step, learning.stage(), learning.rows(), learning.collate(), learning.run(tmp_path))
+        learning.train(step, learning.stage(), tmp_path)
 
 
 # Continuing
-
-
-class Interrupting:
-    """Ctrl-C after so many forward passes."""
-
-    def __init__(self, step: Distillation, after: int) -> None:
-        self.left = after
-        step.register_forward_pre_hook(self)
-
-    def __call__(self, *_: Any) -> None:
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
 
 
 class ByStep:
@@ -331,9 +292,9 @@ def test_a_continued_stage_ends_with_the_same_weights(
     """stopped before any of its steps: within an epoch, between two, before the first checkpoint, after the best."""
     stage, score = CONTINUED[case], ByStep(tmp_path)
     step = learning.step(dropout=True)
-    Interrupting(step, at * (stage.batch // (stage.micro_batch or stage.batch)))
+    learning.interrupt(step, at * (stage.batch // (stage.micro_batch or stage.batch)))
     with pytest.raises(KeyboardInterrupt):
-        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path), scoring=Scoring(score, 1))
+        learning.train(step, stage, tmp_path, score=score)
     torch.manual_seed(99)
     again = trained(tmp_path, stage, score=score, dropout=True)
     whole, path = uninterrupted[case]
@@ -346,8 +307,8 @@ def test_a_stage_stopped_after_its_last_step_takes_no_further_step(tmp_path: Pat
     """Its steps end within an epoch, and the schedule would still move the weights."""
     stage = learning.stage(schedule="constant", evaluate=1)
     whole = trained(tmp_path, stage, dropout=True, score=ByStep(tmp_path))
-    again, scoring = learning.step(dropout=True), Scoring(ByStep(tmp_path), 1)
-    facts = train(again, stage, learning.rows(), learning.collate(), learning.run(tmp_path), scoring=scoring)
+    again = learning.step(dropout=True)
+    facts = learning.train(again, stage, tmp_path, score=ByStep(tmp_path))
     assert_same(again, whole, atol=0)
     assert (facts.steps, facts.examples, facts.score, facts.best_step) == (8, 64, 0.5, 6)
 
@@ -355,13 +316,9 @@ def test_a_stage_stopped_after_its_last_step_takes_no_further_step(tmp_path: Pat
 def test_a_budget_of_tokens_makes_larger_batches_of_shorter_rows(tmp_path: Path) -> None:
     """RoBERTa Sec. 4.2: the batch grows so that it holds as many tokens."""
     step, seen = learning.step(), []
-
-    def watched(*args: Any, **batch: Any) -> None:
-        seen.append(tuple(batch["input_ids"].shape))
-
-    step.register_forward_pre_hook(lambda module, args, batch: watched(*args, **batch), with_kwargs=True)
+    step.register_forward_pre_hook(lambda _, args, batch: seen.append(batch["input_ids"].shape), with_kwargs=True)
     stage = learning.stage(tokens=64, max_length=32, micro_batch=1, steps=9, evaluate=0)
-    facts = train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path))
+    facts = learning.train(step, stage, tmp_path)
     assert len(seen) == 2 * facts.steps == 18, "two passes of 32 tokens"
     assert all(rows * tokens <= 32 for rows, tokens in seen)
     assert len({rows for rows, _ in seen}) > 1
@@ -370,24 +327,10 @@ def test_a_budget_of_tokens_makes_larger_batches_of_shorter_rows(tmp_path: Path)
 
 def test_a_budget_of_tokens_is_resumed_where_it_was(tmp_path: Path) -> None:
     stage = learning.stage(tokens=64, max_length=32, checkpoint=3, steps=9, evaluate=0)
-    whole, halved = learning.step(), learning.step()
-    train(whole, stage, learning.rows(), learning.collate(), learning.run(tmp_path / "whole"))
-    first = learning.run(tmp_path / "halved")
+    whole, halved, again = learning.step(), learning.step(), learning.step()
+    learning.train(whole, stage, tmp_path / "whole")
+    learning.interrupt(halved, 6)
     with pytest.raises(KeyboardInterrupt):
-        train(stopped(halved, 7), stage, learning.rows(), learning.collate(), first)
-    again = learning.step()
-    train(again, stage, learning.rows(), learning.collate(), first)
-    for name, tensor in learning.weights(whole).items():
-        assert torch.equal(tensor, learning.weights(again)[name])
-
-
-def stopped(step: Any, at: int) -> Any:
-    """The step, interrupted when it is asked for the `at`-th time."""
-    asked = iter(range(1, at + 1))
-
-    def stop(*args: Any) -> None:
-        if next(asked) == at:
-            raise KeyboardInterrupt
-
-    step.register_forward_pre_hook(stop)
-    return step
+        learning.train(halved, stage, tmp_path / "halved")
+    learning.train(again, stage, tmp_path / "halved")
+    assert_same(again, whole, atol=0)

@@ -15,7 +15,6 @@ from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, StudentError
 from compress.papers import deberta, deberta_v3, electra
 from compress.papers.bert import masked_lm
-from compress.training.stage import train
 from tests import learning, tiny
 from tests.papers.test_deberta import WORDS, corrupted, has_gradient
 
@@ -156,8 +155,8 @@ def test_each_model_is_clipped_by_itself_as_by_an_optimizer_of_its_own(tmp_path:
         stage = learning.stage((), step="deberta_v3.ReplacedTokenDetection", clip=0.01, steps=3, lr=1e-2)
         corrupt = partial(electra.mask, words=WORDS, rate=0.4, masked=1.0)
         torch.manual_seed(2)
-        run = learning.run(tmp_path / f"{weight}")
-        train(step, stage, learning.rows().remove_columns("labels"), learning.collate(), run, corrupt=corrupt)
+        rows = learning.rows().remove_columns("labels")
+        learning.train(step, stage, tmp_path / f"{weight}", data=rows, corrupt=corrupt)
         found.append({name: each.detach().clone() for name, each in step.named_parameters()})
     for name, one in found[0].items():
         torch.testing.assert_close(one, found[1][name], rtol=0, atol=0 if name.startswith("generator.") else 1e-5)

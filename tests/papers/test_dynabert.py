@@ -24,7 +24,7 @@ from compress.slicing.select import choose
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, inner_weights
 from compress.training.objective import Objective
-from compress.training.stage import run_stage, train
+from compress.training.stage import run_stage
 from compress.training.teacher_cache import teacher_cache
 from tests import children, learning, tiny
 
@@ -278,14 +278,8 @@ def stage(**changes: Any) -> Stage:
 def trained(path: Path, *, interrupted: int | None = None, **options: Any) -> dynabert.Sandwich:
     made = step(layers=[1, 2], dropout=True, **options)
     if interrupted is not None:
-        asked = iter(range(interrupted))
-
-        def stop(*_: Any) -> None:
-            if next(asked, None) is None:
-                raise KeyboardInterrupt
-
-        made.register_forward_pre_hook(stop)
-    train(made, stage(), learning.rows(), learning.collate(), learning.run(path))
+        learning.interrupt(made, interrupted)
+    learning.train(made, stage(), path)
     return made
 
 
@@ -306,7 +300,7 @@ def test_training_on_the_tokens_in_use_is_training(tmp_path: Path) -> None:
     dense.only_rows = False
     before = made.student.get_input_embeddings().weight.detach().clone()  # type: ignore[operator]
     for each, folder in ((made, "some"), (dense, "all")):
-        train(each, stage(weight_decay=0.0), rows, learning.collate(), learning.run(tmp_path / folder))
+        learning.train(each, stage(weight_decay=0.0), tmp_path / folder, data=rows)
     for name, tensor in learning.weights(dense).items():  # type: ignore[arg-type]
         torch.testing.assert_close(made.state_dict()[name], tensor, rtol=0, atol=1e-5, msg=name)
     after = made.student.get_input_embeddings().weight  # type: ignore[operator]
@@ -332,9 +326,7 @@ def test_subnets_learn_together(tmp_path: Path) -> None:
     terms = [Term("hinton.soft_targets")]
     made, inputs = step(terms), batch(16)
     before = made(**inputs)
-    train(
-        made, learning.stage(terms, steps=40, evaluate=0), learning.rows(), learning.collate(), learning.run(tmp_path)
-    )
+    learning.train(made, learning.stage(terms, steps=40, evaluate=0), tmp_path)
     made.begin(0, 1)
     after = made(**inputs)
     for name in ("largest", "smallest", "random"):
