@@ -30,8 +30,8 @@ from compress.exporters.predictor import Answer, Marked, NearestTexts, Predictio
 from compress.models.pooling import Pooling
 from compress.records.latency import DeviceError
 from tests import generative, tiny
+from tests.benchmark.fake_page import request
 from tests.benchmark.test_browser_chromium import runtime
-from tests.benchmark.visiting import request
 from tests.command import refused, run
 from tests.reporting.pages import HOSTILE, Elements
 from tests.test_embedding import encoder

@@ -19,7 +19,7 @@ from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.records.forecast import Forecast, Phase
 from tests import command, tiny
 from tests.nas.shelved import PLAIN, SPACE, weighing
-from tests.prompting.speakers import Told
+from tests.prompting.language_models import FakeLanguageModel
 from tests.prompting.test_label import KNOWS, PROMPT, lines
 
 
@@ -88,7 +88,7 @@ def test_labelling_with_a_local_model(tmp_path: Path, home: Path, monkeypatch: p
         return replace(ask(speaker, prompts, answers, console=console), seconds=float(len(prompts)))
 
     monkeypatch.setattr(labelling, "ask", second_each)
-    speaker = Told(KNOWS, (-1.5, -1.0))
+    speaker = FakeLanguageModel(KNOWS, (-1.5, -1.0))
     (phase,) = asked(tmp_path, speaker, monkeypatch).values()
     assert len(speaker.asked) == 7, "one, two and four, which take more than three seconds"
     assert phase.seconds == pytest.approx((13.0, 13.0), rel=0.02)
@@ -99,7 +99,7 @@ def test_labelling_with_a_local_model(tmp_path: Path, home: Path, monkeypatch: p
 
 
 def test_labelling_with_an_endpoint(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Told(KNOWS, (-1.5, -1.0))
+    given = FakeLanguageModel(KNOWS, (-1.5, -1.0))
     monkeypatch.setattr(RemoteModel, "likelihoods", lambda _, prompts, answers: given.likelihoods(prompts, answers))
     speaker = RemoteModel(Endpoint(url="https://api.example.com/v1", model="m", concurrency=4))
     (phase,) = asked(tmp_path, speaker, monkeypatch).values()

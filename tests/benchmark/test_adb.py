@@ -1,7 +1,4 @@
-"""How we speak to adb, and what we read of it: against a stand-in for `adb` and its phone, no phone was here.
-
-One test is with the real client, where no phone is connected.
-"""
+"""Commands to adb and the parsing of its output, with a fake `adb`; one test runs the real client without a phone."""
 
 import json
 import os
@@ -25,8 +22,8 @@ from compress.benchmark.devices import open_device
 from compress.exporters.onnx import to_onnx
 from compress.records.latency import DeviceError, Setting
 from tests import tiny
-from tests.benchmark import stand_in_adb
-from tests.benchmark.stand_in_adb import PERF_TEST
+from tests.benchmark import fake_adb
+from tests.benchmark.fake_adb import PERF_TEST
 
 QUIET = {"say": lambda _: None}
 BENCHMARK_MODEL = """INFO: STARTING!
@@ -39,22 +36,15 @@ INFO: Peak memory footprint (MB): init=1.5 overall=12.8672
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **script: Any) -> Path:
-    """Puts `adb` on PATH; returns the file of its calls, one JSON list a line."""
+    """Put `adb` on PATH; return the file of its calls, one JSON list a line."""
     log = folder / "calls.jsonl"
     log.touch()
-    known = {
-        "devices": {"SERIAL1": "device"},
-        "prints": PERF_TEST,
-        "times": stand_in_adb.TIMES,
-        "log": str(log),
-        **script,
-    }
+    known = {"devices": {"SERIAL1": "device"}, "prints": PERF_TEST, "times": fake_adb.TIMES, "log": str(log), **script}
     (folder / "script.json").write_text(json.dumps(known))
     (folder / "bin").mkdir()
     program = folder / "bin" / "adb"
     # -S: without site-packages, which are slow to find
-    command = f'#!/bin/sh\nexec {sys.executable} -S {stand_in_adb.__file__} "$@"\n'
-    program.write_text(command)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {fake_adb.__file__} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN_ADB", str(folder / "script.json"))
@@ -63,6 +53,11 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **script: Any) -> Pat
 
 def calls(log: Path) -> list[list[str]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def check_refused(error: str, name: str = "adb", **options: Any) -> None:
+    with pytest.raises(DeviceError, match=error), open_device(name, **QUIET, **options):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +150,7 @@ def test_a_phone_that_is_unplugged_in_the_middle_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("devices", "name", "said"),
+    ("devices", "name", "error"),
     [
         ({}, "adb", "no phone is connected"),
         ({"A": "device", "B": "device"}, "adb", "2 phones are connected; name one: adb:A or adb:B"),
@@ -166,15 +161,14 @@ def test_a_phone_that_is_unplugged_in_the_middle_is_an_error(
         ({"A": "host"}, "adb", r"adb:A: is not ready \(adb says: host\)"),
     ],
 )
-def test_a_phone_that_is_not_ready_is_told_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path, devices: dict[str, str], name: str, said: str
+def test_a_phone_that_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path, devices: dict[str, str], name: str, error: str
 ) -> None:
     install(tmp_path, monkeypatch, devices=devices)
-    with pytest.raises(DeviceError, match=said), open_device(name, native=program, **QUIET):
-        pass
+    check_refused(error, name, native=program)
 
 
-def test_of_two_phones_the_named_one_is_measured(
+def test_the_named_one_of_two_phones_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path
 ) -> None:
     log = install(tmp_path, monkeypatch, devices={"A": "device", "host:5555": "device"})
@@ -261,8 +255,8 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_programs_print() -> None:
     """The columns of onnxruntime_perf_test's file became six in 2025."""
-    six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(stand_in_adb.SECONDS))
-    calls = [android.parse_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
+    six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(fake_adb.SECONDS))
+    calls = [android.parse_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, fake_adb.TIMES)]
     assert calls[0].ms == calls[1].ms
     with pytest.raises(DeviceError, match=r"cannot be parsed\. It ended: .* / Aborted"):
         android.parse_run("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
@@ -281,29 +275,19 @@ def test_a_program_is_known_by_its_name(tmp_path: Path) -> None:
 
 
 def test_temperatures_are_the_processors_or_the_batterys() -> None:
-    assert android.hottest_sensor(stand_in_adb.THERMAL, "") == 47.25
+    assert android.hottest_sensor(fake_adb.THERMAL, "") == 47.25
     assert android.hottest_sensor("Thermal Status: 0", "  temperature: 312\n") == 31.2
     assert android.hottest_sensor("", "") is None
 
 
-def test_options_that_mean_nothing_to_a_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        pytest.raises(DeviceError, match="--native: does not apply to --device local; it is for adb"),
-        open_device("local", native=tmp_path),
-    ):
-        pass
-    install(tmp_path, monkeypatch)
-    with pytest.raises(DeviceError, match="needs --native"), open_device("adb", affinity=(1,), **QUIET):
-        pass
+def test_options_that_do_not_apply_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_refused("--native: does not apply to --device local; it is for adb", "local", native=tmp_path)
     for wrong in ("adb:", "ssh", "local:x", "phone", ""):
-        with pytest.raises(DeviceError, match="no such device; expected local, ssh:"), open_device(wrong):
-            pass
-
-
-def test_no_adb_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        check_refused("no such device; expected local, ssh:", wrong)
+    install(tmp_path, monkeypatch)
+    check_refused("needs --native", affinity=(1,))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeviceError, match="there is no program `adb` here"), open_device("adb", **QUIET):
-        pass
+    check_refused("there is no program `adb` here")
 
 
 @pytest.mark.skipif(shutil.which("adb") is None, reason="needs adb: apt-get install adb")
@@ -319,7 +303,6 @@ def test_the_real_client_without_a_phone(monkeypatch: pytest.MonkeyPatch, tmp_pa
     subprocess.run(["adb", "kill-server"], check=True)
     if len(listed.strip().splitlines()) > 1:
         pytest.skip("a phone is connected")
-    with pytest.raises(DeviceError, match="no phone is connected"), open_device("adb", **QUIET):
-        pass
+    check_refused("no phone is connected")
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server it started is stopped"

@@ -17,7 +17,7 @@ import pytest
 from compress.benchmark.browser import server
 from compress.benchmark.browser.server import PageSession, Site, serve_site
 from compress.records.latency import DeviceError
-from tests.benchmark.visiting import claim, request
+from tests.benchmark.fake_page import claim, request
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""Over a real sshd: the same figures and answers as here, nothing left there, and words for all that can go wrong."""
+"""Over a real sshd: the same figures and answers as here, nothing left behind, and messages for every failure."""
 
 import os
 import subprocess
 import sys
 import venv
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.records.latency import DeviceError, Setting
 from tests import tiny
-from tests.benchmark.server import Server, client, needs_sshd, serving
+from tests.benchmark.ssh_server import Server, client, needs_sshd, serving
 
 ROWS = [{"input_ids": [2, 9, 14, 3], "attention_mask": [1] * 4, "token_type_ids": [0] * 4}] * 70
 HERE: dict[str, Any] = {"python": sys.executable, "say": lambda _: None}
@@ -52,15 +53,36 @@ def measuring() -> int:
     return sum("runner.py" in " ".join(words) and "/far/" in " ".join(words) for words in commands)
 
 
-def ends(server: Server) -> bool:
-    """Nothing runs and nothing lies there."""
+def check_clean(server: Server) -> None:
     assert server.left() == []
     assert measuring() == 0
-    return True
+
+
+def check_refused(
+    server: Server,
+    error: str,
+    python: Path | str = sys.executable,
+    *,
+    timeout: float = 60,
+    files: dict[str, Path] | None = None,
+) -> None:
+    """Expect a DeviceError that matches, when connecting or racing the files, and nothing left behind."""
+    with (
+        pytest.raises(DeviceError, match=error),
+        open_device(f"ssh:{server.where}", say=print, python=str(python), timeout=timeout) as device,
+    ):
+        device.race(files or {}, [Setting(1, 1, 8)], rounds=2, runs=1)
+    check_clean(server)
+
+
+def script(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(("#!/bin/sh", *lines)) + "\n")
+    path.chmod(0o755)
+    return path
 
 
 @needs_sshd
-def test_what_is_measured_there_comes_back(server: Server, files: dict[str, Path]) -> None:
+def test_race(server: Server, files: dict[str, Path]) -> None:
     said: list[str] = []
     settings = [Setting(1, 1, 8), Setting(2, 1, 8)]
     mine = min(os.sched_getaffinity(0))
@@ -73,11 +95,11 @@ def test_what_is_measured_there_comes_back(server: Server, files: dict[str, Path
     assert {"cpu", "cores", "load", "memory", "system", "python"} <= facts.keys()
     assert facts["runtime"].startswith("onnxruntime 1.")
     assert said[0] == f"ssh:{server.where}: pass 1 of 2, 1 thread, batch 1, 8 tokens"
-    assert ends(server)
+    check_clean(server)
 
 
 @needs_sshd
-def test_answers_are_the_same_and_files_are_sent_once(
+def test_logits_are_equal_and_files_are_sent_once(
     server: Server, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
@@ -96,11 +118,11 @@ def test_answers_are_the_same_and_files_are_sent_once(
         device.sustain({"int8": files["int8"]}, Setting(1, 1, 8), seconds=0.1)
     np.testing.assert_array_equal(np.stack(found), np.stack(expected))
     assert sent == ["it's int8.onnx"]
-    assert ends(server)
+    check_clean(server)
 
 
 @needs_sshd
-def test_a_connection_that_is_lost_in_the_middle_of_a_run_leaves_nothing(
+def test_a_lost_connection_leaves_nothing(
     server: Server, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = Link.ask
@@ -115,12 +137,7 @@ def test_a_connection_that_is_lost_in_the_middle_of_a_run_leaves_nothing(
         return ask(link, body, **request)
 
     monkeypatch.setattr(Link, "ask", dropped)
-    with (
-        pytest.raises(DeviceError, match=r"^ssh:.*: the connection was lost \(.*\)\. The processes and"),
-        open_device(f"ssh:{server.where}", **HERE) as device,
-    ):
-        device.race({"int8": files["int8"]}, [Setting(1, 1, 8)], rounds=2, runs=1)
-    assert ends(server)
+    check_refused(server, r"^ssh:.*: the connection was lost \(.*\)\. The processes and", files={"int8": files["int8"]})
 
 
 @needs_sshd
@@ -132,83 +149,52 @@ def test_an_interrupt_leaves_nothing(server: Server, files: dict[str, Path], mon
         device.logits(files["int8"], ROWS[:1])
         monkeypatch.setattr(Link, "ask", interrupted)
         device.race({"int8": files["int8"]}, [Setting(1, 1, 8)], rounds=2, runs=1)
-    assert ends(server)
+    check_clean(server)
 
 
 @needs_sshd
 @pytest.mark.parametrize(
-    ("key", "known", "said"),
+    ("key", "known", "error"),
     [
         ("stranger", "known", r"Permission denied.*: it does not accept this user without a password.* ssh-copy-id"),
         ("user", "nobody", r"Host key verification failed.*Connect once by hand"),
         ("user", "false", r"its host key has changed"),
     ],
 )
-def test_who_is_not_let_in_is_told_why(server: Server, key: str, known: str, said: str) -> None:
+def test_rejected_keys(server: Server, key: str, known: str, error: str) -> None:
     stranger = (server.folder / "stranger.pub").read_text()
     port = server.where.rpartition(":")[2]
     (server.folder / "false").write_text(f"[127.0.0.1]:{port} {stranger}")
     client(server.folder, key=key, known=known)
-    with pytest.raises(DeviceError, match=said), open_device(f"ssh:{server.where}", **HERE):
-        pass
+    check_refused(server, error)
 
 
 @needs_sshd
-def test_a_port_where_nobody_listens(server: Server) -> None:
-    with (
-        pytest.raises(DeviceError, match=r"Connection refused: no ssh server listens there"),
-        open_device("ssh:127.0.0.1:1", **HERE),
-    ):
-        pass
+def test_a_port_without_a_server(server: Server) -> None:
+    check_refused(replace(server, where="127.0.0.1:1"), "Connection refused: no ssh server listens there")
 
 
 @needs_sshd
-def test_no_python_there(server: Server) -> None:
-    with (
-        pytest.raises(DeviceError, match=r"no /absent/python there .*--python"),
-        open_device(f"ssh:{server.where}", say=print, python="/absent/python"),
-    ):
-        pass
-    assert ends(server)
+def test_python_is_missing_or_silent(server: Server, tmp_path: Path) -> None:
+    check_refused(server, r"no /absent/python there .*--python", "/absent/python")
+    check_refused(
+        server, r"no answer within 1 s .*--timeout", script(tmp_path / "x", "exec cat > /dev/null"), timeout=1
+    )
 
 
 @needs_sshd
-def test_no_runtime_there(server: Server, files: dict[str, Path], tmp_path: Path) -> None:
+def test_runtime_is_missing(server: Server, files: dict[str, Path], tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
-    with (
-        pytest.raises(DeviceError, match=r"does not load onnxruntime and numpy \(ModuleNotFoundError.* -m pip install"),
-        open_device(f"ssh:{server.where}", say=print, python=str(tmp_path / "bare" / "bin" / "python")) as device,
-    ):
-        device.race(files, [Setting(1, 1, 8)], rounds=2, runs=1)
-    assert ends(server)
+    error = r"does not load onnxruntime and numpy \(ModuleNotFoundError.* -m pip install"
+    check_refused(server, error, tmp_path / "bare" / "bin" / "python", files=files)
 
 
 @needs_sshd
-def test_a_far_side_that_never_answers_is_given_up(server: Server, tmp_path: Path) -> None:
-    dumb = tmp_path / "python"
-    dumb.write_text("#!/bin/sh\nexec cat > /dev/null\n")
-    dumb.chmod(0o755)
-    with (
-        pytest.raises(DeviceError, match=r"no answer within 1 s .*--timeout"),
-        open_device(f"ssh:{server.where}", say=print, python=str(dumb), timeout=1),
-    ):
-        pass
-    assert ends(server)
-
-
-@needs_sshd
-def test_a_full_disk_there_is_told_and_leaves_nothing(
-    server: Server, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limited = server.folder / "limited"
-    limited.write_text(f'#!/bin/sh\nulimit -f 32\ntrap "" XFSZ\nexec {sys.executable} "$@"\n')  # 16 KB a file
-    limited.chmod(0o755)
-    with (
-        pytest.raises(DeviceError, match=r"fp32\.onnx \(.* MB\) cannot be written there: .*File too large.*Make room"),
-        open_device(f"ssh:{server.where}", say=print, python=str(limited)) as device,
-    ):
-        device.race(files, [Setting(1, 1, 8)], rounds=2, runs=1)
-    assert ends(server)
+def test_a_full_disk(server: Server, files: dict[str, Path]) -> None:
+    # 16 KB a file
+    limited = script(server.folder / "limited", "ulimit -f 32", 'trap "" XFSZ', f'exec {sys.executable} "$@"')
+    error = r"fp32\.onnx \(.* MB\) cannot be written there: .*File too large.*Make room"
+    check_refused(server, error, limited, files=files)
 
 
 @pytest.mark.parametrize(
@@ -225,27 +211,25 @@ def test_addresses(text: str, host: str, port: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-oProxyCommand=x", "me@-x", "pi:port", "a b", "pi:", "::1", "@pi"])
-def test_what_is_no_address_never_comes_near_ssh(text: str) -> None:
+def test_anything_else_is_not_passed_to_ssh(text: str) -> None:
     with pytest.raises(DeviceError, match=r"expected ssh:\[user@\]host\[:port\]"):
         Address.parse(text)
 
 
-def test_the_remote_command_quotes_what_it_is_given(tmp_path: Path) -> None:
-    """A shell that runs the command starts this very Python, with as many bytes of source as were promised."""
-    python = tmp_path / "a b" / "py'thon"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+def test_the_remote_command_quotes_its_arguments(tmp_path: Path) -> None:
+    """A shell that runs the command starts this Python, with the promised number of bytes of source."""
+    (tmp_path / "a b").mkdir()
+    python = script(tmp_path / "a b" / "py'thon", f'exec {sys.executable} "$@"')
     source = b"print(sys.stdin.read())"
     words = Address.parse("pi:22").command(remote_command(str(python), len(source)), 5)
     assert words[0] == "ssh"
     assert words[-4:-1] == ["22", "--", "pi"]
     assert "BatchMode=yes" in words
-    there = subprocess.run(["sh", "-c", words[-1]], input=source + b"the rest", capture_output=True, check=True)
-    assert there.stdout == b"the rest\n"
+    done = subprocess.run(["sh", "-c", words[-1]], input=source + b"the rest", capture_output=True, check=True)
+    assert done.stdout == b"the rest\n"
 
 
-def test_no_ssh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ssh_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match="there is no program `ssh` here"), open_device("ssh:pi", **HERE):
         pass

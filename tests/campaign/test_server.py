@@ -11,7 +11,7 @@ import pytest
 
 from compress.benchmark.browser import server
 from compress.benchmark.browser.server import PUBLIC, PageSession, Site, serve_site
-from tests.benchmark.visiting import claim, request
+from tests.benchmark.fake_page import claim, request
 from tests.campaign.cases import WHOLE, Record, draw, record
 
 EACH = 100

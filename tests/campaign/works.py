@@ -11,7 +11,7 @@ import onnx
 
 from tests import children, pruning_given, tiny
 from tests.nas import shelved
-from tests.prompting import speakers
+from tests.prompting import language_models
 
 TIMED = ("log.jsonl", "tensorboard", ".lock", "report.json", "report.html", "run.json", "training.json", "README.md",
          "manifest.json", "costs.json", "search.json", "search.html", "trainer_state.json", "checksums.json",
@@ -114,7 +114,7 @@ def fill(folder: Path) -> dict[str, str]:
         "data": tiny.reviews(folder / "data"),
         "recipe": tiny.recipe(folder / "recipes", RECIPE),
         "model": tiny.checkpoint(folder / "model", tiny.bert(layers=4, initializer_range=0.1)),
-        "speaker": speakers.saved(folder / "speaker", speakers.gpt2(), speakers.byte_bpe()),
+        "speaker": language_models.saved(folder / "speaker", language_models.gpt2(), language_models.byte_bpe()),
     }
     lines = [" ".join(tiny.WORDS[(at * 7 + word) % 30] for word in range(9)) + " ." for at in range(160)]
     texts = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from compress.prompting import http_model
-from tests.prompting.server import KEY, Start, serving
+from tests.prompting.endpoint_server import KEY, Start, serving
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rich.console import Console
 from compress.errors import DataError, TeacherError
 from compress.prompting import answers as module
 from compress.prompting.answers import ask
-from tests.prompting.speakers import Told
+from tests.prompting.language_models import FakeLanguageModel
 
 QUIET = Console(quiet=True)
 ANSWERS = (" a", " b")
@@ -19,8 +19,8 @@ PROMPTS = ("one", "two", "three", "two", "four")
 SAYS = {"one": (-1.0, -2.0), "two": (-3.0, -0.5), "three": (-0.1, -0.25)}
 
 
-def told(**changes: object) -> Told:
-    return Told(**{"says": SAYS, "otherwise": (-9.0, -8.0), "tokens": (1, 2), **changes})  # type: ignore[arg-type]
+def told(**changes: object) -> FakeLanguageModel:
+    return FakeLanguageModel(**{"says": SAYS, "otherwise": (-9.0, -8.0), "tokens": (1, 2), **changes})  # type: ignore[arg-type]
 
 
 def kept(home: Path) -> Path:
@@ -127,16 +127,16 @@ def test_likelihoods_that_are_none_are_refused() -> None:
 
 
 def _ask_slowly(started: "multiprocessing.synchronize.Event") -> None:
-    class Slow(Told):
+    class Slow(FakeLanguageModel):
         def count(self, text: str) -> int:
             return 0
 
     import time
 
-    def says(self: Told, prompts: object, answers: object) -> object:
+    def says(self: FakeLanguageModel, prompts: object, answers: object) -> object:
         started.set()
         time.sleep(0.5)
-        return Told.likelihoods(self, prompts, answers)  # type: ignore[arg-type]
+        return FakeLanguageModel.likelihoods(self, prompts, answers)  # type: ignore[arg-type]
 
     Slow.likelihoods = says  # type: ignore[assignment, method-assign]
     ask(Slow(SAYS, (-9.0, -8.0), (1, 2)), PROMPTS, ANSWERS, console=QUIET)

@@ -20,8 +20,8 @@ from compress.errors import PromptError, TeacherError
 from compress.prompting import http_model
 from compress.prompting.answers import Likelihood, ask
 from compress.prompting.http_model import Endpoint, RemoteModel, find_listed, open_endpoint, sum_echoed
-from tests.prompting import speakers
-from tests.prompting.server import KEY, Reply, Server, ok
+from tests.prompting import language_models
+from tests.prompting.endpoint_server import KEY, Reply, Server, ok
 
 ANSWERS = (" Positive", " Negative")
 
@@ -70,7 +70,7 @@ def test_a_model_of_ours_behind_the_endpoint_is_the_model_here(serve: Any) -> No
     """The server answers from a tiny GPT-2 as such servers do; the likelihoods must be those of the local path."""
     import torch
 
-    tokenizer, lm = speakers.byte_bpe(), speakers.gpt2()
+    tokenizer, lm = language_models.byte_bpe(), language_models.gpt2()
 
     def reply(_: int, __: str, body: dict[str, Any]) -> Reply:
         choices = []
@@ -86,7 +86,7 @@ def test_a_model_of_ours_behind_the_endpoint_is_the_model_here(serve: Any) -> No
         return ok({"choices": choices})
 
     answers, prompts = (" Positive", " not so very good", "ly"), ("Review: a film\nSentiment:", "Answer: ver")
-    ours = dict(speakers.local(lm, tokenizer).likelihoods(prompts, answers))
+    ours = dict(language_models.local(lm, tokenizer).likelihoods(prompts, answers))
     for number, theirs in enumerate(found(model(serve(reply)), prompts, answers)):
         assert theirs.log_p == pytest.approx(ours[number].log_p, abs=1e-3)
         assert theirs.tokens == ours[number].tokens

@@ -12,8 +12,8 @@ from compress.commands.label import load_texts
 from compress.data import load_task
 from compress.errors import DataError, PromptError, TeacherError
 from tests import command, tiny
-from tests.prompting import speakers
-from tests.prompting.speakers import Told
+from tests.prompting import language_models
+from tests.prompting.language_models import FakeLanguageModel
 
 PROMPT = """
 template: "Review: {{ text }}\\nSentiment: {{ label }}"
@@ -25,9 +25,9 @@ KNOWS = {"good": (-3.0, -1.0), "bad": (-1.0, -3.0)}
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def told(monkeypatch: pytest.MonkeyPatch) -> FakeLanguageModel:
     """Whatever the teacher is called, this one answers."""
-    speaker = Told(KNOWS, (-1.5, -1.0))
+    speaker = FakeLanguageModel(KNOWS, (-1.5, -1.0))
     monkeypatch.setattr(labelled, "open_language_model", lambda *_, **__: speaker)
     return speaker
 
@@ -48,7 +48,7 @@ def lines(path: Path, *texts: str) -> str:
     return str(path)
 
 
-def test_every_text_gets_its_probabilities(told: Told, prompt: str, tmp_path: Path) -> None:
+def test_every_text_gets_its_probabilities(told: FakeLanguageModel, prompt: str, tmp_path: Path) -> None:
     data = lines(tmp_path / "texts.txt", "a good film", "", "so bad, 'é' {{ text }}", "strange\ttoo")
     found = label(data, prompt, tmp_path / "deep" / "out.jsonl")
     assert [row["text"] for row in found] == ["a good film", "so bad, 'é' {{ text }}", "strange\ttoo"]
@@ -57,7 +57,7 @@ def test_every_text_gets_its_probabilities(told: Told, prompt: str, tmp_path: Pa
     assert told.asked[1] == "Review: so bad, 'é' {{ text }}\nSentiment:"
 
 
-def test_the_file_is_training_data(told: Told, prompt: str, tmp_path: Path) -> None:
+def test_the_file_is_training_data(told: FakeLanguageModel, prompt: str, tmp_path: Path) -> None:
     texts = [f"a {word} film {n}" for n in range(10) for word in ("good", "bad")]
     label(lines(tmp_path / "texts.txt", *texts), prompt, tmp_path / "train.jsonl")
     data = load_task(str(tmp_path / "train.jsonl"))
@@ -65,7 +65,7 @@ def test_the_file_is_training_data(told: Told, prompt: str, tmp_path: Path) -> N
     assert all(row["label"] == ("good" in row["text"]) for row in data.train)
 
 
-def test_labels_in_the_data_score_the_teacher(told: Told, prompt: str, tmp_path: Path) -> None:
+def test_labels_in_the_data_score_the_teacher(told: FakeLanguageModel, prompt: str, tmp_path: Path) -> None:
     data = tiny.reviews(tmp_path / "data")
     found = label(data, prompt, tmp_path / "out.jsonl")
     assert len(found) == 96
@@ -73,7 +73,7 @@ def test_labels_in_the_data_score_the_teacher(told: Told, prompt: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
-def test_tables_without_labels(kind: str, told: Told, prompt: str, tmp_path: Path) -> None:
+def test_tables_without_labels(kind: str, told: FakeLanguageModel, prompt: str, tmp_path: Path) -> None:
     from datasets import Dataset
 
     rows = {"sentence": ["a good film", "a bad film"], "id": [7, 8]}
@@ -83,7 +83,7 @@ def test_tables_without_labels(kind: str, told: Told, prompt: str, tmp_path: Pat
     assert [row["label"] for row in label(str(path), prompt, tmp_path / "out.jsonl")] == ["positive", "negative"]
 
 
-def test_pairs(told: Told, tmp_path: Path) -> None:
+def test_pairs(told: FakeLanguageModel, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(PROMPT.replace("{{ text }}", "{{ text }} / {{ text_pair }}"), encoding="utf-8")
     path = tmp_path / "rows.jsonl"
     path.write_text('{"premise": "a film", "hypothesis": "is good"}\n', encoding="utf-8")
@@ -108,7 +108,7 @@ def test_a_txt_file_with_named_columns_is_a_table(tmp_path: Path) -> None:
     assert load_texts(path, label="label").labelled is not None
 
 
-def test_a_teacher_that_is_none_is_refused_or_told(told: Told, prompt: str, tmp_path: Path) -> None:
+def test_a_teacher_that_is_none_is_refused_or_told(told: FakeLanguageModel, prompt: str, tmp_path: Path) -> None:
     texts = lines(tmp_path / "texts.txt", *(f"a good film {n}" for n in range(25)))
     with pytest.raises(TeacherError, match="gives every one of 25"):
         label(texts, prompt, tmp_path / "out.jsonl")
@@ -120,7 +120,7 @@ def test_a_teacher_that_is_none_is_refused_or_told(told: Told, prompt: str, tmp_
         label(tiny.reviews(tmp_path / "data"), prompt, tmp_path / "other.jsonl")
 
 
-def test_equal_probabilities_are_no_answer(told: Told, prompt: str, tmp_path: Path, capsys: Any) -> None:
+def test_equal_probabilities_are_no_answer(told: FakeLanguageModel, prompt: str, tmp_path: Path, capsys: Any) -> None:
     told.otherwise = (-1.5, -1.5)
     texts = [f"a {word} film {n}" for n in range(9) for word in ("good", "bad")]
     found = label(lines(tmp_path / "texts.txt", *texts, "a film"), prompt, tmp_path / "out.jsonl", console=Console())
@@ -132,7 +132,7 @@ def test_equal_probabilities_are_no_answer(told: Told, prompt: str, tmp_path: Pa
     assert len(label(str(tmp_path / "few.txt"), prompt, tmp_path / "few.jsonl", gate="warn")) == 4
 
 
-def test_a_file_that_is_there_is_not_written_over(told: Told, prompt: str, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_not_written_over(told: FakeLanguageModel, prompt: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("precious", encoding="utf-8")
     with pytest.raises(DataError, match="already exists"):
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_told_before_the_model_is_opened(tmp_path: Path, prompt
 
 def test_from_the_command_line(prompt: str, tmp_path: Path) -> None:
     """With a real (tiny, random) GPT-2; a second time nothing is asked."""
-    teacher = speakers.saved(tmp_path / "gpt2", speakers.gpt2(), speakers.byte_bpe())
+    teacher = language_models.saved(tmp_path / "gpt2", language_models.gpt2(), language_models.byte_bpe())
     data = lines(tmp_path / "texts.txt", "a good film", "a bad film", "another one")
     words = ["label", "--teacher", teacher, "--prompt", prompt, "--data", data, "--precision", "fp32"]
     told = command.run(*words, "--out", str(tmp_path / "out.jsonl"))

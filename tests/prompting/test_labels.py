@@ -23,8 +23,8 @@ from compress.prompting.labels import (
     open_language_model,
 )
 from compress.prompting.prompt import Prompt
-from tests.prompting import speakers
-from tests.prompting.speakers import Told
+from tests.prompting import language_models
+from tests.prompting.language_models import FakeLanguageModel
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
 PLAIN: dict[str, Any] = {
@@ -37,7 +37,9 @@ TEXTS = ["dull", "warm", "strange"]
 
 def teacher(speaker: Any = None, **changes: Any) -> PromptedTeacher:
     questions = build_task_prompt(Prompt.model_validate(PLAIN | changes), TASK, train=rows(), seed=0)
-    return PromptedTeacher(speaker or Told(SAYS, (-2.0, -2.0)), questions, Console(file=io.StringIO(), width=300))
+    return PromptedTeacher(
+        speaker or FakeLanguageModel(SAYS, (-2.0, -2.0)), questions, Console(file=io.StringIO(), width=300)
+    )
 
 
 def rows() -> Dataset:
@@ -58,7 +60,7 @@ def test_probabilities_are_the_answers_likelihoods() -> None:
 
 
 def test_calibration_asks_with_the_same_examples_about_nothing() -> None:
-    speaker = Told(SAYS, (-2.0, -2.0))
+    speaker = FakeLanguageModel(SAYS, (-2.0, -2.0))
     tutor = teacher(speaker, calibrate="content_free", content_free=["N/A"], examples=2)
     soft = tutor.label([["dull"]])
     np.testing.assert_allclose(np.exp(soft.log_p_NC), [shares([-1 + 1, -3 + 2])], rtol=1e-6)
@@ -68,7 +70,7 @@ def test_calibration_asks_with_the_same_examples_about_nothing() -> None:
 
 
 def test_both_texts_of_a_pair_are_without_content() -> None:
-    speaker = Told({}, (-1.0, -1.0))
+    speaker = FakeLanguageModel({}, (-1.0, -1.0))
     task = Task("classification", ("a", "b"), "label", TASK.labels, "accuracy")
     prompt = Prompt.model_validate(
         PLAIN | {"template": "{{ text }} / {{ text_pair }}: {{ label }}", "calibrate": "content_free"}
@@ -81,8 +83,8 @@ def test_both_texts_of_a_pair_are_without_content() -> None:
 
 def test_other_settings_for_the_same_questions_cost_nothing() -> None:
     """What is kept are the likelihoods, so reading them in another way asks only for what that way needs."""
-    teacher(Told(SAYS, (-2.0, -2.0))).label([[text] for text in TEXTS])
-    again = Told(SAYS, (-2.0, -2.0))
+    teacher(FakeLanguageModel(SAYS, (-2.0, -2.0))).label([[text] for text in TEXTS])
+    again = FakeLanguageModel(SAYS, (-2.0, -2.0))
     teacher(again, normalise="length", calibrate="content_free", content_free=["", "dull"]).label([["warm"]])
     assert again.asked == ["Review: \nSentiment:"]
 
@@ -96,7 +98,7 @@ def test_cut_texts_are_told_once() -> None:
 
 
 def test_the_model_s_own_length_is_not_exceeded() -> None:
-    speaker = speakers.local(speakers.gpt2(positions=64), speakers.byte_bpe())
+    speaker = language_models.local(language_models.gpt2(positions=64), language_models.byte_bpe())
     soft = teacher(speaker).label([["a dull film " * 60]])
     assert "fit 64 tokens" in soft.notes[0]
     assert np.isfinite(soft.log_p_NC).all()
@@ -107,9 +109,9 @@ def test_answers_that_were_not_listed_are_counted() -> None:
 
     from compress.prompting.answers import Likelihood
 
-    class Partial(Told):
+    class Partial(FakeLanguageModel):
         def likelihoods(self, prompts: Any, answers: Any) -> "Iterator[tuple[int, Likelihood]]":
-            for number, each in Told.likelihoods(self, prompts, answers):
+            for number, each in FakeLanguageModel.likelihoods(self, prompts, answers):
                 yield number, Likelihood(each.log_p, each.tokens, absent=1)
 
     soft = teacher(Partial(SAYS, (-2.0, -2.0))).label([[text] for text in TEXTS])
@@ -147,7 +149,7 @@ def test_a_prompt_answers_with_classes() -> None:
 
 def test_the_digest_is_of_all_that_decides_the_labels() -> None:
     def of(**changes: Any) -> str:
-        return teacher(Told(SAYS, (0.0, 0.0), digest=changes.pop("speaker", "told")), **changes).digest
+        return teacher(FakeLanguageModel(SAYS, (0.0, 0.0), digest=changes.pop("speaker", "told")), **changes).digest
 
     assert of() == of(name="q", about="other words")
     different = [
@@ -162,10 +164,10 @@ def test_the_digest_is_of_all_that_decides_the_labels() -> None:
 
 def test_models_of_both_kinds_teach(tmp_path: Path) -> None:
     for name, model, tokenizer in (
-        ("gpt2", speakers.gpt2(), speakers.byte_bpe()),
-        ("t5", speakers.t5(), speakers.pieces()),
+        ("gpt2", language_models.gpt2(), language_models.byte_bpe()),
+        ("t5", language_models.t5(), language_models.pieces()),
     ):
-        speaker = open_language_model(speakers.saved(tmp_path / name, model, tokenizer))
+        speaker = open_language_model(language_models.saved(tmp_path / name, model, tokenizer))
         soft = teacher(speaker, normalise="length", calibrate="content_free", examples=2, max_length=200).label_split(
             rows()
         )

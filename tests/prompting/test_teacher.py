@@ -17,8 +17,8 @@ from compress.prompting import labels as teaching
 from compress.prompting.prompt import Prompt
 from compress.training import stage as stages
 from tests import command, tiny
-from tests.prompting import speakers
-from tests.prompting.speakers import Told
+from tests.prompting import language_models
+from tests.prompting.language_models import FakeLanguageModel
 from tests.unshipped import Trained
 
 pytestmark = pytest.mark.usefixtures("hastened")
@@ -34,9 +34,9 @@ QUICK = ["stages.0.steps=30", "stages.0.batch=16", "stages.0.max_length=32", "st
 
 
 @pytest.fixture
-def speaker(monkeypatch: pytest.MonkeyPatch) -> Told:
+def speaker(monkeypatch: pytest.MonkeyPatch) -> FakeLanguageModel:
     """Whatever the teacher is called, this one answers."""
-    told = Told(KNOWS, (-1.0, -1.0), parameters=1_500_000_000)
+    told = FakeLanguageModel(KNOWS, (-1.0, -1.0), parameters=1_500_000_000)
     monkeypatch.setattr(teaching, "open_language_model", lambda *_, **__: told)
     return told
 
@@ -62,7 +62,7 @@ def unlabelled_but_for_scores(data: str) -> None:
 
 
 def test_a_student_learns_what_the_language_model_says_and_not_the_labels(
-    given: dict[str, Any], speaker: Told, tmp_path: Path
+    given: dict[str, Any], speaker: FakeLanguageModel, tmp_path: Path
 ) -> None:
     unlabelled_but_for_scores(given["data"])
     bundle = tiny.call(compress.distill, **given)
@@ -90,7 +90,7 @@ def test_a_student_learns_what_the_language_model_says_and_not_the_labels(
 
 
 def test_the_student_is_trained_on_the_probabilities_of_its_rows(
-    given: dict[str, Any], speaker: Told, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], speaker: FakeLanguageModel, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -109,7 +109,7 @@ def test_the_student_is_trained_on_the_probabilities_of_its_rows(
     torch.testing.assert_close(seen["p"], expected)
 
 
-def test_a_resumed_run_asks_nothing_again(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
+def test_a_resumed_run_asks_nothing_again(given: dict[str, Any], speaker: FakeLanguageModel, unmeasured: None) -> None:
     speaker.stop_after = 60
     with pytest.raises(KeyboardInterrupt):
         tiny.call(compress.distill, **given)
@@ -120,7 +120,7 @@ def test_a_resumed_run_asks_nothing_again(given: dict[str, Any], speaker: Told, 
     assert len(speaker.asked) == len(set(speaker.asked)), "no prompt was asked twice"
 
 
-def test_the_validation_split_is_asked_first(given: dict[str, Any], speaker: Told) -> None:
+def test_the_validation_split_is_asked_first(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     speaker.says = {"good": (-0.5, -2.5), "bad": (-2.5, -0.5)}
     with pytest.raises(TeacherError, match=r"teacher told is no teacher for this task.*Try other words for the labels"):
         tiny.call(compress.distill, **given)
@@ -128,13 +128,13 @@ def test_the_validation_split_is_asked_first(given: dict[str, Any], speaker: Tol
     assert {question.removeprefix("Review: ").partition("\n")[0] for question in speaker.asked} <= texts
 
 
-def test_a_teacher_that_says_one_thing_of_all_is_refused(given: dict[str, Any], speaker: Told) -> None:
+def test_a_teacher_that_says_one_thing_of_all_is_refused(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     speaker.says, speaker.otherwise = {}, (-1.0, -2.0)
     with pytest.raises(TeacherError, match="is no teacher for this task"):
         tiny.call(compress.distill, **given)
 
 
-def test_another_prompt_is_another_run(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
+def test_another_prompt_is_another_run(given: dict[str, Any], speaker: FakeLanguageModel, unmeasured: None) -> None:
     with pytest.raises(Trained):
         tiny.call(compress.distill, **given)
     Path(given["prompt"]).write_text(PROMPT.replace("Review", "Text"), encoding="utf-8")
@@ -151,7 +151,7 @@ def test_another_prompt_is_another_run(given: dict[str, Any], speaker: Told, unm
     ],
 )
 def test_a_recipe_that_asks_for_more_than_probabilities_is_refused_before_anything(
-    recipe: str, said: list[str], given: dict[str, Any], speaker: Told
+    recipe: str, said: list[str], given: dict[str, Any], speaker: FakeLanguageModel
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         tiny.call(compress.distill, **given | {"recipe": recipe, "overrides": []})
@@ -160,20 +160,22 @@ def test_a_recipe_that_asks_for_more_than_probabilities_is_refused_before_anythi
     assert speaker.asked == []
 
 
-def test_other_recipes_may_have_a_prompted_teacher(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
+def test_other_recipes_may_have_a_prompted_teacher(
+    given: dict[str, Any], speaker: FakeLanguageModel, unmeasured: None
+) -> None:
     """The recipe's hard labels are then the data's own: its user's choice."""
     with pytest.raises(Trained):
         tiny.call(compress.distill, **given | {"recipe": "hinton"})
 
 
-def test_a_prompt_for_another_task_is_refused(given: dict[str, Any], speaker: Told) -> None:
+def test_a_prompt_for_another_task_is_refused(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     with pytest.raises(PromptError, match="lacks the task's label 'negative'"):
         tiny.call(compress.distill, **given | {"prompt": "topic"})
     with pytest.raises(PromptError, match="no prompt 'topics'"):
         tiny.call(compress.distill, **given | {"prompt": "topics"})
 
 
-def test_a_student_that_is_nowhere_is_said(given: dict[str, Any], speaker: Told) -> None:
+def test_a_student_that_is_nowhere_is_said(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     with pytest.raises((TeacherError, StudentError), match="no teacher 'minilmm'"):
         tiny.call(compress.distill, **given | {"overrides": [*QUICK, "student.init=minilmm"]})
 
@@ -183,10 +185,10 @@ def test_a_language_model_and_a_seq2seq_one_teach_from_the_command_line(
 ) -> None:
     """Random ones, which teach nothing: with a warning."""
     for name, model, tokenizer in (
-        ("gpt2", speakers.gpt2(), speakers.byte_bpe()),
-        ("t5", speakers.t5(), speakers.pieces()),
+        ("gpt2", language_models.gpt2(), language_models.byte_bpe()),
+        ("t5", language_models.t5(), language_models.pieces()),
     ):
-        teacher = speakers.saved(tmp_path / name, model, tokenizer)
+        teacher = language_models.saved(tmp_path / name, model, tokenizer)
         words = ["--teacher", teacher, "--prompt", "sentiment", "--recipe", "prompted", "--data", given["data"]]
         settings = [*given["overrides"], "stages.0.steps=2"]
         words += ["--out", str(tmp_path / f"run-{name}"), "--gate", "warn", "--precision", "fp32"]
@@ -205,7 +207,7 @@ def test_the_recipe_is_for_the_embedded_student() -> None:
     assert (term.loss, dict(term.options)) == ("hinton.soft_targets", {"temperature": 1.0})
 
 
-def test_a_training_split_without_labels(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
+def test_a_training_split_without_labels(given: dict[str, Any], speaker: FakeLanguageModel, unmeasured: None) -> None:
     """Validation alone has them: it names the classes, and scores. Examples must then be written out."""
     train = Path(given["data"]) / "train.tsv"
     lines = [line.split("\t")[0] for line in train.read_text(encoding="utf-8").splitlines()]

@@ -1,6 +1,8 @@
 """The int8 file keeps its score, or says which products had to stay in float32."""
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -15,7 +17,7 @@ from compress.exporters.rewrite.graph import Product, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
 from compress.quantization.select import attempt_as_written, keep_score
-from compress.quantization.sensitivity import estimate_costs, mix, race_products
+from compress.quantization.sensitivity import Mixed, estimate_costs, mix, race_products
 from tests import learning, tiny
 from tests.quantization.graphs import Rule
 
@@ -56,14 +58,32 @@ def outputs(shipped: Bundle) -> list[str]:
     return [each.name for each in parts(shipped) if layer(each.name).endswith(", output")]
 
 
-@pytest.mark.parametrize("outlier_in", [0, 1])
-def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_path: Path) -> None:
-    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(outlier_in,))
-    lost = 1 - evaluator.scores(shipped.logits(evaluator.rows))[TASK.metric]
-    assert lost > 0.05, "the case is no case: int8 is good as it is"
-    kept, mixed, _ = keep_score(shipped, evaluator, limit=0.05, threads=1)
+Made = tuple[Bundle, Evaluator]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    """Make each bundle once; tests must not change it."""
+    return cache(lambda *outliers: bundle(tmp_path_factory.mktemp("made") / "bundle", outlier_in=outliers))
+
+
+def copy(made: Made, folder: Path) -> Made:
+    return made[0].copy_to(folder / "bundle"), made[1]
+
+
+@pytest.fixture(scope="module")
+def kept(make: Callable[..., Made], tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Mixed]:
+    """The bundle with an outlier in layer 0 within a limit of 0.05."""
+    shipped, evaluator = copy(make(0), tmp_path_factory.mktemp("kept"))
+    return keep_score(shipped, evaluator, limit=0.05, threads=1)[:2]
+
+
+def check_kept(made: Made, kept: Bundle, mixed: Mixed, layer: int) -> None:
+    evaluator = made[1]
+    lost = 1 - evaluator.scores(made[0].logits(evaluator.rows))[TASK.metric]
+    assert lost > 0.05, "all-int8 misses the limit"
     assert mixed.near
-    assert mixed.keep == (outputs(shipped)[outlier_in],)
+    assert mixed.keep == (outputs(made[0])[layer],)
     assert 1 - evaluator.scores(kept.logits(evaluator.rows))[TASK.metric] == pytest.approx(mixed.outcome.drop)
     assert mixed.outcome.drop <= 0.05
     nodes = {node.name: node.op_type for node in onnx.load(kept.files()["int8"]).graph.node}
@@ -72,40 +92,45 @@ def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_pa
     Bundle.load(kept.path)
 
 
-def test_smoothing_comes_before_floats_where_there_are_rows_to_smooth_by(tmp_path: Path) -> None:
-    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
-    kept, mixed, method = keep_score(shipped, evaluator, limit=0.05, threads=1, rows=lambda: evaluator.rows)
+def test_only_the_product_with_the_error_stays_in_float32(
+    make: Callable[..., Made], kept: tuple[Bundle, Mixed], tmp_path: Path
+) -> None:
+    check_kept(make(0), *kept, 0)
+    shipped, evaluator = copy(make(1), tmp_path)
+    check_kept(make(1), *keep_score(shipped, evaluator, limit=0.05, threads=1)[:2], 1)
+
+
+def test_smoothing_is_preferred_to_float32(make: Callable[..., Made], tmp_path: Path) -> None:
+    shipped, evaluator = copy(make(0), tmp_path)
+    smoothed, mixed, method = keep_score(shipped, evaluator, limit=0.05, threads=1, rows=lambda: evaluator.rows)
     assert method.startswith("SmoothQuant static int8")
-    assert mixed.near
-    assert mixed.keep == ()
-    nodes = [node.op_type for node in onnx.load(kept.files()["int8"]).graph.node]
-    assert "MatMul" not in {
-        node.op_type for node in onnx.load(kept.files()["int8"]).graph.node if "output" in node.name
-    }
-    assert nodes.count("MatMulIntegerToFloat") == len(parts(shipped))
+    assert (mixed.near, mixed.keep) == (True, ())
+    nodes = onnx.load(smoothed.files()["int8"]).graph.node
+    assert "MatMul" not in {node.op_type for node in nodes if "output" in node.name}
+    assert [node.op_type for node in nodes].count("MatMulIntegerToFloat") == len(parts(shipped))
 
 
-def test_what_floats_cost_is_told_with_the_limit_that_would_do_without(tmp_path: Path) -> None:
-    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
-    whole = size(shipped)
-    kept, mixed, _ = keep_score(shipped, evaluator, limit=0.05, threads=1)
+def test_the_price_names_the_limit_that_avoids_it(
+    make: Callable[..., Made], kept: tuple[Bundle, Mixed], tmp_path: Path
+) -> None:
+    shipped, evaluator = copy(make(0), tmp_path)
+    sizes = [each.files()["int8"].stat().st_size for each in (shipped, kept[0])]
+    mixed = kept[1]
     assert mixed.cost is not None
     assert mixed.cost.max_drop == mixed.whole.least_limit > 0.05
-    assert mixed.cost.mb == pytest.approx((size(kept) - whole) / 1e6)
+    assert mixed.cost.mb == pytest.approx((sizes[1] - sizes[0]) / 1e6)
     assert "24 tokens" in mixed.cost.setting
     points = re.findall(r"--max-drop ([0-9.]+)", mixed.price())
     assert mixed.price().startswith(f"1 of {len(parts(shipped))} ")
-    assert keep_score(shipped, evaluator, limit=float(points[0]) / 100, threads=1)[1].keep == ()
+    same, cheaper, _ = keep_score(shipped, evaluator, limit=float(points[0]) / 100, threads=1)
+    assert (cheaper.keep, cheaper.sensitivity, cheaper.near) == ((), (), True)
+    assert (cheaper.cost, cheaper.price()) == (None, "")
+    assert same == shipped
 
 
-def size(of: Bundle) -> int:
-    return of.files()["int8"].stat().st_size
-
-
-def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tmp_path: Path) -> None:
-    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
-    found = keep_score(shipped, evaluator, limit=0.05, threads=1)[1].sensitivity
-    assert [each.product for each in found] == [each.name for each in parts(shipped)]
+def test_sensitivity_is_reported_for_each_product(make: Callable[..., Made], kept: tuple[Bundle, Mixed]) -> None:
+    found = kept[1].sensitivity
+    assert [each.product for each in found] == [each.name for each in parts(make(0)[0])]
     worst = max(found, key=lambda each: each.error)
     assert worst == max(found, key=lambda each: each.share)
     assert (worst.layer, worst.kept) == ("layer 0, output", True)
@@ -113,16 +138,10 @@ def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tm
     assert sum(each.kept for each in found) == 1
 
 
-def test_nothing_is_kept_nor_measured_where_nothing_is_lost(tmp_path: Path) -> None:
-    shipped, evaluator = bundle(tmp_path / "bundle")
-    same, mixed, _ = keep_score(shipped, evaluator, limit=1.0, threads=1)
-    assert (mixed.keep, mixed.sensitivity, mixed.near) == ((), (), True)
-    assert (mixed.cost, mixed.price()) == (None, "")
-    assert same == shipped
-
-
-def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
+def test_an_unreachable_limit_keeps_only_what_matters(
+    make: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped, evaluator = copy(make(0), tmp_path)
     for name in ("near", "keeps_score"):
         monkeypatch.setattr(ScoreDrop, name, lambda *_, **__: False)
     _, mixed, _ = keep_score(shipped, evaluator, limit=0.0, threads=1)
@@ -130,8 +149,8 @@ def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path, monk
     assert not mixed.near
 
 
-def test_of_two_that_hurt_alike_the_cheaper_is_tried_first(tmp_path: Path) -> None:
-    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0, 1))
+def test_of_two_equal_products_the_cheaper_is_tried_first(make: Callable[..., Made]) -> None:
+    shipped, evaluator = make(0, 1)
     files, attempt = QuantizationEvaluator.from_bundle(shipped, evaluator, threads=1), attempt_as_written(shipped)
     names = outputs(shipped)
     for dear in names:
@@ -150,16 +169,16 @@ def graph(shipped: Bundle) -> onnx.GraphProto:
     return read_model(shipped.files()["fp32"]).graph
 
 
-def test_a_cost_is_what_a_race_of_few_files_shows(tmp_path: Path) -> None:
-    shipped, _ = bundle(tmp_path / "bundle")
+def test_costs_come_from_a_race_of_few_files(make: Callable[..., Made]) -> None:
+    shipped, _ = make(0)
     made: dict[str, tuple[str, ...]] = {}
 
-    def make(target: Path, keep: tuple[str, ...]) -> None:
+    def write(target: Path, keep: tuple[str, ...]) -> None:
         made[target.name] = tuple(keep)
         target.touch()
 
     device = Rule(lambda _, file: 1.0 + 2.0 * len(made[file.name]))
-    found = race_products(make, parts(shipped), graph(shipped), device, max_length=24)
+    found = race_products(write, parts(shipped), graph(shipped), device, max_length=24)
     assert set(found.values()) == {2.0}
     assert found.keys() == {each.name for each in parts(shipped)}
     assert device.settings[0].seq == 24
@@ -167,11 +186,10 @@ def test_a_cost_is_what_a_race_of_few_files_shows(tmp_path: Path) -> None:
     assert len(made) == 7
 
 
-@pytest.mark.parametrize("which", ["first", "head", "all"])
-def test_dynamic_int8_leaves_what_it_is_told_heads_too(which: str, tmp_path: Path) -> None:
-    shipped, _ = bundle(tmp_path / "bundle")
+def test_dynamic_int8_keeps_products_and_heads_in_float32(make: Callable[..., Made], tmp_path: Path) -> None:
+    shipped, _ = make(0)
     names = [each.name for each in parts(shipped)]
-    keep = {"first": names[:1], "head": names[-1:], "all": names}[which]
-    attempt_as_written(shipped).make(tmp_path / "int8.onnx", keep=keep)
-    found = onnx.load(tmp_path / "int8.onnx").graph
-    assert [node.op_type for node in found.node].count("MatMulInteger") == len(names) - len(keep)
+    for keep in (names[:1], names[-1:], names):
+        attempt_as_written(shipped).make(tmp_path / "int8.onnx", keep=keep)
+        found = onnx.load(tmp_path / "int8.onnx").graph
+        assert [node.op_type for node in found.node].count("MatMulInteger") == len(names) - len(keep)

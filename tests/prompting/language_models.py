@@ -113,7 +113,7 @@ def saved(folder: Path, model: Any, tokenizer: Any) -> str:
 
 
 @dataclass
-class Told:
+class FakeLanguageModel:
     """A Speaker that gives likelihoods by rule: for the first word found in a prompt, these; and counts its work."""
 
     says: Mapping[str, Sequence[float]]

@@ -1,4 +1,4 @@
-"""A stand-in for the page: speaks its part over real HTTP, without a browser."""
+"""A fake page, which answers over real HTTP without a browser."""
 
 import base64
 import http.client
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-KNOWN = {
+FACTS = {
     "agent": "Stand-in 1.0", "cores": 8, "memory_gb": 4, "isolated": True, "simd": True, "timer_ms": 0.005,
     "processor": "arm 64 bit", "system": "Android 15", "model": "Phone", "gpu": "",
 }  # fmt: skip
@@ -24,7 +24,7 @@ def tensor(values: Any) -> dict[str, Any]:
 
 
 ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "known": lambda _: KNOWN,
+    "known": lambda _: FACTS,
     "clear": lambda _: {},
     "show": lambda _: {},
     "open": lambda _: {"init_ms": 30.0, "first_ms": 9.0, "forwards": 1},

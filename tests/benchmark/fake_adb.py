@@ -1,10 +1,9 @@
-"""A STAND-IN for `adb` and a phone: a script that answers as they do, and writes down what it was called with.
+"""A FAKE `adb` and phone: a script that answers as they do, and logs its calls.
 
-It shows that we speak to adb as its manual says and read what it prints. It shows nothing about any phone.
+It shows that we use adb as its manual says and parse its output. It shows nothing about any phone.
 
-What it does is in the JSON file STAND_IN_ADB: `devices` (serial -> state), `gone_after` (calls until the phone is
-unplugged), `prints` (what the program on the phone prints), `times` (its file of runs), `log` (where calls are written
-down).
+The JSON file STAND_IN_ADB scripts it: `devices` (serial -> state), `gone_after` (calls until the phone is unplugged),
+`prints` (the output of the program on the phone), `times` (its file of runs), `log` (the file of calls).
 """
 
 import json
