@@ -12,12 +12,16 @@ class CompressError(Exception):
     """Base of all errors in what the user gave us; our own bugs raise anything else."""
 
 
-class RecipeError(CompressError):
-    """A recipe cannot be loaded; `problems` lists everything that is wrong with it."""
+class _ProblemsError(CompressError):
+    """A file cannot be loaded; `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class RecipeError(_ProblemsError):
+    """A recipe cannot be loaded."""
 
 
 class ObjectiveError(CompressError):
@@ -32,12 +36,8 @@ class TeacherError(CompressError):
     """A teacher cannot be loaded, or is not good enough to teach."""
 
 
-class PromptError(CompressError):
-    """A prompt cannot be loaded, or does not fit the task; `problems` lists everything that is wrong with it."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+class PromptError(_ProblemsError):
+    """A prompt cannot be loaded, or does not fit the task."""
 
 
 class StudentError(CompressError):

@@ -30,30 +30,43 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def install_command(extra: str) -> str:
-    """Return the pip command that installs the requirements of one of our extras."""
-    return shlex.join(["pip", "install", *(str(each).partition(";")[0].strip() for each in _list_requirements(extra))])
+def list_requirements(extra: str = "") -> "list[Requirement]":
+    """List the requirements of the base install, or of one of our extras.
+
+    Raises PackageNotFoundError if this package runs without being installed.
+    """
+    from packaging.requirements import Requirement
+
+    declared = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
+    return [each for each in declared if str(each.marker or "").partition("extra ==")[2].strip(" \"'") == extra]
+
+
+def find_problem(requirement: "Requirement") -> tuple[str, str]:
+    """Return the installed version of a package ('' if absent), and why it is not accepted ('' if it is)."""
+    try:
+        installed = version(requirement.name)
+    except PackageNotFoundError:
+        return "", "not installed"
+    accepted = requirement.specifier.contains(installed, prereleases=True)
+    return installed, "" if accepted else f"{installed} is installed; {requirement.specifier} is needed"
 
 
 def find_missing(extra: str) -> str:
     """Say which requirement of an extra is missing or has the wrong version; '' if all are met."""
-    for requirement in _list_requirements(extra):
-        try:
-            installed = version(requirement.name)
-        except PackageNotFoundError:
-            return f"{requirement.name} is not installed"
-        if not requirement.specifier.contains(installed, prereleases=True):
-            return f"{requirement.name} {installed} is installed, {requirement.specifier} is needed"
-    return ""
+    problems = {each.name: find_problem(each)[1] for each in list_requirements(extra)}
+    return next((f"{name}: {problem}" for name, problem in problems.items() if problem), "")
 
 
-def _list_requirements(extra: str) -> "list[Requirement]":
-    from packaging.requirements import Requirement
+def install_command(extra: str) -> str:
+    """Return the pip command that installs the requirements of one of our extras."""
+    wanted = [str(each).partition(";")[0].strip() for each in list_requirements(extra)]
+    assert wanted, f"pyproject.toml has no extra {extra}"
+    return shlex.join(["pip", "install", *wanted])
 
-    declared = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
-    found = [each for each in declared if f'extra == "{extra}"' in str(each.marker)]
-    assert found, f"pyproject.toml has no extra {extra}"
-    return found
+
+def shell_command(*words: str | Path) -> str:
+    """Return a command of ours with these words, quoted for a shell."""
+    return shlex.join(["compress", *map(str, words)])
 
 
 HIDDEN = "***"

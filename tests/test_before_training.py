@@ -12,7 +12,7 @@ from compress.commands.pretrain import pretrain
 from compress.config.recipe import Recipe, Stage
 from compress.errors import RecipeError, TeacherError
 from compress.models.flops import warn_if_larger
-from compress.training.stage import plan_steps, repeated
+from compress.training.stage import explain_repetition, plan_steps
 from tests import command, tiny
 
 
@@ -77,11 +77,11 @@ def test_steps_are_cut_for_little_text() -> None:
     rows = Dataset.from_dict({"length": [128] * 54})
     assert plan_steps(default, 4) == 160
     assert plan_steps(default, 2000) == 1000
-    note = repeated(default, 4, rows)
+    note = explain_repetition(default, 4, rows)
     assert "1,000 steps" in note
     assert "6,912 tokens" in note
     assert "160 steps" in note
-    assert repeated(default, 2000, rows) == ""
+    assert explain_repetition(default, 2000, rows) == ""
 
 
 @pytest.mark.parametrize(("line", "steps"), [("steps=1000", 1000), ("steps=5000", 5000), ("epochs=2", 8)])
@@ -94,6 +94,6 @@ def test_steps_of_the_users_own_are_kept(line: str, steps: int) -> None:
 
 def test_many_passes_are_noted() -> None:
     rows = Dataset.from_dict({"length": [32] * 8})
-    assert "125 passes" in repeated(stage(steps=500), 4, rows)
-    assert repeated(stage(steps=100), 4, rows) == ""
-    assert repeated(stage(epochs=500), 4, rows) == "", "passes are what was asked for"
+    assert "125 passes" in explain_repetition(stage(steps=500), 4, rows)
+    assert explain_repetition(stage(steps=100), 4, rows) == ""
+    assert explain_repetition(stage(epochs=500), 4, rows) == "", "passes are what was asked for"

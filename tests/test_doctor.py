@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import compress
+from compress import provenance
 from compress.benchmark import probe
 from compress.commands import doctor
 from compress.provenance import DISTRIBUTION
@@ -60,7 +61,7 @@ def test_a_missing_or_old_base_package_is_a_fault(monkeypatch: pytest.MonkeyPatc
             raise metadata.PackageNotFoundError(name)
         return "1.0" if name == "torch" else metadata.version(name)
 
-    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(provenance, "version", version)
     result = command.run("doctor")
     assert result.code == 1
     assert "pip install 'onnx>=1.18'" in result.out
@@ -76,7 +77,7 @@ def test_a_missing_extra_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
             raise metadata.PackageNotFoundError(name)
         return metadata.version(name)
 
-    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(provenance, "version", version)
     found = compress.doctor()
     assert found.ok
     lan = checks(found)["lan"]

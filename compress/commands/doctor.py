@@ -11,14 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from compress.benchmark import probe
 from compress.benchmark.remote import agent
-from compress.provenance import DISTRIBUTION, install_command
+from compress.provenance import DISTRIBUTION, find_problem, install_command, list_requirements
 from compress.records.diagnosis import Check, Diagnosis, State
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 LOADED: Final = ("numpy", "torch", "pyarrow", "onnx", "onnxruntime", "safetensors", "scipy", "transformers")
 """Packages to import: their compiled code may be for another processor or system."""
@@ -95,14 +98,20 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
     with ThreadPoolExecutor(1) as pool:
         tools = {name: _run_in_thread(check_tool, name, *about) for name, about in TOOLS.items()}
         hub = _run_in_thread(check_hub)
-        requirements, undeclared = read_requirements()
         probed = pool.submit(probe_packages)
-        for check in (*check_machine(), *undeclared, *check_extras(requirements), *check_caches()):
+        try:
+            wanted, requirements = str(metadata(DISTRIBUTION)["Requires-Python"]), list_requirements()
+        except PackageNotFoundError:
+            wanted, requirements = ">=3.11", []
+        for check in (*check_machine(wanted), *check_extras(), *check_caches()):
             add(check)
         for name, future in tools.items():
             silent = Check("tools", name, "broken", "does not answer", TOOLS[name][1])
             add(_wait(future, TOOL_SECONDS, silent))
         add(_wait(hub, TOOL_SECONDS, Check("tools", "hub", "missing", _UNREACHABLE, _HUB)))
+        if not requirements:
+            found = "not installed: it runs from a folder, and its requirements are unknown"
+            add(Check("packages", DISTRIBUTION, "broken", found, "everything", "pip install .", required=True))
         for check in check_packages(requirements, probed.result()):
             add(check)
     return Diagnosis(tuple(checks))
@@ -129,15 +138,14 @@ def _wait(future: "Future[Check]", seconds: float, otherwise: Check) -> Check:
         return otherwise
 
 
-def check_machine() -> Iterator[Check]:
-    """Check Python, processor, memory and disk."""
-    try:
-        wanted = str(metadata(DISTRIBUTION)["Requires-Python"])
-    except PackageNotFoundError:
-        wanted = ">=3.11"
+def check_machine(python: str) -> Iterator[Check]:
+    """Check Python (which must be in the versions `python`), processor, memory and disk."""
+    from packaging.specifiers import SpecifierSet
+
+    accepted = SpecifierSet(python).contains(platform.python_version(), prereleases=True)
     yield Check(
-        "machine", "python", "ok" if _accepts(wanted, platform.python_version()) else "broken",
-        f"{platform.python_version()} at {sys.executable}; {wanted} is needed", "everything", required=True,
+        "machine", "python", "ok" if accepted else "broken",
+        f"{platform.python_version()} at {sys.executable}; {python} is needed", "everything", required=True,
     )  # fmt: skip
     facts = agent.facts()
     yield Check(
@@ -190,49 +198,17 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _accepts(specifier: str, found: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(specifier).contains(found, prereleases=True)
-
-
-Requirements = Sequence[tuple[str, str, str]]
-"""Our requirements: name, extra ('': the base install), and accepted versions."""
-
-
-def read_requirements() -> tuple[Requirements, list[Check]]:
-    """Read the requirements in our own metadata; if there is none, return a check that says so."""
-    from packaging.requirements import Requirement
-
-    try:
-        lines = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
-    except PackageNotFoundError:
-        found = "not installed: it runs from a folder, and its requirements are unknown"
-        return [], [Check("packages", DISTRIBUTION, "broken", found, "everything", "pip install .", required=True)]
-    return [
-        (each.name, str(each.marker or "").partition("extra ==")[2].strip(" \"'"), str(each.specifier))
-        for each in lines
-    ], []
-
-
-def _installed(name: str, accepted: str) -> tuple[str, str]:
-    """Return the version of a package ('' if absent), and why it is not accepted ('' if it is)."""
-    try:
-        found = version(name)
-    except PackageNotFoundError:
-        return "", "not installed"
-    return found, "" if _accepts(accepted, found) else f"{found} is installed; {accepted} is needed"
-
-
-def check_extras(requirements: Requirements) -> Iterator[Check]:
+def check_extras() -> Iterator[Check]:
     """Check the versions of what the extras install, without importing it."""
     for extra, purpose in EXTRAS.items():
-        installed = [(name, *_installed(name, accepted)) for name, of, accepted in requirements if of == extra]
+        try:
+            installed = [(each.name, *find_problem(each)) for each in list_requirements(extra)]
+        except PackageNotFoundError:
+            return
         faults = [f"{name}: {why}" for name, _, why in installed if why]
         found = "; ".join(faults) or ", ".join(f"{name} {found}" for name, found, _ in installed)
         remedy = install_command(extra) if faults else ""
-        if installed:
-            yield Check("extras", extra, "missing" if faults else "ok", found, purpose, remedy)
+        yield Check("extras", extra, "missing" if faults else "ok", found, purpose, remedy)
 
 
 def check_caches() -> Iterator[Check]:
@@ -337,16 +313,14 @@ def probe_packages() -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_packages(requirements: Requirements, probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
+def check_packages(requirements: "Sequence[Requirement]", probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
     """Check the packages of the base install, by version and by importing them; then GPU and speed."""
-    for name, extra, accepted in requirements:
-        if extra:
-            continue
-        found, why = _installed(name, accepted)
+    for requirement in requirements:
+        name, (found, why) = requirement.name, find_problem(requirement)
         if not why and "error" in probed.get(name, {}):
             why = f"{found} does not load: {probed[name]['error']}"
         state: State = "ok" if not why else "broken" if found else "missing"
-        remedy = f"pip install '{name}{accepted}'" if why else ""
+        remedy = f"pip install '{name}{requirement.specifier}'" if why else ""
         yield Check("packages", name, state, why or found, "everything" if why else "", remedy, required=True)
     if "gpu" in probed:
         yield _check_gpu(probed["gpu"])

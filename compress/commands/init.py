@@ -1,7 +1,6 @@
 """Compose the command that fits what the user has and wants, and explain its parts."""
 
 import json
-import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -13,7 +12,7 @@ from compress.data import sources
 from compress.errors import CompressError, did_you_mean
 from compress.io import atomic_file
 from compress.models import checkpoints
-from compress.provenance import command_line
+from compress.provenance import command_line, shell_command
 
 SCHEMA: Final = "compress.init/1"
 Goal = Literal["score", "size", "speed", "latency"]
@@ -95,7 +94,7 @@ def init(
         words.append(teacher)
     else:
         add("--teacher", teacher, "what the student learns from")
-    add("--data", data, f"what it is trained and scored on; {_command('inspect', data)} shows what is in it")
+    add("--data", data, f"what it is trained and scored on; {shell_command('inspect', data)} shows what is in it")
     if settings or goal in ("size", "speed"):
         option = "--space" if goal == "latency" else "--recipe"
         add(option, recipe, "the numbers, each with its source" + ("; change them there" if settings else ""))
@@ -108,17 +107,13 @@ def init(
     if minutes is not None:
         add("--minutes", f"{minutes:g}", "for everything, about")
     add("--out", str(out), "the folder of the run; --resume continues it after an interruption")
-    command = _command(*words)
+    command = shell_command(*words)
     bench = () if device == "local" else ("--device", device, *(("--lan",) if device == "browser" else ()))
     after = (
-        _command("predict", str(out), "a text"), _command("bench", str(out), *bench),
-        _command("export", str(out), "--for", "text", "--out", f"{out}-text"),
+        shell_command("predict", str(out), "a text"), shell_command("bench", str(out), *bench),
+        shell_command("export", str(out), "--for", "text", "--out", f"{out}-text"),
     )  # fmt: skip
     return Proposal(command, "" if verb == "search" else f"{command} --plan", parts, after, settings)
-
-
-def _command(*words: str) -> str:
-    return shlex.join(["compress", *words])
 
 
 def _write(file: Path, goal: str) -> str:

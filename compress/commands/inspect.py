@@ -1,7 +1,6 @@
 """Describe a checkpoint, bundle, recipe, data set, run or study, and what to do with it next."""
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from math import prod
@@ -20,7 +19,7 @@ from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
 from compress.models import checkpoints
 from compress.models.checkpoints import ALIASES, EMBEDDED
-from compress.provenance import option_of
+from compress.provenance import option_of, shell_command
 from compress.records.inspection import Form, Inspection
 from compress.records.run_report import REPORT, Report
 from compress.records.search_report import SearchReport
@@ -68,7 +67,7 @@ def inspect(
         "recipe": name in loader.names(), "checkpoint": name in ALIASES or name == EMBEDDED,
     }  # fmt: skip
     others = [
-        f"{name} is also the name of a {other}: {_command('inspect', name, '--as', other)}"
+        f"{name} is also the name of a {other}: {shell_command('inspect', name, '--as', other)}"
         for other, exists in meanings.items() if exists and form not in (other, "data")
     ]  # fmt: skip
     return replace(found, facts=facts, notes=(*others, *found.notes))
@@ -99,10 +98,6 @@ def detect_form(name: str) -> Form:
     raise CompressError(
         f"{name}: is no file or folder here, and no name of a recipe, a teacher or embedded data.{hint}"
     )
-
-
-def _command(*words: str | Path) -> str:
-    return shlex.join(["compress", *map(str, words)])
 
 
 def _licence(folder: Path) -> str | None:
@@ -178,8 +173,8 @@ def inspect_checkpoint(name: str) -> Inspection:
         labels=_labels(config) if architecture.endswith("Classification") else (),
         files=_files(folder), verified=verified, problems=(*problems, *damaged), notes=tuple(notes),
         next=(
-            _command("students", name), _command("distill", "--teacher", name, "--data", "intents", "--plan"),
-            _command("export", name, "--out", f"exported/{Path(name).name}"),
+            shell_command("students", name), shell_command("distill", "--teacher", name, "--data", "intents", "--plan"),
+            shell_command("export", name, "--out", f"exported/{Path(name).name}"),
         ),
     )  # fmt: skip
 
@@ -247,15 +242,15 @@ def _report(folder: Path) -> Report | None:
 
 def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterator[str]:
     if made.kind == "task" and made.task is not None:
-        yield _command("predict", path, "a text", *(["--pair", "a text beside it"] if made.task.pair else []))
+        yield shell_command("predict", path, "a text", *(["--pair", "a text beside it"] if made.task.pair else []))
     if made.kind != "generative":
-        yield _command("bench", path)
-        yield _command("export", path, "--for", "text", "--out", f"exported/{path.name}")
+        yield shell_command("bench", path)
+        yield shell_command("export", path, "--for", "text", "--out", f"exported/{path.name}")
     if report is not None and report.rows:
-        yield _command("report", path, "--html", "choice.html")
+        yield shell_command("report", path, "--html", "choice.html")
     if report is not None and (data := option_of(report.command, "--data")):
-        yield _command("quantize", path, "--data", data)
-        yield _command("trim", path, "--data", data, "--out", f"{path}-trimmed")
+        yield shell_command("quantize", path, "--data", data)
+        yield shell_command("trim", path, "--data", data, "--out", f"{path}-trimmed")
 
 
 def inspect_run(name: str) -> Inspection:
@@ -286,7 +281,7 @@ def inspect_run(name: str) -> Inspection:
         verified=None if not (done or problems or bundle) else not problems and (bundle is None or not bundle.problems),
         notes=() if finished else ("it can be continued; finished stages are not trained again",),
         next=tuple(filter(None, (
-            resume, *(bundle.next if bundle else ()), _command("clean", folder, "--dry-run") if finished else "",
+            resume, *(bundle.next if bundle else ()), shell_command("clean", folder, "--dry-run") if finished else "",
         ))),
     )  # fmt: skip
 
@@ -320,11 +315,11 @@ def inspect_study(name: str) -> Inspection:
          "parameters": point.parameters, "MB": point.file_mb, "ms": report.ms(point)}
         for point in front
     )  # fmt: skip
-    next_.append(_command("search", "show", folder))
+    next_.append(shell_command("search", "show", folder))
     if (best := report.best_within()) is not None:
-        next_.append(_command("search", "show", folder, str(best.number), "--bundle", f"{folder}-{best.number}"))
+        next_.append(shell_command("search", "show", folder, str(best.number), "--bundle", f"{folder}-{best.number}"))
     if (bundle := manifests.find_bundle(folder)) is not None:
-        next_.append(_command("predict", bundle, "a text"))
+        next_.append(shell_command("predict", bundle, "a text"))
     return Inspection(
         thing=name, form="study", path=str(folder), facts=facts, scores=scores, notes=report.notes, next=tuple(next_),
         title=f"a search, {'finished' if 'finished' in settings else 'not finished'}: {report.title}",
@@ -339,7 +334,7 @@ def inspect_recipe(name: str) -> Inspection:
         return Inspection(
             thing=name, form="recipe", path=str(choices.table_path(name)), facts=lines,
             title="a table that chooses a recipe: the first line that fits",
-            next=(_command("recipes", name), _command("recipes")),
+            next=(shell_command("recipes", name), shell_command("recipes")),
         )  # fmt: skip
     recipe, path = Recipe.load(name), loader.locate(name)
     text_alone = recipe.stages[-1].head != "task" if recipe.training else False
@@ -349,15 +344,15 @@ def inspect_recipe(name: str) -> Inspection:
         "paper": f"{recipe.paper.authors} {recipe.paper.year}: {recipe.paper.title}", "address": recipe.paper.url,
     }  # fmt: skip
     if recipe.pruning:
-        use = _command("prune", EMBEDDED, "--recipe", name, "--data", "intents", "--layers", "3", "--plan")
+        use = shell_command("prune", EMBEDDED, "--recipe", name, "--data", "intents", "--layers", "3", "--plan")
     elif text_alone:
         out = f"runs/{path.stem}"
-        use = _command("pretrain", "--teacher", EMBEDDED, "--recipe", name, "--corpus", "pydoc", "--out", out)
+        use = shell_command("pretrain", "--teacher", EMBEDDED, "--recipe", name, "--corpus", "pydoc", "--out", out)
     else:
-        use = _command("distill", "--teacher", EMBEDDED, "--recipe", name, "--data", "intents", "--plan")
+        use = shell_command("distill", "--teacher", EMBEDDED, "--recipe", name, "--data", "intents", "--plan")
     return Inspection(
         thing=name, form="recipe", path=str(path), title=f"a recipe: {recipe.about}",
-        facts=facts, next=(_command("recipes", name), use),
+        facts=facts, next=(shell_command("recipes", name), use),
     )  # fmt: skip
 
 
@@ -396,9 +391,9 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
         facts=facts, labels=task.labels, splits=splits,
         overlaps=overlaps, coverage=coverage, notes=data.notes,
         next=(
-            _command("distill", "--teacher", who, "--data", name, *given, "--plan"),
-            _command("distill", "--teacher", who, "--data", name, *given),
-            *(() if teacher else (_command("inspect", name, "--teacher", EMBEDDED, *given),)),
+            shell_command("distill", "--teacher", who, "--data", name, *given, "--plan"),
+            shell_command("distill", "--teacher", who, "--data", name, *given),
+            *(() if teacher else (shell_command("inspect", name, "--teacher", EMBEDDED, *given),)),
         ),
     )  # fmt: skip
 
