@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.common import make_parser
 from compress import RunOptions, distill, io
-from compress.cli import settle_libraries
+from compress.cli import configure_libraries
 
 
 def timed(function: Callable[..., Any], seconds: dict[str, float], name: str) -> Callable[..., Any]:
@@ -36,7 +36,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--epochs", type=int, default=6)
     epochs = parser.parse_args().epochs
-    settle_libraries()
+    configure_libraries()
     seconds: dict[str, float] = {}
     for name in ("_flush", "sha256"):
         setattr(io, name, timed(getattr(io, name), seconds, name))

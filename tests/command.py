@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from compress.cli import app, settle_libraries
+from compress.cli import app, configure_libraries
 from tests import tiny
 
 
@@ -29,7 +29,7 @@ class Result:
 
 def run(*words: str, stdin: str | bytes = "") -> Result:
     """Run `compress *words` in this process; a bug raises."""
-    settle_libraries()
+    configure_libraries()
     disable_progress_bar()  # transformers reads the variable for it when imported, here long ago
     with mock.patch.object(sys, "argv", ["compress", *words]):
         result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)

@@ -4,7 +4,7 @@ import gc
 import importlib
 import os
 
-from compress.cli import settle_libraries
+from compress.cli import configure_libraries
 
 NAMES = (
     "compress.cli", "compress.commands.distill", "compress.commands.pretrain", "compress.commands.prune",
@@ -20,7 +20,7 @@ NAMES = (
 )  # fmt: skip
 
 os.environ["OMP_NUM_THREADS"] = "1"
-settle_libraries()
+configure_libraries()
 for name in NAMES:
     importlib.import_module(name)
 gc.collect()

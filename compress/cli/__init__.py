@@ -46,17 +46,17 @@ def compress(version: Version = False) -> None:
 def main() -> None:
     """Entry point of the `compress` script."""
     escape_unencodable()
-    settle_libraries()
-    if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup from our help, which has none
-        sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that is not to be found
+    configure_libraries()
+    if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup, which our help does not have
+        sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark for a missing module
     app()
 
 
-def settle_libraries() -> None:
-    """Silence the libraries and keep their threads from spinning; what the user has set stays.
+def configure_libraries() -> None:
+    """Silence libraries, and keep their threads from spinning; variables that the user has set are kept.
 
-    Their progress bars and advice would break ours. Threads that wait by spinning fight with any other process for the
-    cores: beside one busy process, training fell from 360 to under 20 samples/s, with waiting threads asleep to 210.
+    Their progress bars and advice would disturb ours. Threads that wait by spinning compete with other processes for
+    the cores: beside one busy process, training fell from 360 to under 20 samples/s, and to 210 with sleeping threads.
     """
     for name, value in {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
