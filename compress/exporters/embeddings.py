@@ -88,12 +88,12 @@ def write(
         quantize_dynamic(fp32, int8)
         if pooling.pool is not None and texts:
             exact, small = (embed(folder, file, texts, max_length, threads=1) for file in (fp32, int8))
-            save_certified(int8, int8, _compare(exact, small, data))
+            save_certified(int8, int8, _certify(exact, small, data))
         (folder / "README.md").write_text(_card(card, manifest, pooling), encoding="utf-8")
     return Bundle.load(path)
 
 
-def _compare(exact: Floats, small: Floats, data: str) -> Certificate:
+def _certify(exact: Floats, small: Floats, data: str) -> Certificate:
     import onnxruntime
 
     cosine, spearman = similarity(exact, small)

@@ -54,8 +54,10 @@ def predict_file(
     """
     check_files(source, target)
     suffix = target.suffix.lower()
-    if suffix == ".npy":
-        _check_vectors(predictor, target, on_error)
+    if suffix == ".npy" and (predictor.task.kind != "embedding" or not hasattr(predictor, "logits")):
+        raise DataError(f"--output {target}: holds vectors, which this model does not predict; expected .jsonl")
+    if suffix == ".npy" and on_error == "skip":
+        raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
     task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
     done = skipped = 0
     with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix) as writer:
@@ -88,13 +90,6 @@ def check_files(source: Path, target: Path) -> None:
         raise DataError(f"--input {source}: no such file")
     if not target.parent.is_dir() or target.is_dir() or (target.exists() and target.samefile(source)):
         raise DataError(f"--output {target}: expected a new file in an existing folder")
-
-
-def _check_vectors(predictor: Answering, target: Path, on_error: str) -> None:
-    if predictor.task.kind != "embedding" or not hasattr(predictor, "logits"):
-        raise DataError(f"--output {target}: holds vectors, which this model does not predict; expected .jsonl")
-    if on_error == "skip":
-        raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
 
 
 def choose_columns(

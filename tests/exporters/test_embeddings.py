@@ -1,7 +1,9 @@
 """Embeddings are what sentence-transformers makes of the same weights, from torch and from the files."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,12 @@ def written(folder: Path, pooling: Pooling, *, family: str = "bert", **changed: 
     return write(folder, pooling=pooling, **{**parts, **changed})
 
 
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pooling], Bundle]:
+    """Bundles that tests only read, each written once."""
+    return cache(lambda pooling: written(tmp_path_factory.mktemp("bundles") / "made", pooling, data="eight lines"))
+
+
 def by_hand(tokens_LD: Tensor, pool: Pool, normalise: bool) -> Tensor:
     """One text's vector, from its own tokens alone."""
     vector_D = {"mean": tokens_LD.mean(0), "cls": tokens_LD[0], "max": tokens_LD.max(0).values}[pool]
@@ -44,8 +52,8 @@ def by_hand(tokens_LD: Tensor, pool: Pool, normalise: bool) -> Tensor:
 
 
 @pytest.mark.parametrize(("pool", "normalise"), [("mean", True), ("cls", False), ("max", True)])
-def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Pooling(pool, normalise))
+def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, bundles: Callable[[Pooling], Bundle]) -> None:
+    found = bundles(Pooling(pool, normalise))
     encoder, tokenizer = tiny.model("bert", head=AutoModel), tiny.tokenizer()
     with torch.no_grad():
         rows = [tokenizer(text, return_tensors="pt", truncation=True, max_length=12) for text in TEXTS]
@@ -54,6 +62,10 @@ def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, tmp_path: P
     small = found.embed(TEXTS)
     assert small.shape == (8, 32)
     assert 0.9 < similarity(found.embed(TEXTS, precision="fp32"), small)[0] < 1
+    assert Pooling.read(found.path) == Pooling(pool, normalise, 12)
+    again = load_source(str(found.path))
+    assert isinstance(again, Checkpoint)
+    assert (again.pooling, again.max_length) == (Pooling(pool, normalise, 12), 12)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
@@ -77,8 +89,8 @@ def test_pooling_reads_no_masked_token() -> None:
         torch.testing.assert_close(both[0], pool_tokens(tokens[:1, :2], seen[:1, :2], pool)[0])  # type: ignore[arg-type]
 
 
-def test_int8_is_certified_on_the_texts(tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Pooling("mean", True), data="eight lines")
+def test_int8_is_certified_on_the_texts(bundles: Callable[[Pooling], Bundle], tmp_path: Path) -> None:
+    found = bundles(Pooling("mean", True))
     proof = Certificate.from_json(read_certificate(found.files()["int8"]))
     cosine, spearman = similarity(found.embed(TEXTS, precision="fp32"), found.embed(TEXTS))
     assert (proof.after, proof.agreement, proof.rows, proof.data) == (spearman, cosine, 8, "eight lines")
@@ -103,15 +115,6 @@ def test_without_a_pooling_there_are_tokens_only(tmp_path: Path) -> None:
     assert not (found.path / "modules.json").exists()
     with pytest.raises(BundleError, match="token states only; for a vector per text, export it again"):
         found.embed(["good"])
-
-
-def test_a_folder_says_how_it_pools_and_reads_itself(tmp_path: Path) -> None:
-    for pooling in (Pooling("mean", True, 12), Pooling("cls", False, 12), Pooling("max", True, 12)):
-        found = written(tmp_path / f"{pooling.pool}", pooling)
-        assert Pooling.read(found.path) == pooling
-        again = load_source(str(found.path))
-        assert isinstance(again, Checkpoint)
-        assert (again.pooling, again.max_length) == (pooling, 12)
 
 
 @pytest.mark.parametrize("form", ["old", "new"])
@@ -175,10 +178,10 @@ def test_the_embedded_teacher_is_a_sentence_encoder() -> None:
     assert (found.pooling, found.max_length) == (Pooling("mean", True, 256), 256)
 
 
-def test_sentence_transformers_makes_the_same_vectors(tmp_path: Path) -> None:
+def test_sentence_transformers_makes_the_same_vectors(bundles: Callable[[Pooling], Bundle]) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    for pooling in (Pooling("mean", True), Pooling("max")):
-        found = written(tmp_path / f"{pooling.pool}", pooling)
+    for pooling in (Pooling("mean", True), Pooling("max", True)):
+        found = bundles(pooling)
         model = library.SentenceTransformer(str(found.path), device="cpu")
         assert model.max_seq_length == 12
         np.testing.assert_allclose(model.encode(TEXTS), found.embed(TEXTS, precision="fp32"), atol=1e-5)

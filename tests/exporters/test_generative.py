@@ -188,19 +188,6 @@ def test_a_llama_with_positions_that_change_with_the_length_is_refused(tmp_path:
     assert not (tmp_path / "made").exists()
 
 
-def test_a_llama_comes_from_a_checkpoint_and_completes_texts(tmp_path: Path) -> None:
-    model = like_llama("llama", max_position_embeddings=64)
-    found = load_source(tiny.checkpoint(tmp_path / "model", model), max_length=32)
-    made = found.write(tmp_path / "made")
-    assert made.manifest.kind == "generative"
-    (text,) = made.complete(["a good film"], new=5)
-    tokenizer = AutoTokenizer.from_pretrained(made.path)
-    ids = tokenizer("a good film")["input_ids"]
-    exact = TextGenerator.open(made.path, "fp32").generate(ids, new=5)
-    assert exact == expected(model, ids, 5)
-    assert isinstance(text, str)
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "t5", "llama"])
 def test_int8_writes_too(kind: str, bundles: Callable[[str], Bundle]) -> None:
     made = bundles(kind)
@@ -214,16 +201,21 @@ def test_int8_writes_too(kind: str, bundles: Callable[[str], Bundle]) -> None:
     assert len(small.generate([7, 8], new=5)) <= 5
 
 
-def test_a_folder_comes_from_a_name_and_loads_again(tmp_path: Path) -> None:
-    found = load_source(tiny.checkpoint(tmp_path / "model", gpt2()))
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_checkpoint_becomes_a_bundle_that_completes_texts(kind: str, tmp_path: Path) -> None:
+    model = MODELS[kind]()
+    found = load_source(tiny.checkpoint(tmp_path / "model", model), max_length=32)
     assert isinstance(found, Checkpoint)
     made = found.write(tmp_path / "made", opset=18)
     assert Bundle.load(made.path) == made
-    assert made.manifest.max_length == 64
-    assert {entry.version for entry in read_model(made.path / "onnx/model.onnx").opset_import if not entry.domain} == {
-        18
-    }
-    (made.path / "onnx/model.onnx").write_bytes(b"")
+    assert (made.manifest.kind, made.manifest.max_length) == ("generative", 32)
+    file = made.path / "onnx/model.onnx"
+    assert {entry.version for entry in read_model(file).opset_import if not entry.domain} == {18}
+    (text,) = made.complete(["a good film"], new=5)
+    assert isinstance(text, str)
+    ids = AutoTokenizer.from_pretrained(made.path)("a good film")["input_ids"]
+    assert TextGenerator.open(made.path, "fp32").generate(ids, new=5) == expected(model, ids, 5)
+    file.write_bytes(b"")
     with pytest.raises(BundleError, match=r"onnx/model\.onnx: 0 bytes"):
         Bundle.load(made.path)
 

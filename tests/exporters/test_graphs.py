@@ -166,11 +166,13 @@ def test_learned_ranges_of_a_product_are_those_of_its_parts(tmp_path: Path) -> N
     assert exact and not [name for name in exact if "/layers." in name], "all but the head's"
 
 
-def test_modern_layers_that_share_weights_share_their_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["albert", "modernbert"])
+def test_layers_that_share_weights_share_what_is_made_of_them(family: str, tmp_path: Path) -> None:
     sizes = {}
     for layers in (2, 5):
-        model = tiny.model("modernbert", layers=layers)
-        share(model, attention=1, ffn=1)
+        model = tiny.model(family, layers=layers)
+        if family == "modernbert":
+            share(model, attention=1, ffn=1)
         made = rewrite_graph(exported(model, tmp_path)).model.graph.initializer
         sizes[layers] = sum(np.prod(tensor.dims) for tensor in made if len(tensor.dims) == 2)
     assert sizes[2] == sizes[5]
@@ -291,15 +293,6 @@ def test_a_mask_that_differs_by_query_stays_on_the_scores(tmp_path: Path) -> Non
     added.input[1] = "square"
     made = rewrite_graph(raw)
     assert made.attentions == 0
-
-
-def test_layers_share_weights_afterwards_too(tmp_path: Path) -> None:
-    sizes = {}
-    for layers in (2, 5):
-        raw = exported(tiny.model("albert", layers=layers, hidden=64), tmp_path)
-        made = rewrite_graph(raw).model.graph.initializer
-        sizes[layers] = sum(np.prod(tensor.dims) for tensor in made if len(tensor.dims) == 2)
-    assert sizes[2] == sizes[5]
 
 
 def test_the_given_model_and_what_is_known_of_it_stay(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.exporters.session import metadata, read_model
 from tests import tiny
 
 
@@ -55,13 +54,6 @@ def test_per_channel_is_the_callers_choice(tmp_path: Path) -> None:
         ]
         scales[per_channel] = sorted({tuple(dims) for dims in found})
     assert scales == {True: [(32,), (36,), (64,)], False: [()]}, "queries and keys hold the mask"
-
-
-def test_metadata_is_kept(tmp_path: Path) -> None:
-    to_onnx(tiny.bert(), tmp_path / "model.onnx")
-    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
-    before, after = (metadata(read_model(tmp_path / name)) for name in ("model.onnx", "small.onnx"))
-    assert after == {**before, "compress.precision": "int8"}
 
 
 def test_nothing_to_quantise_or_no_model_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Bundles of questions and of words: both files compute the model, and predicting is what examining does."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,16 @@ from tests import marked, tiny
 HEADS = {"qa": AutoModelForQuestionAnswering, "tagging": AutoModelForTokenClassification}
 
 
-def written(folder: Path, kind: str, *, length: int = 20) -> tuple[Bundle, Any, Evaluator]:
+Written = Callable[..., tuple[Bundle, Any, Evaluator]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Write each bundle once; tests only read it."""
+    return cache(lambda kind, length=20: write_bundle(tmp_path_factory.mktemp("written"), kind, length))
+
+
+def write_bundle(folder: Path, kind: str, length: int) -> tuple[Bundle, Any, Evaluator]:
     """A bundle of random weights, its model, and an evaluator whose texts need several rows."""
     write, name = (marked.questions, "train.json") if kind == "qa" else (marked.sentences, "train.conll")
     data = load_task(str(write(folder / name, count=40)))
@@ -30,8 +41,8 @@ def written(folder: Path, kind: str, *, length: int = 20) -> tuple[Bundle, Any, 
 
 
 @pytest.mark.parametrize("kind", ["qa", "tagging"])
-def test_the_logits_of_both_files_are_the_models(kind: str, tmp_path: Path) -> None:
-    bundle, model, evaluator = written(tmp_path, kind)
+def test_the_logits_of_both_files_are_the_models(kind: str, written: Written) -> None:
+    bundle, model, evaluator = written(kind)
     expected = metrics.logits(model, evaluator.rows, Collate(tiny.tokenizer()))
     exact = bundle.logits(evaluator.rows, precision="fp32", threads=2)
     np.testing.assert_allclose(exact, expected, atol=1e-4)
@@ -41,8 +52,9 @@ def test_the_logits_of_both_files_are_the_models(kind: str, tmp_path: Path) -> N
     assert bundle.logits([]).shape == (0, evaluator.task.outputs)
 
 
-def test_answers_are_those_of_the_exam(tmp_path: Path) -> None:
-    bundle, _, evaluator = written(tmp_path, "qa")
+def test_answers_are_those_of_the_exam(written: Written, tmp_path: Path) -> None:
+    shared, _, evaluator = written("qa")
+    bundle = shared.copy_to(tmp_path / "bundle")
     logits = bundle.logits(evaluator.rows, precision="fp32")
     margins = evaluator.spans(logits).margin_Q
     threshold = float(np.median(margins))
@@ -60,8 +72,8 @@ def test_answers_are_those_of_the_exam(tmp_path: Path) -> None:
     assert bundle.predict([]) == []
 
 
-def test_the_probability_of_an_answer_is_over_its_context_and_none(tmp_path: Path) -> None:
-    bundle, model, _ = written(tmp_path, "qa", length=64)
+def test_the_probability_of_an_answer_is_over_its_context_and_none(written: Written) -> None:
+    bundle, model, _ = written("qa", 64)
     (answer,) = bundle.set_threshold(float("inf")).predict([("is it ?", "the good film")], precision="fp32")
     batch = tiny.tokenizer()("is it ?", "the good film", return_tensors="pt")
     with torch.no_grad():
@@ -73,8 +85,8 @@ def test_the_probability_of_an_answer_is_over_its_context_and_none(tmp_path: Pat
     assert answer.score == pytest.approx(best, abs=1e-5)
 
 
-def test_marks_are_the_entities_of_the_exam(tmp_path: Path) -> None:
-    bundle, _, evaluator = written(tmp_path, "tagging", length=6)
+def test_marks_are_the_entities_of_the_exam(written: Written) -> None:
+    bundle, _, evaluator = written("tagging", 6)
     tags = evaluator.tags(bundle.logits(evaluator.rows, precision="fp32"))
     texts = [" ".join(words) for words in evaluator.split["words"]]
     found = bundle.predict(texts, precision="fp32", threads=2)
@@ -107,8 +119,8 @@ def test_words(text: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qa", "tagging"])
-def test_the_card_says_how_to_use_it(kind: str, tmp_path: Path) -> None:
-    bundle, _, _ = written(tmp_path, kind)
+def test_the_card_says_how_to_use_it(kind: str, written: Written) -> None:
+    bundle, _, _ = written(kind)
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
     if kind == "qa":
         assert "pipeline_tag: question-answering" in card

@@ -9,7 +9,7 @@ import pytest
 
 from compress.data.task import Task
 from compress.errors import DataError
-from compress.exporters import predictor, row_files
+from compress.exporters import row_files
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import BATCH, Predictor, iterate_batches
 from compress.exporters.row_files import choose_columns, predict_file
@@ -184,7 +184,3 @@ def test_the_command_answers_a_file_and_says_how_many(bundle: Bundle, tmp_path: 
         told = command.run(*wrong)
         assert (told.code, told.out) == (2, "")
         assert "--input" in told.err
-
-
-def test_longest_is_that_of_every_reader() -> None:
-    assert predictor.LONGEST == row_files.LONGEST

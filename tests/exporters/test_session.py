@@ -57,11 +57,6 @@ def test_vocabulary_comes_from_the_config_where_the_graph_hides_it(tmp_path: Pat
     assert vocabulary_size(hidden, tmp_path / "onnx" / "model.onnx") == 31
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    (tmp_path / "words.onnx").write_text("not a model, but words")
-    (tmp_path / "empty.onnx").write_bytes(b"")
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"absent\.onnx: no such file"):
         open_session(tmp_path / "absent.onnx")
-    for name in ("words.onnx", "empty.onnx"):
-        with pytest.raises(ExportError, match=name):
-            open_session(tmp_path / name)

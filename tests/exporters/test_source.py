@@ -128,19 +128,6 @@ def test_an_encoder_comes_without_what_was_never_trained(tmp_path: Path) -> None
     assert masked.model.base_model.pooler is None
 
 
-def test_writers_are_known(tmp_path: Path) -> None:
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=24, bos_token_id=2, eos_token_id=3
-        )
-    )
-    found = load_source(tiny.checkpoint(tmp_path / "model", model))
-    assert isinstance(found, Checkpoint)
-    assert (found.kind, found.max_length) == ("generative", 24)
-    with pytest.raises(ExportError, match="pool: does not apply: it is a generative model"):
-        load_source(str(tmp_path / "model"), pool="mean")
-
-
 @pytest.mark.parametrize(
     "lost", ["classifier.weight", "bert.encoder.layer.0.attention.self.query.weight", "embeddings.LayerNorm.bias"]
 )
@@ -164,10 +151,12 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     folder = Path(tiny.checkpoint(tmp_path / "model", tiny.bert()))
     choice = tiny.checkpoint(tmp_path / "choice", BertForMultipleChoice(tiny.bert().config))
     t5 = T5EncoderModel(T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=24))
     refusals: list[tuple[str, dict[str, Any], str]] = [
         (choice, {}, "BertForMultipleChoice: cannot be exported; expected an encoder"),
         (tiny.checkpoint(tmp_path / "t5", t5), {}, "T5EncoderModel: is not a plain encoder"),
         (str(folder), {"pool": "mean"}, "pool: does not apply: its head is ForSequenceClassification"),
+        (tiny.checkpoint(tmp_path / "gpt2", gpt2), {"pool": "mean"}, "pool: does not apply: it is a generative model"),
         (str(tmp_path / "absent"), {}, "no such folder"),
         ("no-such-model", {}, "no teacher 'no-such-model'"),
     ]

@@ -12,6 +12,7 @@ too, with a form of the graph that `tune` chose for onnxruntime: the files are m
 
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 from compress.errors import ExportError
 from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, required
 from compress.exporters.int8 import quantize_static
-from compress.exporters.session import Run
 from compress.exporters.weight_only import SMALL
 
 STEMS = {
@@ -38,10 +38,18 @@ NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
 def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
     """Write each precision as .xml and .bin, and run it in OpenVINO."""
     openvino = required("openvino", EXTRA)
-    made = []
+    files = []
+    if "int8" in precisions and (context.bundle.manifest.kind != "task" or context.calibrate is None):
+        raise ExportError(
+            "--for openvino --precision int8: is calibrated on real rows of the task; expected --data with them. w8 "
+            "needs none"
+        )
     for precision in precisions:
         target = folder / f"{STEMS[precision]}.xml"
-        source = _source(context, precision)
+        source = context.as_written()
+        if precision == "int8" and context.calibrate is not None:
+            exact, source = source, context.scratch / "qdq.onnx"
+            quantize_static(exact, source, context.calibrate(context.bundle, exact), form="qdq")
         try:
             model = openvino.convert_model(source)
         except RuntimeError as error:
@@ -56,23 +64,18 @@ def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[st
                 f"{target.name}: OpenVINO cannot write it ({error}); {free:.0f} MB are free in {folder.parent}. "
                 "Make room, or name another --out"
             ) from error
-        apart = context.differs(_run(target))
-        made.append(ExportedFile(target.name, precision, apart, NOTES.get(precision, ""), (f"{target.stem}.bin",)))
-    return ExportResult(tuple(made), _verdicts(openvino), packages=("onnx", "onnxruntime", "openvino"))
-
-
-def _source(context: ExportContext, precision: str) -> Path:
-    if precision != "int8":
-        return context.as_written()
-    if context.bundle.manifest.kind != "task" or context.calibrate is None:
-        raise ExportError(
-            "--for openvino --precision int8: is calibrated on real rows of the task; expected --data with them. w8 "
-            "needs none"
-        )
-    target = context.scratch / "qdq.onnx"
-    source = context.as_written()
-    quantize_static(source, target, context.calibrate(context.bundle, source), form="qdq")
-    return target
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
+        compiled = openvino.Core().compile_model(target, "CPU", settings)
+        difference = context.differs(partial(_run, compiled.create_infer_request()))
+        note, weights = NOTES.get(precision, ""), f"{target.stem}.bin"
+        files.append(ExportedFile(target.name, precision, difference, note, (weights,)))
+    able = ", ".join(sorted(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
+    verdicts = (
+        "compared here in float32 (INFERENCE_PRECISION_HINT f32); unless told so, OpenVINO computes in bfloat16 where "
+        "the processor has it, faster and a little less exact",
+        f"what this processor has, by OpenVINO: {able}",
+    )
+    return ExportResult(tuple(files), verdicts, packages=("onnx", "onnxruntime", "openvino"))
 
 
 def _compress(model: Any) -> None:
@@ -103,22 +106,6 @@ def _inner_axis(reader: Any) -> int | None:
     return 1 if reader.get_type_name() == "Gather" else None
 
 
-def _run(path: Path) -> Run:
-    openvino = required("openvino", EXTRA)
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
-    request = openvino.Core().compile_model(path, "CPU", exact).create_infer_request()
-
-    def run(row: Any) -> list[Any]:
-        found = request.infer(dict(row))
-        return [found[index].copy() for index in range(len(found))]
-
-    return run
-
-
-def _verdicts(openvino: Any) -> tuple[str, ...]:
-    able = ", ".join(sorted(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
-    return (
-        "compared here in float32 (INFERENCE_PRECISION_HINT f32); unless told so, OpenVINO computes in bfloat16 where "
-        "the processor has it, faster and a little less exact",
-        f"what this processor has, by OpenVINO: {able}",
-    )
+def _run(request: Any, row: Any) -> list[Any]:
+    found = request.infer(dict(row))
+    return [found[index].copy() for index in range(len(found))]

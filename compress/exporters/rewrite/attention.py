@@ -5,7 +5,7 @@ added to the keys, or with `mask_on_scores` to the scores. It writes (rows, toke
 `tokens_first` the first two axes of all of these are swapped.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
@@ -45,19 +45,19 @@ class Linear:
 class AttentionCore:
     """An attention of the form that `to_onnx` exports: softmax(queries @ keys x scale + mask of the keys) @ values.
 
-    `joined` is the node that concatenates the heads, `name` the path in the model.
+    node    concatenates the heads, or after `collapse` represents the attention
+    name    its path in the model
+    inputs  queries, keys, values
     """
 
+    node: NodeProto
     name: str
-    queries: str
-    keys: str
-    values: str
+    inputs: tuple[str, ...]
     mask: str
     heads: int
     size: int
     value_size: int
     scale: float
-    joined: NodeProto
 
     @staticmethod
     def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "AttentionCore | None":
@@ -76,10 +76,9 @@ class AttentionCore:
         found = [part for part in parts if part is not None]
         if len(found) < 3 or len({part.heads for part in found}) > 1 or (mask and not masks_keys(graph, mask, writers)):
             return None
-        queries, keys, values = found
-        name = softmax.name.removesuffix("/Softmax")
-        inputs = queries.source, keys.source, values.source
-        return AttentionCore(name, *inputs, mask, queries.heads, queries.size, values.size, scale, joined)
+        queries, _, values = found
+        name, inputs = softmax.name.removesuffix("/Softmax"), tuple(part.source for part in found)
+        return AttentionCore(joined, name, inputs, mask, queries.heads, queries.size, values.size, scale)
 
 
 @dataclass(frozen=True)
@@ -96,18 +95,12 @@ def collapse(graph: Graph) -> list[AttentionCore]:
     writers, readers = graph.writers(), graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
     cores = [core for node in softmaxes if (core := AttentionCore.around(graph, node, writers, readers)) is not None]
-    for core in cores:
-        graph.replace(
-            core.joined,
-            ATTENTION,
-            [core.queries, core.keys, core.values],
-            core.name,
-            domain=OURS,
-            heads=core.heads,
-            size=core.size,
-            value_size=core.value_size,
-            tokens_first=0,
-        )
+    for at, core in enumerate(cores):
+        node = graph.replace(
+            core.node, ATTENTION, core.inputs, core.name, domain=OURS, heads=core.heads, size=core.size,
+            value_size=core.value_size, tokens_first=0,
+        )  # fmt: skip
+        cores[at] = replace(core, node=node)
     graph.kept |= {core.mask for core in cores if core.mask}
     graph.prune()
     return cores

@@ -148,10 +148,11 @@ class Graph:
         self.nodes.append(onnx.helper.make_node(operator, inputs, [output], name=name, **attributes))
         return output
 
-    def replace(self, node: NodeProto, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> None:
-        """Replace a node by another with the same outputs."""
+    def replace(self, node: NodeProto, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> NodeProto:
+        """Replace a node by another with the same outputs, and return that."""
         place = next(place for place, each in enumerate(self.nodes) if each is node)
         self.nodes[place] = onnx.helper.make_node(operator, inputs, list(node.output), name=name, **attributes)
+        return self.nodes[place]
 
     def split(self, tensor: str, sizes: Sequence[int], name: str) -> list[str]:
         """Split the last axis of a tensor into parts of these sizes, and return their names."""

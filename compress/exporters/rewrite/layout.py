@@ -86,18 +86,18 @@ def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
 
 def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
     """Change a node that gathers tokens, or drops their axis, to the first axis; False for any other node."""
-    if node.op_type == "Gather" and attribute(node, "axis", 0) == 1 and graph.value(node.input[1]) is not None:
+    constant = graph.value(node.input[1]) if len(node.input) == 2 else None  # of a Gather or Squeeze
+    if constant is None:
+        return False
+    if node.op_type == "Gather" and attribute(node, "axis", 0) == 1:
         node.input[0] = turned[node.input[0]]
         set_attribute(node, "axis", 0)
-        index = graph.value(node.input[1])
-        if index is not None and index.ndim == 1:
+        if constant.ndim == 1:
             _rename(graph, node, turned)
         return True
-    if node.op_type == "Squeeze" and len(node.input) == 2:
-        axes = graph.value(node.input[1])
-        if axes is not None and axes.reshape(-1).tolist() == [1]:
-            node.input[:] = [turned[node.input[0]], graph.integers(0)]
-            return True
+    if node.op_type == "Squeeze" and constant.reshape(-1).tolist() == [1]:
+        node.input[:] = [turned[node.input[0]], graph.integers(0)]
+        return True
     return False
 
 
@@ -173,37 +173,31 @@ def _narrow(graph: Graph, last: NodeProto) -> list[NodeProto]:
 
 def fold_scales(graph: Graph, cores: list[AttentionCore]) -> None:
     """Fold the scale of the scores into the weights of the queries."""
-    by_name = {node.name: node for node in graph.attentions()}
     for core in cores:
         if core.scale != 1.0:
-            made = _product(graph, by_name[core.name].input[0])
-            _reweigh(graph, made, "scaled", partial(_scale, factor=core.scale))
+            scale = partial(_scale, factor=core.scale)
+            _reweigh(graph, _product(graph, core.node.input[0]), "scaled", scale)
 
 
 def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
     """Add the mask to the keys (rows x tokens x width numbers) instead of to the scores (rows x heads x tokens x
     tokens): every head gets one feature more, 1 in all queries and the mask's value in the keys."""
     spread: dict[tuple[str, int, int, int], str] = {}
-    by_name = {node.name: node for node in graph.attentions()}
     for core in (core for core in cores if core.mask):
-        node = by_name[core.name]
-        heads, size, first = core.heads, core.size, attribute(node, "tokens_first")
-        for name, bias in ((node.input[0], 1.0), (node.input[1], 0.0)):
-            made = _product(graph, name)
-            _reweigh(graph, made, "masked", partial(_widen, heads=heads, bias=bias))
-        key = core.mask, heads, size, first
+        for name, bias in zip(core.node.input, (1.0, 0.0), strict=False):
+            _reweigh(graph, _product(graph, name), "masked", partial(_widen, heads=core.heads, bias=bias))
+        key = core.mask, core.heads, core.size, attribute(core.node, "tokens_first")
         if key not in spread:
             spread[key] = _spread(graph, *key)
-        node.input.append(spread[key])
-        set_attribute(node, "size", size + 1)
+        core.node.input.append(spread[key])
+        set_attribute(core.node, "size", core.size + 1)
 
 
 def mask_scores(graph: Graph, cores: list[AttentionCore]) -> None:
     """Add the mask to the scores, as the model does."""
-    by_name = {node.name: node for node in graph.attentions()}
     for core in (core for core in cores if core.mask):
-        by_name[core.name].input.append(core.mask)
-        set_attribute(by_name[core.name], "mask_on_scores", 1)
+        core.node.input.append(core.mask)
+        set_attribute(core.node, "mask_on_scores", 1)
 
 
 def merge(graph: Graph) -> int:

@@ -103,12 +103,11 @@ class _RotaryAttention:
         for n in range(2):
             rotated = [inputs[n], self.rotation.cosines, self.rotation.sines]
             inputs[n] = graph.add(ROTARY, rotated, f"{name}/{PARTS[n]}/turned", domain=OURS, heads=heads, size=size)
-        graph.replace(
+        node = graph.replace(
             self.joined, ATTENTION, [*inputs, self.mask], name, domain=OURS, heads=heads, size=size, value_size=size,
             tokens_first=0, mask_on_scores=1, local=int(not masks_keys(graph, self.mask, graph.writers())),
         )  # fmt: skip
-        queries, keys, values = inputs
-        return AttentionCore(name, queries, keys, values, "", heads, size, size, self.scale, self.joined)
+        return AttentionCore(node, name, tuple(inputs), "", heads, size, size, self.scale)
 
 
 def collapse(graph: Graph) -> list[AttentionCore]:
