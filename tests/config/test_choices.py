@@ -68,12 +68,12 @@ def test_a_table_of_the_user(tmp_path: Path) -> None:
 
 def test_a_run_prints_its_recipe_and_the_reason(tmp_path: Path, home: Path, unmeasured: None) -> None:
     mine = tmp_path / "mine.yaml"
-    quick = "[stages.0.steps=2, stages.0.max_length=32, teacher.steps=24, teacher.max_length=32]"
+    quick = "[stages.0.steps=2, stages.0.max_length=32]"
     mine.write_text(f"choices: [{{recipe: hinton, set: {quick}, because: it is quick}}]", encoding="utf-8")
     printed = tmp_path / "printed.txt"
     with printed.open("w", encoding="utf-8") as file, pytest.raises(Trained):
         compress.distill(
-            teacher=tiny.checkpoint(tmp_path / "teacher"), recipe=mine, data=tiny.reviews(tmp_path / "data"),
+            teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert()), recipe=mine, data=tiny.reviews(tmp_path / "data"),
             out=tmp_path / "run", options=RunOptions(gate="warn"), console=Console(file=file, width=200),
         )  # fmt: skip
     assert "recipe hinton: it is quick" in printed.read_text(encoding="utf-8")

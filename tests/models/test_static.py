@@ -218,8 +218,8 @@ def test_a_misspelt_option(shelf: command.Shelf, tmp_path: Path) -> None:
 def test_the_recipe_end_to_end(shelf: command.Shelf, tmp_path: Path) -> None:
     """Distil, measure, quantise, and export with the tokenizer inside; one word decides these texts."""
     changes = {
-        "student.hidden": 16, "teacher.steps": 40, "teacher.lr": 0.01, "teacher.max_length": 32,
-        "stages.0.steps": 120, "stages.0.lr": 0.02, "stages.0.max_length": 32,
+        "student.hidden": 16, "teacher.steps": 40, "teacher.lr": 0.01, "teacher.max_length": 32, "teacher.evaluate": 0,
+        "stages.0.steps": 120, "stages.0.lr": 0.02, "stages.0.max_length": 32, "stages.0.evaluate": 0,
     }  # fmt: skip
     words = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
     result = command.run(*shelf.distill(tmp_path / "run", *words, "--gate", "warn", recipe="static"))
