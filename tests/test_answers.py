@@ -31,17 +31,17 @@ def test_exact_match_and_f1(answer: str, gold: str, exact: float, f1: float) -> 
     assert qa.f1(answer, right) == pytest.approx(f1)
 
 
-def test_the_best_gold_answer_counts() -> None:
+def test_best_gold_answer() -> None:
     assert qa.f1("10th century", ["11th century", "the 10th century"]) == 1.0
 
 
-def test_what_normalises_to_nothing_is_no_answer() -> None:
+def test_answers_that_normalise_to_nothing() -> None:
     assert qa.right_answers([]) == qa.right_answers(["the", "."]) == [""]
     assert qa.right_answers(["the", "one"]) == ["one"]
     assert qa.exact("The", [""]) == 1.0
 
 
-def test_answered_and_unanswerable_are_also_told_apart() -> None:
+def test_scores_by_answerability() -> None:
     found = qa.answer_scores(["yes", "", "no"], [["yes"], [], []])
     assert found["f1"] == found["exact"] == pytest.approx(2 / 3)
     assert (found["f1_answerable"], found["no_answer"]) == (1.0, 0.5)
@@ -72,7 +72,7 @@ def brute(logits: np.ndarray, where: Windows, question: int) -> tuple[float, int
     return best
 
 
-def test_the_best_span_is_the_best_of_all_pairs_in_one_row() -> None:
+def test_best_span_equals_brute_force() -> None:
     where = windows([7, 45, 9, 6], [0, 1, 1, 2])
     for seed in range(20):
         logits = np.random.default_rng(seed).normal(size=(67, 2))
@@ -87,7 +87,7 @@ def test_the_best_span_is_the_best_of_all_pairs_in_one_row() -> None:
             assert found.margin_Q[question] == pytest.approx(min(nulls) - score)
 
 
-def test_no_span_is_longer_than_thirty_tokens_ends_before_it_starts_or_leaves_its_row() -> None:
+def test_invalid_spans() -> None:
     where = windows([60, 10], [0, 0])
     logits = np.zeros((70, 2))
     logits[10, 0] = logits[50, 1] = 9.0  # too far apart
@@ -99,7 +99,7 @@ def test_no_span_is_longer_than_thirty_tokens_ends_before_it_starts_or_leaves_it
     assert (found.first_Q[0], found.last_Q[0]) == (10, 20)
 
 
-def test_a_context_without_tokens_has_no_answer() -> None:
+def test_context_without_tokens() -> None:
     found = qa.best_spans(np.ones((7, 2)), windows([3, 4], [0, 1]))
     assert np.isposinf(found.margin_Q[0])
     assert found.texts(["", "x"], 1e9) == ["", "x"]
@@ -119,16 +119,14 @@ def spans(margins: list[float]) -> Spans:
         ([-2.0, 1.0, 1.0, 2.0], [["yes"], ["yes"], [], []], -0.5, 0.75),  # equal margins cannot be parted
     ],
 )
-def test_the_threshold_is_the_best_one(
-    margins: list[float], golds: list[list[str]], expected: float, score: float
-) -> None:
+def test_best_threshold(margins: list[float], golds: list[list[str]], expected: float, score: float) -> None:
     contexts = ["yes"] * len(margins)
     threshold = qa.best_threshold(spans(margins), contexts, golds, metric="f1")
     assert threshold == pytest.approx(expected)
     assert qa.answer_scores(spans(margins).texts(contexts, threshold), golds)["f1"] == pytest.approx(score)
 
 
-def test_no_threshold_scores_better() -> None:
+def test_best_threshold_equals_search() -> None:
     draw = np.random.default_rng(1)
     for _ in range(20):
         found, contexts = spans(draw.integers(-5, 5, 12).tolist()), ["yes"] * 12

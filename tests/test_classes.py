@@ -19,7 +19,7 @@ THREE = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
 MANY = Task("multilabel", ("text",), "label", ("x", "y"), "f1")
 
 
-def test_classes_score_as_scikit_learn_has_them() -> None:
+def test_scores_by_class_equal_scikit_learn() -> None:
     draw = np.random.default_rng(0)
     logits, labels = draw.normal(size=(60, 3)), draw.integers(0, 3, 60)
     found = metrics.scores_by_class(THREE, logits, labels)
@@ -31,7 +31,7 @@ def test_classes_score_as_scikit_learn_has_them() -> None:
     assert macro_f1(found) == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
 
 
-def test_labels_of_a_multilabel_task_score_apart() -> None:
+def test_scores_by_class_of_multilabel() -> None:
     truth = np.array([[1, 0], [1, 1], [0, 0], [1, 0]], dtype=np.float32)
     found = metrics.scores_by_class(MANY, np.array([[1, -1], [-1, -1], [1, -1], [1, -1]]), truth)
     assert found == (ClassScore("x", 2 / 3, 2 / 3, 2 / 3, 3), ClassScore("y", 0.0, 0.0, 0.0, 1))
@@ -41,14 +41,14 @@ def test_labels_of_a_multilabel_task_score_apart() -> None:
     )
 
 
-def test_types_of_entities_score_apart() -> None:
+def test_scores_by_label() -> None:
     found = metrics.scores_by_label([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-ORG", "O"]])
     assert {one.label: (one.precision, one.recall, one.support) for one in found} == {
         "LOC": (0.0, 0.0, 0), "ORG": (0.0, 0.0, 1), "PER": (1.0, 1.0, 1),
     }  # fmt: skip
 
 
-def test_macro_f1_is_of_the_classes_that_occur() -> None:
+def test_macro_f1() -> None:
     found = (ClassScore("a", 1.0, 0.5, 0.6, 4), ClassScore("b", 0.0, 0.0, 0.0, 0), ClassScore("c", 1.0, 1.0, 1.0, 2))
     assert macro_f1(found) == pytest.approx(0.8)
     assert macro_f1(()) is None
@@ -66,12 +66,12 @@ def test_macro_f1_is_of_the_classes_that_occur() -> None:
         (ClassChange("never there", 0.0, 0.0, 100), False, False),
     ],
 )
-def test_what_has_collapsed_is_told_from_chance(change: ClassChange, collapsed: bool, lost: bool) -> None:
+def test_collapsed_classes(change: ClassChange, collapsed: bool, lost: bool) -> None:
     assert (change.collapsed, change.lost) == (collapsed, lost)
     assert bool(select_fallen([change])) == (collapsed or lost)
 
 
-def test_the_largest_fall_is_named_first_with_its_rows() -> None:
+def test_describe_falls() -> None:
     before = [ClassScore(f"c{n}", 1.0, 1.0, 1.0, 50) for n in range(6)]
     after = [ClassScore(f"c{n}", 1.0, n / 10, 1.0, 50) for n in range(6)]
     found = select_fallen(compare_classes(before, after))

@@ -41,11 +41,11 @@ def test_entities(tags: str, found: list[tuple[str, int, int]]) -> None:
         ("B-a I-a O", "B-a I-a O"),
     ],
 )
-def test_every_scheme_becomes_iob2(tags: str, written: str) -> None:
+def test_iob2(tags: str, written: str) -> None:
     assert iob2(tags.split()) == written.split()
 
 
-def test_scores_by_hand() -> None:
+def test_entity_scores() -> None:
     truth = [["B-a", "I-a", "O"], ["B-b", "O"], ["O"]]
     said = [["B-a", "O", "O"], ["B-b", "B-a"], ["O"]]
     # said: a(0,1), b(0,1), a(1,2); true: a(0,2), b(0,1); right: b
@@ -56,15 +56,15 @@ def test_scores_by_hand() -> None:
     assert found["accuracy"] == pytest.approx(4 / 6)
 
 
-def test_the_same_words_of_another_sentence_are_not_right() -> None:
+def test_entities_of_another_sentence() -> None:
     assert metrics.entity_scores([["B-a"], ["O"]], [["O"], ["B-a"]])["f1"] == 0.0
 
 
-def test_nothing_to_find_scores_zero() -> None:
+def test_entity_scores_without_entities() -> None:
     assert metrics.entity_scores([["O"]], [["O"]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
 
 
-def test_any_tags_are_read_and_scored_as_seqeval_does() -> None:
+def test_entities_equal_seqeval() -> None:
     draw = random.Random(0)
     tags = ["O", *(f"{prefix}-{label}" for prefix in "BIES" for label in ("x", "y"))]
     every = [[[draw.choice(tags) for _ in range(draw.randint(1, 12))] for _ in range(200)] for _ in range(2)]

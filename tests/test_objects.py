@@ -56,13 +56,13 @@ def test_splits_are_those_of_a_dictionary() -> None:
 
 
 @pytest.mark.parametrize("teacher", [tiny.bert(), (tiny.bert(),), (tiny.bert(), "minilm"), None, 3])
-def test_what_is_no_teacher(teacher: Any) -> None:
+def test_invalid_teachers(teacher: Any) -> None:
     with pytest.raises(TeacherError, match=r"teacher=\(model, tokenizer\)"):
         teacher_path(teacher)
 
 
 @pytest.mark.parametrize("data", [None, 3, {}, ["a", "b"], {"train": "a.tsv"}])
-def test_what_is_no_data(data: Any) -> None:
+def test_invalid_data(data: Any) -> None:
     for read in (data_path, load_task):
         with pytest.raises(DataError, match="DataFrame"):
             read(data)
@@ -78,7 +78,7 @@ def test_what_is_no_data(data: Any) -> None:
         (frame().iloc[:0], "is empty"),
     ],
 )
-def test_tables_that_are_wrong(data: Any, message: str) -> None:
+def test_invalid_tables(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_task(data)
 
@@ -99,7 +99,7 @@ def test_names_and_paths_are_themselves(tmp_path: Path) -> None:
     assert teacher_path(tmp_path) == data_path(tmp_path) == str(tmp_path)
 
 
-def test_a_run_begins_with_objects_and_is_continued_with_the_same(tmp_path: Path) -> None:
+def test_resume_a_run_with_objects(tmp_path: Path) -> None:
     class BeginsError(Exception):
         """Training would begin now."""
 

@@ -44,17 +44,17 @@ def by_hand(texts: tuple[str, ...]) -> float:
     return total / count
 
 
-def test_it_is_the_mean_over_tokens_of_texts_read_alone() -> None:
+def test_perplexity() -> None:
     found = causal(batch=4)
     assert found["nll"] == pytest.approx(by_hand(TEXTS), rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
 
 
-def test_batches_make_no_difference() -> None:
+def test_batch_size_does_not_matter() -> None:
     assert causal(batch=1)["nll"] == pytest.approx(causal(batch=6)["nll"], rel=1e-5)
 
 
-def test_a_limit_takes_rows_from_everywhere() -> None:
+def test_limit() -> None:
     assert causal(limit=3)["nll"] == pytest.approx(by_hand((TEXTS[0], TEXTS[2], TEXTS[5])), rel=1e-5)
     assert causal(limit=100) == causal()
 
@@ -74,7 +74,7 @@ def of_masks(model: Any = None) -> dict[str, float]:
     return measure_perplexity(model, rows(tokenizer), Collate(tokenizer), masked, batch=3)
 
 
-def test_masks_are_the_same_for_every_model_and_call() -> None:
+def test_masks_are_reproducible() -> None:
     model = tiny.model("bert", head=AutoModelForMaskedLM)
     torch.manual_seed(1)
     first = of_masks(model)
@@ -85,7 +85,7 @@ def test_masks_are_the_same_for_every_model_and_call() -> None:
     assert of_masks(tiny.model("bert", head=AutoModelForMaskedLM, seed=5)) != first
 
 
-def test_modes_are_left_as_they_were_and_dropout_is_off() -> None:
+def test_eval_mode() -> None:
     model = tiny.model("bert", head=AutoModelForMaskedLM).train()
     model.bert.pooler = None
     model.bert.encoder.layer[0].eval()
@@ -94,17 +94,17 @@ def test_modes_are_left_as_they_were_and_dropout_is_off() -> None:
     assert not model.bert.encoder.layer[0].training
 
 
-def test_a_step_is_asked_for_its_student() -> None:
+def test_student_of_a_step() -> None:
     step = Distillation(generative.gpt2(), None, [Term("bert.masked_lm")])
     assert causal(model=step) == causal()
 
 
-def test_nothing_to_predict_is_an_error() -> None:
+def test_nothing_to_predict() -> None:
     with pytest.raises(DataError, match="no position to predict"):
         causal(rows=rows(generative.gpt2_tokenizer(), ("a", "b")))
 
 
-def test_an_answer_that_is_impossible_is_infinitely_perplexing() -> None:
+def test_infinite_perplexity() -> None:
     model = generative.gpt2()
     with torch.no_grad():
         model.transformer.ln_f.weight.mul_(1e4)
@@ -114,7 +114,7 @@ def test_an_answer_that_is_impossible_is_infinitely_perplexing() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5", "bert"])
-def test_logits_at_positions_are_those_of_the_whole_head(family: str) -> None:
+def test_logits_at(family: str) -> None:
     if family == "bert":
         model, batch = tiny.model("bert", head=AutoModelForMaskedLM), tiny.batch()
     else:

@@ -18,32 +18,32 @@ def numbered(scores: dict[str, float]) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_the_values_of_trec_eval(measure: str) -> None:
+def test_measures_equal_trec_eval(measure: str) -> None:
     found, judged = ([numbered(case[each]) for case in CASES] for each in ("found", "judged"))
     values = query_scores(found, judged)[measure]
     np.testing.assert_allclose(values, [case["values"][measure] for case in CASES], atol=1e-9)
     assert values.std() > 0
 
 
-def test_ndcg_is_scikit_learns_where_all_candidates_are_found() -> None:
+def test_ndcg_equals_scikit_learn() -> None:
     rng = np.random.default_rng(1)
     gains, scores = rng.integers(0, 4, (20, 15)), rng.normal(size=(20, 15))
     found, judged = ([dict(enumerate(row.tolist())) for row in rows] for rows in (scores, gains))
     assert query_scores(found, judged)["ndcg@10"].mean() == pytest.approx(ndcg_score(gains, scores, k=10))
 
 
-def test_what_was_not_found_is_missed_and_nothing_relevant_is_zero() -> None:
+def test_missing_candidates() -> None:
     values = query_scores([{1: 2.0, 2: 1.0}, {1: 1.0}, {}], [{1: 1.0, 3: 1.0}, {1: 0.0, 2: -1.0}, {4: 1.0}])
     assert {name: column.tolist()[1:] for name, column in values.items()} == {name: [0.0, 0.0] for name in MEASURES}
     assert [values[name][0] for name in ("mrr@10", "map", "recall@10")] == [1.0, 0.5, 0.5]
 
 
-def test_mrr_looks_at_ten() -> None:
+def test_mrr_cut() -> None:
     found: list[Any] = [{n: -float(n) for n in range(12)}] * 2
     assert query_scores(found, [{9: 1.0}, {10: 1.0}])["mrr@10"].tolist() == [0.1, 0.0]
 
 
-def test_equal_scores_say_nothing_whatever_the_order_of_the_candidates() -> None:
+def test_ties() -> None:
     forwards, backwards = dict.fromkeys(range(30), 0.5), dict.fromkeys(reversed(range(30)), 0.5)
     assert rank_candidates(forwards) == rank_candidates(backwards) != sorted(forwards)
     constant = [dict.fromkeys(range(10 * n, 10 * n + 10), 0.0) for n in range(300)]

@@ -7,12 +7,12 @@ from scipy.stats import binom, multinomial, wilcoxon
 from compress.evaluation.statistics import bootstrap_interval, paired_share_interval, signed_rank_interval
 
 
-def test_paired_shares_without_any_difference_are_known_as_closely_as_the_rows_allow() -> None:
+def test_paired_interval_without_differences() -> None:
     z2 = 1.959964**2
     assert paired_share_interval(0, 0, 100) == pytest.approx((-z2 / (100 + z2), z2 / (100 + z2)))
 
 
-def test_paired_shares_are_symmetric_and_agree_with_mcnemar_at_no_difference() -> None:
+def test_paired_interval_agrees_with_mcnemar() -> None:
     low, high = paired_share_interval(30, 10, 500)
     assert paired_share_interval(10, 30, 500) == pytest.approx((-high, -low))
     for lost in range(10, 40):
@@ -22,7 +22,7 @@ def test_paired_shares_are_symmetric_and_agree_with_mcnemar_at_no_difference() -
 
 
 @pytest.mark.parametrize(("lost", "won"), [(0.04, 0.02), (0.1, 0.1), (0.02, 0.005)])
-def test_paired_shares_hold_the_truth_as_often_as_they_say(lost: float, won: float) -> None:
+def test_paired_interval_coverage(lost: float, won: float) -> None:
     rows = 200
     held = 0.0
     for b in range(60):
@@ -33,7 +33,7 @@ def test_paired_shares_hold_the_truth_as_often_as_they_say(lost: float, won: flo
     assert 0.93 < held < 0.98
 
 
-def test_signed_ranks_are_those_of_wilcoxon_s_test() -> None:
+def test_signed_rank_interval_agrees_with_wilcoxon() -> None:
     values = np.random.default_rng(0).normal(0.3, 1, 15)
     centre, low, high = signed_rank_interval(values, 0.025)
     assert low < centre < high
@@ -43,12 +43,12 @@ def test_signed_ranks_are_those_of_wilcoxon_s_test() -> None:
         assert wilcoxon(values - outside, alternative=alternative).pvalue <= 0.025
 
 
-def test_so_few_values_that_nothing_is_rare_leave_the_ends_open() -> None:
+def test_signed_rank_interval_of_few_values() -> None:
     assert signed_rank_interval(np.arange(5.0), 0.025) == (2.0, -np.inf, np.inf)
     assert np.isfinite(signed_rank_interval(np.arange(6.0), 0.025)[1])
 
 
-def test_rows_drawn_again_tell_about_what_a_share_s_own_interval_does() -> None:
+def test_bootstrap_interval() -> None:
     values = (np.arange(400) < 300).astype(float)
     low, high = bootstrap_interval(lambda drawn: float(values[drawn].mean()), 400)
     assert (400 * low, 400 * high) == pytest.approx(binom(400, 0.75).interval(0.95), abs=3)

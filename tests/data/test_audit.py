@@ -26,12 +26,12 @@ def notes(folder: Folder, **splits: Labelled) -> tuple[str, ...]:
     return load_task(folder({f"{split}.tsv": tsv(labelled) for split, labelled in splits.items()})).notes
 
 
-def test_clean_splits_need_no_word(folder: Folder) -> None:
+def test_clean_splits_have_no_notes(folder: Folder) -> None:
     assert notes(folder, train=rows(0, 200), dev=rows(200, 300), test=rows(300, 400)) == ()
 
 
 @pytest.mark.parametrize(("shared", "loud"), [(90, True), (10, True), (9, False), (1, False)])
-def test_rows_that_test_shares_with_train_are_counted(folder: Folder, shared: int, loud: bool) -> None:
+def test_rows_shared_with_train(folder: Folder, shared: int, loud: bool) -> None:
     test = [(f"  {text.upper()} ", label) for text, label in rows(0, shared)] + rows(400, 500 - shared)
     (note,) = notes(folder, train=rows(0, 200), dev=rows(200, 300), test=test)
     assert f"{shared} of 100 rows of test ({shared / 100:.1%}) are in train too" in note
@@ -39,14 +39,14 @@ def test_rows_that_test_shares_with_train_are_counted(folder: Folder, shared: in
     assert note.startswith("WARNING") is loud
 
 
-def test_each_pair_of_splits_is_compared(folder: Folder) -> None:
+def test_rows_shared_by_any_splits(folder: Folder) -> None:
     found = notes(folder, train=rows(0, 200), dev=rows(150, 250), test=rows(249, 349))
     assert [note.split(":")[0] for note in found if note.startswith("WARNING")] == ["WARNING"]
     assert any("50 of 100 rows of validation (50.0%) are in train too" in note for note in found)
     assert any("1 of 100 rows of test (1.0%) are in validation too" in note for note in found)
 
 
-def test_a_test_split_that_is_the_training_split_is_refused(folder: Folder) -> None:
+def test_test_split_equal_to_train(folder: Folder) -> None:
     train = rows(0, 100)
     with pytest.raises(DataError, match="the test split is the training split"):
         notes(folder, train=train, dev=rows(100, 200), test=train[::-1])
@@ -57,12 +57,12 @@ def test_a_test_split_that_is_the_training_split_is_refused(folder: Folder) -> N
     )
 
 
-def test_a_test_split_that_is_the_training_split_before_some_was_held_out_is_refused(folder: Folder) -> None:
+def test_test_split_equal_to_train_before_holding_out(folder: Folder) -> None:
     with pytest.raises(DataError, match="the test split is the training split"):
         notes(folder, train=rows(0, 100), test=rows(0, 100))
 
 
-def test_questions_and_words_are_compared_too(tmp_path: Path, folder: Folder) -> None:
+def test_shared_questions_and_sentences(tmp_path: Path, folder: Folder) -> None:
     files = [marked.questions(tmp_path / f"{split}.json", count=40) for split in ("train", "dev")]
     (note,) = load_task(",".join(f"{file.stem}={file}" for file in files)).notes
     assert note.startswith("WARNING: 40 of 40 rows of validation (100.0%) are in train too")
@@ -72,7 +72,7 @@ def test_questions_and_words_are_compared_too(tmp_path: Path, folder: Folder) ->
 
 
 @pytest.mark.parametrize("other", ["num", "Num ", "ＮＵＭ"])
-def test_classes_that_differ_in_case_or_form_alone(folder: Folder, other: str) -> None:
+def test_classes_spelled_in_two_ways(folder: Folder, other: str) -> None:
     train = rows(0, 90, ("NUM", "LOC")) + rows(90, 200, (other, "LOC"))
     found = notes(folder, train=train, dev=rows(200, 300, ("NUM", other, "LOC")))
     (note,) = (note for note in found if "differ only in case" in note)
@@ -96,7 +96,7 @@ def test_declared_classes_that_train_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "points"), [(1, 100), (4, 25), (10, 10), (29, 3)])
-def test_small_splits_say_how_uncertain_their_scores_are(folder: Folder, size: int, points: int) -> None:
+def test_uncertainty_of_small_splits(folder: Folder, size: int, points: int) -> None:
     found = notes(folder, train=rows(0, 100), dev=rows(100, 100 + size), test=rows(200, 230))
     note = next(note for note in found if note.startswith(f"validation has {size} row"))
     assert f"{points} points" in note
@@ -104,7 +104,7 @@ def test_small_splits_say_how_uncertain_their_scores_are(folder: Folder, size: i
     assert not any(note.startswith("test has 30") for note in found)
 
 
-def test_texts_that_are_all_alike_or_are_their_labels(folder: Folder) -> None:
+def test_constant_texts_and_texts_equal_to_labels(folder: Folder) -> None:
     with pytest.raises(DataError, match="all 4 training rows have the same text"):
         notes(folder, train=[("Same", "a"), ("same ", "b")] * 2, dev=rows(0, 50, ("a", "b")))
     found = notes(folder, train=[("Pos", "pos"), ("neg", "neg"), ("a film", "neg")], dev=rows(0, 50))

@@ -62,7 +62,7 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
         ({"train.tsv": "text\tlabel\na\tx\nb\ty\n"}, "2 rows are too few to hold some out"),
     ],
 )
-def test_files_that_cannot_be_read(folder: Folder, files: dict[str, str | bytes], message: str) -> None:
+def test_invalid_files(folder: Folder, files: dict[str, str | bytes], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_task(folder(files))
 
@@ -79,24 +79,24 @@ def test_named_columns_must_exist(folder: Folder) -> None:
         load_task(source, text=["text", "label", "more"])
 
 
-def test_a_column_number_that_does_not_exist_lists_those_that_do(folder: Folder) -> None:
+def test_unknown_column_number(folder: Folder) -> None:
     with pytest.raises(DataError, match=r"no column '7'\. It has no header.*\n  1: 'a fine film'\n  2: 'pos'"):
         load_task(folder({"train.tsv": GOOD.split("\n", 1)[1]}), text=["7"], label="2")
 
 
-def test_a_path_that_begins_in_a_folder_here_is_no_hub_id(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_below_a_local_folder_is_no_hub_id(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(folder({"train.tsv": GOOD})).parent)
     with pytest.raises(DataError, match="no such file or folder"):
         load_task("set/missing")
 
 
-def test_a_file_of_another_kind(folder: Folder) -> None:
+def test_unsupported_file(folder: Folder) -> None:
     with pytest.raises(DataError, match=r"expected a file that ends in \.tsv"):
         load_task(folder({"train.xlsx": b""}) + "/train.xlsx")
 
 
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl"])
-def test_a_line_of_a_megabyte_is_a_line(folder: Folder, name: str) -> None:
+def test_line_of_a_megabyte_is_read_in_linear_time(folder: Folder, name: str) -> None:
     long = "word " * 200_000
     plain = f"text\tlabel\n{long}\tpos\na dull film\tneg\nshort\tpos\n"
     contents = {
@@ -110,7 +110,7 @@ def test_a_line_of_a_megabyte_is_a_line(folder: Folder, name: str) -> None:
     assert data.train["text"][0] == long
 
 
-def test_a_disk_that_cannot_be_written_is_said(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = folder({"train.tsv": GOOD, "dev.tsv": GOOD})
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "file"))
@@ -119,7 +119,7 @@ def test_a_disk_that_cannot_be_written_is_said(folder: Folder, tmp_path: Path, m
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
-def test_a_full_disk_is_said(folder: Folder, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(folder: Folder, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = folder({"train.tsv": GOOD, "dev.tsv": GOOD})
     write = cache.write
     monkeypatch.setattr(cache, "write", lambda path, batches: write(Path("/dev/full"), batches))

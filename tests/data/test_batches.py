@@ -1,5 +1,6 @@
 """Tokenised rows, their cache, their batches and their order."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from compress.data.collate import Collate, LengthGrouped, QueryGrouped, TokenBudget
+from compress.data.collate import Collate, LengthGrouped, Order, QueryGrouped, TokenBudget
 from compress.data.tokenize import encode, fingerprint
 from compress.errors import DataError
 
@@ -34,7 +35,7 @@ def tokenizer(**options: Any) -> PreTrainedTokenizerFast:
 PAIRS = Dataset.from_dict({"text": ["a b", "c"], "text_pair": ["c", "a a a"], "label": [1, 0]})
 
 
-def test_a_pair_is_framed_truncated_and_numbered() -> None:
+def test_encode_pairs() -> None:
     encoded = encode(PAIRS, tokenizer(), max_length=6)
     assert encoded.to_list() == [
         {
@@ -56,14 +57,14 @@ def test_a_pair_is_framed_truncated_and_numbered() -> None:
     ]
 
 
-def test_text_without_labels_or_token_types() -> None:
+def test_encode_without_labels_or_token_types() -> None:
     plain = tokenizer(model_input_names=["input_ids", "attention_mask"])
     encoded = encode(Dataset.from_dict({"text": ["a"] * 2500}), plain, max_length=8)
     assert set(encoded.column_names) == {"input_ids", "attention_mask", "length", "index"}
     assert encoded["index"][:] == list(range(2500))
 
 
-def test_padding_and_truncation_left_in_a_tokenizer_file_do_not_count() -> None:
+def test_padding_and_truncation_settings_are_ignored() -> None:
     stale = tokenizer()
     stale.backend_tokenizer.enable_padding(length=12)
     stale.backend_tokenizer.enable_truncation(3)
@@ -71,7 +72,7 @@ def test_padding_and_truncation_left_in_a_tokenizer_file_do_not_count() -> None:
     assert encode(PAIRS, stale, max_length=20)["length"][:] == [6, 7]
 
 
-def test_tokenised_once_for_the_same_rows_tokenizer_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encode_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     call = PreTrainedTokenizerFast.__call__
 
@@ -99,7 +100,7 @@ def test_an_empty_split_is_refused() -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_batches_are_padded_to_their_longest_row_as_the_tokenizer_would(side: str) -> None:
+def test_padding_equals_the_tokenizers(side: str) -> None:
     tokens = tokenizer(padding_side=side, pad_token="c")
     texts = Dataset.from_dict({"text": ["a b a", "b", ""], "text_pair": ["a", "b", "c a b"]})
     batch = Collate(tokens)(encode(texts, tokens, max_length=16).to_list())
@@ -119,7 +120,7 @@ def test_batches_are_padded_to_their_longest_row_as_the_tokenizer_would(side: st
         ([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]], torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])),
     ],
 )
-def test_labels_are_class_ids_numbers_or_vectors(labels: list[Any], expected: torch.Tensor) -> None:
+def test_collate_labels(labels: list[Any], expected: torch.Tensor) -> None:
     split = Dataset.from_dict({"text": ["a", "b"], "label": labels})
     batch = Collate(tokenizer())(encode(split, tokenizer(), max_length=4).to_list())
     assert batch["labels"].dtype == expected.dtype
@@ -131,9 +132,7 @@ def test_labels_are_class_ids_numbers_or_vectors(labels: list[Any], expected: to
     [("right", [[-100, 5, 7], [6, -100, -100]], [[1, 1, 2], [1, 0, 0]]),
      ("left", [[-100, 5, 7], [-100, -100, 6]], [[1, 1, 2], [0, 0, 1]])],
 )  # fmt: skip
-def test_columns_of_one_number_a_token_are_padded_and_single_numbers_are_a_vector(
-    side: str, labels: list[Any], langs: list[Any]
-) -> None:
+def test_collate_columns(side: str, labels: list[Any], langs: list[Any]) -> None:
     rows = [
         {"input_ids": [4, 5, 6], "labels": [-100, 5, 7], "langs": [1, 1, 2], "next_sentence": 1},
         {"input_ids": [4], "labels": [6], "langs": [1], "next_sentence": 0},
@@ -147,35 +146,25 @@ def test_columns_of_one_number_a_token_are_padded_and_single_numbers_are_a_vecto
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
-def test_labels_of_whole_numbers_that_are_no_tokens_labels_are_a_row_each() -> None:
+def test_collate_labels_of_several_ints() -> None:
     rows = [{"input_ids": [4, 5, 6], "labels": [1, 2]}, {"input_ids": [4, 5], "labels": [0, 0]}]
     labels = Collate(tokenizer())(rows)["labels"]
     assert (labels.dtype, labels.tolist()) == (torch.int64, [[1, 2], [0, 0]])
 
 
-def test_a_tokenizer_without_padding_token_is_refused() -> None:
+def test_tokenizer_without_padding_token() -> None:
     with pytest.raises(DataError, match="no padding token"):
         Collate(tokenizer(pad_token=None))
 
 
-def orders(lengths: np.ndarray, batch: int, seed: int = 0, epochs: int = 1) -> list[list[int]]:
-    sampler = LengthGrouped(lengths, batch, seed=seed)
-    result = []
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        result.append(list(sampler))
-    return result
-
-
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 1003])
 def test_every_row_comes_once(rows: int) -> None:
-    (order,) = orders(np.arange(rows) % 50, 8)
-    assert sorted(order) == list(range(rows))
+    assert sorted(LengthGrouped(np.arange(rows) % 50, 8, seed=0)) == list(range(rows))
     assert len(LengthGrouped(np.arange(rows), 8, seed=0)) == rows
 
 
 @pytest.mark.parametrize(("rows", "batches"), [(0, 0), (1, 1), (7, 1), (8, 1), (9, 2), (1003, 126)])
-def test_whole_batches_repeat_rows_rather_than_end_short(rows: int, batches: int) -> None:
+def test_whole_batches_repeat_rows(rows: int, batches: int) -> None:
     order = LengthGrouped(np.arange(rows) % 50, 8, seed=0, whole=True)
     times = np.bincount(list(order), minlength=rows)
     assert times.sum() == len(order) == 8 * batches
@@ -183,40 +172,51 @@ def test_whole_batches_repeat_rows_rather_than_end_short(rows: int, batches: int
     assert rows % 8 or list(order) == list(LengthGrouped(np.arange(rows) % 50, 8, seed=0))
 
 
-def test_batches_hold_like_lengths() -> None:
+def test_batches_have_similar_lengths() -> None:
     lengths = np.random.default_rng(0).integers(3, 120, 4003)
-    (order,) = orders(lengths, 16)
-    grouped = lengths[order][:4000].reshape(-1, 16)
+    grouped = lengths[list(LengthGrouped(lengths, 16, seed=0))][:4000].reshape(-1, 16)
     assert grouped.sum() / (16 * grouped.max(axis=1).sum()) > 0.95  # the share that is not padding; shuffled: 0.54
     assert grouped[0].max() == lengths.max()
     means = grouped[1:].mean(axis=1)
     assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2  # batches are not in the order of their lengths
 
 
-def test_the_order_is_decided_by_seed_and_epoch_alone() -> None:
-    lengths = np.random.default_rng(0).integers(3, 120, 500)
-    first, second = orders(lengths, 8, epochs=2)
+LENGTHS = np.random.default_rng(0).integers(3, 120, 500)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: LengthGrouped(LENGTHS, 8, seed=seed),
+        lambda seed: TokenBudget(LENGTHS, 256, seed=seed),
+        lambda seed: QueryGrouped(*queries(), 32, seed=seed),
+    ],
+)
+def test_order_depends_on_seed_and_epoch(make: Callable[[int], Order]) -> None:
+    def order(seed: int, epoch: int) -> list[Any]:
+        sampler = make(seed)
+        sampler.set_epoch(epoch)
+        assert len(list(sampler)) == len(sampler)
+        return list(sampler)
+
+    first, second = order(0, 0), order(0, 1)
     np.random.seed(7)
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    resumed = LengthGrouped(lengths.tolist(), 8, seed=0)
-    resumed.set_epoch(1)
-    assert list(resumed) == second != first
-    assert orders(lengths, 8, seed=1)[0] != first
+    assert (order(0, 0), order(0, 1)) == (first, second)
+    assert order(1, 0) != first != second
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def budgeted(lengths: np.ndarray, tokens: int, epoch: int = 0, seed: int = 0) -> list[list[int]]:
-    sampler = TokenBudget(lengths, tokens, seed=seed)
-    sampler.set_epoch(epoch)
-    batches = list(sampler)
-    assert len(batches) == len(sampler)
-    return batches
+def test_lists_and_arrays_give_the_same_order() -> None:
+    assert list(LengthGrouped(LENGTHS.tolist(), 8, seed=0)) == list(LengthGrouped(LENGTHS, 8, seed=0))
+    lists = [column.tolist() for column in queries()]
+    assert list(QueryGrouped(*lists, 32, seed=0)) == list(QueryGrouped(*queries(), 32, seed=0))
 
 
-def test_a_budget_of_tokens_takes_more_of_the_shorter_rows() -> None:
+def test_token_budget() -> None:
     lengths = np.random.default_rng(0).integers(3, 120, 4003)
-    batches = budgeted(lengths, 1024)
+    batches = list(TokenBudget(lengths, 1024, seed=0))
     assert sorted(row for batch in batches for row in batch) == list(range(4003))
     sizes = np.array([len(batch) * lengths[batch].max() for batch in batches])
     assert sizes.max() <= 1024
@@ -224,18 +224,9 @@ def test_a_budget_of_tokens_takes_more_of_the_shorter_rows() -> None:
     assert len({len(batch) for batch in batches}) > 20
 
 
-def test_a_row_beyond_the_budget_is_a_batch_and_no_row_is_none() -> None:
-    assert sorted(budgeted(np.array([9, 2, 2]), 4)) in ([[0], [1, 2]], [[0], [2, 1]])
-    assert budgeted(np.array([], int), 4) == []
-
-
-def test_a_budgets_order_is_decided_by_seed_and_epoch_alone() -> None:
-    lengths = np.random.default_rng(0).integers(3, 120, 500)
-    first = budgeted(lengths, 256)
-    torch.manual_seed(7)
-    np.random.seed(7)
-    assert budgeted(lengths, 256) == first
-    assert budgeted(lengths, 256, epoch=1) != first != budgeted(lengths, 256, seed=1)
+def test_token_budget_below_a_row() -> None:
+    assert sorted(TokenBudget(np.array([9, 2, 2]), 4, seed=0)) in ([[0], [1, 2]], [[0], [2, 1]])
+    assert list(TokenBudget(np.array([], int), 4, seed=0)) == []
 
 
 def queries(count: int = 300, *, most: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -245,26 +236,18 @@ def queries(count: int = 300, *, most: int = 12) -> tuple[np.ndarray, np.ndarray
     return query, rng.integers(3, 120, len(query)), (rng.random(len(query)) < 0.3).astype(float)
 
 
-def test_batches_of_a_ranking_hold_whole_queries_in_an_order_of_seed_and_epoch() -> None:
+def test_query_grouped() -> None:
     query, lengths, relevance = queries()
-    order = QueryGrouped(query, lengths, relevance, 32, seed=3)
-    first = list(order)
-    assert sorted(row for batch in first for row in batch) == list(range(len(query)))
-    assert len(first) == len(order)
-    assert max(map(len, first)) <= 32
-    assert np.mean([len(batch) for batch in first]) > 24
-    homes = [{n for n, batch in enumerate(first) if each in set(query[batch])} for each in range(300)]
+    batches = list(QueryGrouped(query, lengths, relevance, 32, seed=3))
+    assert sorted(row for batch in batches for row in batch) == list(range(len(query)))
+    assert max(map(len, batches)) <= 32
+    assert np.mean([len(batch) for batch in batches]) > 24
+    homes = [{n for n, batch in enumerate(batches) if each in set(query[batch])} for each in range(300)]
     assert {len(home) for home in homes} == {1}
-    assert lengths[first[0]].max() == lengths.max()
-    np.random.seed(7)
-    torch.manual_seed(7)
-    resumed = QueryGrouped(query.tolist(), lengths.tolist(), relevance.tolist(), 32, seed=3)
-    assert list(resumed) == first
-    resumed.set_epoch(1)
-    assert list(resumed) != first != list(QueryGrouped(query, lengths, relevance, 32, seed=4))
+    assert lengths[batches[0]].max() == lengths.max()
 
 
-def test_a_query_with_too_many_passages_keeps_relevant_ones_and_draws_the_others_anew() -> None:
+def test_query_grouped_samples_large_queries() -> None:
     query, relevance = np.zeros(50, int), np.array([1.0] * 2 + [0.0] * 48)
     order = QueryGrouped(query, np.full(50, 9), relevance, 8, seed=0)
     drawn = []

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from compress.data import tokenize as module
@@ -46,7 +45,7 @@ def rows(found: Corpus = THREE, builder: Any = sentences, seed: int = 0, **optio
     return build_rows(found, tiny.tokenizer(), builder, "mine.sentences", options, seed=seed, **settings)
 
 
-def test_rows_are_written_with_what_every_row_has() -> None:
+def test_build_rows() -> None:
     found = rows()
     tokenizer = tiny.tokenizer()
     whole = [tokenizer(text) for text in ("the film.", "a plot!", "so fun", "never.", "never.")]
@@ -77,7 +76,7 @@ def test_many_writes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert rows().to_list() == whole
 
 
-def test_all_that_decides_the_rows_is_in_their_name(cache_home: Path) -> None:
+def test_cache_key_of_rows(cache_home: Path) -> None:
     first = rows()
     others = [
         rows(corpus("The film")), rows(twice=True), rows(seed=1), rows(max_length=8), rows(limit_tokens=8),
@@ -108,7 +107,7 @@ def test_the_same_seed_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1, 1), (5, 1), (6, 2), (14, 3), (1000, 5)])
-def test_the_row_that_reaches_the_limit_is_the_last(limit: int, expected: int) -> None:
+def test_limit_tokens(limit: int, expected: int) -> None:
     assert len(rows(limit_tokens=limit)) == expected
 
 
@@ -145,14 +144,8 @@ def yielding(*found: dict[str, Any]) -> Any:
         (({"input_ids": [1], "next": 1}, {"input_ids": [1], "next": [1]}), "row 1: next must be"),
     ],
 )
-def test_what_is_no_row_is_refused_and_leaves_nothing(found: Any, message: str, cache_home: Path) -> None:
+def test_invalid_rows_leave_nothing(found: Any, message: str, cache_home: Path) -> None:
     with pytest.raises(DataError, match=message):
         rows(builder=yielding(*found))
     folder = cache_home / "corpora"
     assert not folder.exists() or not list(folder.iterdir())
-
-
-def test_it_is_mapped_from_disk() -> None:
-    found = rows()
-    assert isinstance(found.data.table, pa.Table)
-    assert found.cache_files

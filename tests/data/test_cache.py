@@ -40,7 +40,7 @@ def reviews(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", KINDS)
 @pytest.mark.parametrize("kind", ["data", "encoded", "corpora"])
-def test_a_damaged_entry_is_made_anew_and_named(
+def test_damaged_entry_is_remade(
     kind: str, damage: str, reviews: Path, cache_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make: Callable[[], Dataset] = {
@@ -71,7 +71,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 150, 250])
-def test_an_encoding_that_was_stopped_goes_on(limit: int | None, small_parts: None, cache_home: Path) -> None:
+def test_interrupted_encoding_is_resumed(limit: int | None, small_parts: None, cache_home: Path) -> None:
     """With documents of several blocks, so that parts end within them."""
     whole = encode_corpus(corpus(), tiny.tokenizer(), 8, limit_tokens=limit)
     expected = whole.to_list()
@@ -97,7 +97,7 @@ def test_an_encoding_that_was_stopped_goes_on(limit: int | None, small_parts: No
     assert list((cache_home / "corpora").iterdir()) == [entry]
 
 
-def test_what_is_behind_a_damaged_part_is_made_anew(small_parts: None, cache_home: Path) -> None:
+def test_parts_after_a_damaged_one_are_remade(small_parts: None, cache_home: Path) -> None:
     expected = encode_corpus(corpus(), tiny.tokenizer(), 8).to_list()
     (entry,) = (cache_home / "corpora").iterdir()
     first = (entry / "00000.arrow").stat().st_mtime_ns
@@ -117,7 +117,7 @@ def left_over(entry: Path, *, parts: bool = False) -> Path:
     return partial
 
 
-def test_what_dead_processes_left_goes_at_the_next_use(tmp_path: Path) -> None:
+def test_leftovers_are_removed(tmp_path: Path) -> None:
     dead, parts, old = (tmp_path / name for name in ("dead", "parts", "old"))
     left_over(dead)
     left_over(parts, parts=True)
@@ -126,7 +126,7 @@ def test_what_dead_processes_left_goes_at_the_next_use(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"entry", ".parts.partial"}
 
 
-def test_what_another_process_is_making_stays(tmp_path: Path) -> None:
+def test_unfinished_entry_of_another_process_stays(tmp_path: Path) -> None:
     partial = left_over(tmp_path / "busy")
     with (tmp_path / ".busy.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -134,7 +134,7 @@ def test_what_another_process_is_making_stays(tmp_path: Path) -> None:
     assert (partial / "half").is_file()
 
 
-def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_entry_leaves_nothing(tmp_path: Path) -> None:
     def broken(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise KeyboardInterrupt
@@ -158,9 +158,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return begin
 
 
-def test_a_complete_cache_on_a_read_only_disk_is_used(
-    reviews: Path, read_only: Callable[[], None], cache_home: Path
-) -> None:
+def test_read_only_cache(reviews: Path, read_only: Callable[[], None], cache_home: Path) -> None:
     def use() -> list[list[object]]:
         rows = task(reviews)
         return [rows.to_list(), encode(rows, tiny.tokenizer(), 16).to_list()]
@@ -172,9 +170,3 @@ def test_a_complete_cache_on_a_read_only_disk_is_used(
     assert {path: path.stat().st_mtime_ns for path in cache_home.rglob("*")} == before
     with pytest.raises(DataError, match=r"COMPRESS_HOME"):
         encode(task(reviews), tiny.tokenizer(), 8)
-
-
-def test_an_entry_is_sealed_with_all_of_its_files(reviews: Path, cache_home: Path) -> None:
-    load_task(str(reviews))
-    (entry,) = (cache_home / "data").iterdir()
-    assert {path.name for path in entry.iterdir()} == {CHECKSUMS, "train.arrow", "validation.arrow"}

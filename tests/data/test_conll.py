@@ -45,7 +45,7 @@ def test_columns_of_conll_2003_in_iob1(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_bioes_comments_carriage_returns_and_byte_order_marks(ending: str, folder: Folder) -> None:
+def test_conll_variants(ending: str, folder: Folder) -> None:
     text = "# id 1 domain=en\nA _ _ B-x\nb _ _ E-x\n\n# id 2\n# _ _ O\nC _ _ S-y\n".replace("\n", ending)
     data = load_task(folder({"train.conll": text.encode("utf-8-sig"), "dev.conll": text}))
     assert data.train["words"][:] == [["A", "b"], ["#", "C"]]
@@ -60,7 +60,7 @@ def test_tags_of_single_words_stay_as_they_are(folder: Folder) -> None:
         load_task(folder({"train.conll": text, "dev.conll": text}))
 
 
-def test_sentences_are_held_out_where_there_is_no_validation_split(tmp_path: Path) -> None:
+def test_sentences_are_held_out(tmp_path: Path) -> None:
     data = load_task(str(marked.sentences(tmp_path / "all.bio", count=40)))
     assert (len(data.train), len(data.validation), data.test) == (36, 4, None)
     assert "held out 4 of 40 training rows" in data.notes[0]
@@ -91,7 +91,7 @@ def test_other_columns_are_no_tagged_words(text: str, tmp_path: Path) -> None:
     assert not is_conll(tmp_path / "x.tsv")
 
 
-def test_a_look_at_a_file_of_another_kind_raises_nothing(tmp_path: Path) -> None:
+def test_detection_never_raises(tmp_path: Path) -> None:
     from compress.data.conll import is_conll
 
     (tmp_path / "train.parquet").write_bytes(b"PAR1\x80\x81\xff")
@@ -146,7 +146,7 @@ def test_lists_of_words_and_of_tags_of_a_table() -> None:
     assert parts.task.labels == ("PROPN", "PUNCT", "VERB")
 
 
-def test_lists_in_json_lines_and_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_lists_in_json_lines(tmp_path: Path) -> None:
     def write(rows: Sequence[object], *, name: str = "train") -> str:
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
         return str(tmp_path)

@@ -9,7 +9,6 @@ import io
 import json
 import lzma
 import os
-import re
 import tarfile
 import tracemalloc
 import urllib.request
@@ -66,18 +65,18 @@ def archive(path: Path, files: dict[str, bytes], mode: Any) -> Path:
 # Sources
 
 
-def test_plain_text_is_split_at_blank_lines_and_can_be_read_twice(folder: Folder) -> None:
+def test_plain_text(folder: Folder) -> None:
     found = load_corpus(folder({"a.txt": TWO}) + "/a.txt")
     assert found.name == "a.txt"
     assert list(found.documents()) == list(found.documents()) == TWO_DOCUMENTS
 
 
 @pytest.mark.parametrize(("suffix", "squeeze"), [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)])
-def test_compressed_text_reads_as_the_plain(suffix: str, squeeze: Any, folder: Folder) -> None:
+def test_compressed_text(suffix: str, squeeze: Any, folder: Folder) -> None:
     assert read(folder({f"a.txt.{suffix}": squeeze(TWO.encode())})) == TWO_DOCUMENTS
 
 
-def test_a_folder_is_its_text_files_in_the_order_of_their_paths(tmp_path: Path) -> None:
+def test_folder(tmp_path: Path) -> None:
     (tmp_path / "set" / "b").mkdir(parents=True)
     (tmp_path / "set" / "b" / "c.txt").write_text("third")
     (tmp_path / "set" / "a.txt").write_text("first\r\n\r\nsecond")
@@ -87,7 +86,7 @@ def test_a_folder_is_its_text_files_in_the_order_of_their_paths(tmp_path: Path) 
     assert [text.strip() for text in read(tmp_path / "set")] == ["first", "second", "third", "last"]
 
 
-def test_a_folder_with_a_dump_is_the_dump_and_not_the_licence_beside_it(tmp_path: Path) -> None:
+def test_folder_with_a_dump(tmp_path: Path) -> None:
     (tmp_path / "AA").mkdir()
     (tmp_path / "AA" / "wiki_01").write_bytes(dump(3))
     (tmp_path / "AA" / "wiki_00").write_bytes(dump(1, 2))
@@ -96,7 +95,7 @@ def test_a_folder_with_a_dump_is_the_dump_and_not_the_licence_beside_it(tmp_path
 
 
 @pytest.mark.parametrize(("suffix", "mode"), [("tar.xz", "w:xz"), ("tar.gz", "w:gz"), ("tgz", "w:gz"), ("tar", "w")])
-def test_an_archive_streams_in_its_own_order_and_leaves_nothing_on_disk(suffix: str, mode: str, tmp_path: Path) -> None:
+def test_archive_is_streamed(suffix: str, mode: str, tmp_path: Path) -> None:
     files = {"text/AB/wiki_01": dump(2), "text/AA/wiki_00": dump(1), "text/AA/._wiki_00": b"\xff", "README": b"no"}
     path = archive(tmp_path / f"dump.{suffix}", files, mode)
     before = sorted(tmp_path.rglob("*"))
@@ -104,18 +103,18 @@ def test_an_archive_streams_in_its_own_order_and_leaves_nothing_on_disk(suffix: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_article_without_text_is_none_and_json_dumps_are_read(folder: Folder) -> None:
+def test_empty_articles_and_json_dumps(folder: Folder) -> None:
     empty = '<doc id="9" url="u" title="E">\nE\n\n</doc>\n'
     as_json = json.dumps({"title": "T", "text": "Json article."})
     assert read(folder({"wiki_00": empty + ARTICLE.format(1), "wiki_01": as_json})) == [article(1), "Json article."]
 
 
-def test_parquet_gives_its_text_column(tmp_path: Path) -> None:
+def test_parquet(tmp_path: Path) -> None:
     Dataset.from_dict({"id": [1, 2, 3], "text": ["one", None, "two"]}).to_parquet(tmp_path / "rows.parquet")
     assert read(tmp_path / "rows.parquet") == ["one", "two"]
 
 
-def test_a_hub_data_set_is_streamed_at_the_revision_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_data_set_is_pinned_to_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def load(name: str, configuration: str | None, **options: Any) -> IterableDataset:
@@ -130,7 +129,7 @@ def test_a_hub_data_set_is_streamed_at_the_revision_it_had(monkeypatch: pytest.M
     assert asked[0] == ("owner/name", "raw", {"split": "train", "revision": "abc", "streaming": True})
 
 
-def test_fingerprints_follow_the_text_and_not_its_place(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_text_only(tmp_path: Path) -> None:
     for name, text in (("one", "same"), ("two", "same"), ("three", "other")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(text)
@@ -141,39 +140,72 @@ def test_fingerprints_follow_the_text_and_not_its_place(tmp_path: Path) -> None:
 # Bad input
 
 
-@pytest.mark.parametrize("content", ["", "\n \n\t\n"])
-def test_an_empty_file_is_refused(content: str, folder: Folder) -> None:
-    with pytest.raises(DataError, match=r"a\.txt: has no text"):
-        load_corpus(folder({"a.txt": content}) + "/a.txt")
+@pytest.mark.parametrize(
+    ("files", "name", "message"),
+    [
+        ({"a.txt": ""}, "/a.txt", r"a\.txt: has no text"),
+        ({"a.txt": "\n \n\t\n"}, "/a.txt", r"a\.txt: has no text"),
+        ({}, "", r"without text; it contains nothing\. Expected \.txt"),
+        ({"a.png": "x", "b.pdf": "y"}, "", r"without text; it contains a\.png, b\.pdf\. Expected \.txt"),
+        ({"a.txt": "good é\n\n".encode() + b"caf\xe9 au lait\n"}, "/a.txt", r"a\.txt, line 3, byte 4: 0xe9 is.*iconv"),
+        ({"wiki_00": dump(1, 2)[:-8]}, "/wiki_00", r"wiki_00: is truncated; it ends inside an article"),
+        ({"a.jsonl": '{"text": "a"}\n{\n'}, "/a.jsonl", r"a\.jsonl, line 2: not JSON"),
+        (
+            {"a.jsonl": '{"text": "a"}\n{"txt": "a"}\n'},
+            "/a.jsonl",
+            r'line 2: expected .* "text"\. Did you mean \'txt\'',
+        ),
+        ({"a.jsonl": '{"text": "a"}\n3\n'}, "/a.jsonl", r"a\.jsonl, line 2"),
+        ({"b.parquet": "text"}, "/b.parquet", r"b\.parquet: not a parquet file"),
+        ({"a.pdf": "x"}, "/a.pdf", r"a\.pdf: its name is not that of a text file\. Expected \.txt"),
+        ({"books.txt": "a"}, "/boks.txt", r"no such file or folder\. Did you mean 'books\.txt'"),
+        ({"a.tsv": "a\tb\nc\n"}, "/a.tsv", r"a\.tsv, line 2: expected two texts, found 'c'"),
+        ({"a.tsv": "a\tb\tc\n"}, "/a.tsv", r"line 1: expected two texts"),
+        ({"a.jsonl": '{"en": "a", "fr": "b"}\n{"en": "a"}\n'}, "/a.jsonl", r"a\.jsonl, line 2: expected two texts"),
+        ({"a.tsv": b"caf\xe9\tb\n"}, "/a.tsv", r"a\.tsv, line 1, byte 4: 0xe9 is not UTF-8"),
+        ({"a.tsv": "\t\n"}, "/a.tsv", "has no text"),
+        ({"a.en": "one\ntwo\n", "a.fr": "un\n"}, "/a", r"a\.fr: ends before line 2"),
+        ({"a.en": "x"}, "/a", r"no such file or folder\. Known: a\.en"),
+        ({"a.en": "x", "a.fr": "x", "a.de": "x"}, "/a", "no such file or folder"),
+    ],
+)
+def test_invalid_sources(files: dict[str, Any], name: str, message: str, folder: Folder) -> None:
+    with pytest.raises(DataError, match=message):
+        list(load_corpus(folder(files) + name).documents())
 
 
-@pytest.mark.parametrize(("files", "holds"), [({}, "nothing"), ({"a.png": "x", "b.pdf": "y"}, "a.png, b.pdf")])
-def test_a_folder_without_text_is_refused_with_what_it_holds(files: Any, holds: str, folder: Folder) -> None:
-    with pytest.raises(DataError, match=rf"without text; it contains {re.escape(holds)}\. Expected \.txt"):
-        load_corpus(folder(files))
-
-
-def test_bytes_that_are_not_utf8_are_named_with_file_and_offset(folder: Folder) -> None:
-    path = folder({"a.txt": "good é\n\n".encode() + b"caf\xe9 au lait\n"}) + "/a.txt"
-    with pytest.raises(DataError, match=r"a\.txt, line 3, byte 4: 0xe9 is not UTF-8\..*iconv"):
-        list(load_corpus(path).documents())
-
-
-def test_the_archive_member_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+def test_invalid_archive_member_is_named(tmp_path: Path) -> None:
     path = archive(tmp_path / "d.tar.gz", {"AA/wiki_00": dump(1), "AA/wiki_01": b'<doc id="2">\nT\n\xff'}, "w:gz")
     with pytest.raises(DataError, match=r"d\.tar\.gz, AA/wiki_01, line 3, byte 1: 0xff is not UTF-8"):
         list(load_corpus(str(path)).documents())
 
 
+def test_parquet_without_a_text_column(tmp_path: Path) -> None:
+    Dataset.from_dict({"texts": ["one"]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"no column 'text'\. Did you mean 'texts'"):
+        load_corpus(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("offline", "message"),
+    [(True, r"owner/name: no such file.*Use a text file.*'pydoc'"), (False, r"the hub does not provide .* Use")],
+)
+def test_unreachable_hub(offline: bool, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match=message):
+        load_corpus("owner/name")
+
+
 @pytest.mark.parametrize("line", ["word " * 210_000, "x" * 1_050_000, "é" * 530_000])
-def test_a_line_of_a_megabyte_is_whole_and_makes_blocks(line: str, folder: Folder) -> None:
+def test_line_of_a_megabyte(line: str, folder: Folder) -> None:
     found = load_corpus(folder({"a.txt": f"The start.\n{line}\nThe end."}) + "/a.txt")
     assert "".join(found.documents()) == f"The start.\n{line}\nThe end."
     encoded = encode_corpus(found, tiny.tokenizer(), 64)
     assert max(encoded["length"]) <= 64
 
 
-def test_text_without_a_blank_line_is_cut_at_line_ends_and_memory_stays_small(tmp_path: Path) -> None:
+def test_text_without_blank_lines_uses_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text("the story was so good and so sad\n" * 200_000)
     size = path.stat().st_size
@@ -188,7 +220,7 @@ def test_text_without_a_blank_line_is_cut_at_line_ends_and_memory_stays_small(tm
 
 @pytest.mark.parametrize("cut", [0.5, 0.97])
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz", "a.tar.gz", "a.tar.xz"])
-def test_a_download_that_broke_off_is_named(name: str, cut: float, tmp_path: Path) -> None:
+def test_truncated_download(name: str, cut: float, tmp_path: Path) -> None:
     content = b"".join(b"%d is a number\n\n" % (number * 7919) for number in range(20_000))
     path = tmp_path / name
     if "tar" in name:
@@ -200,56 +232,6 @@ def test_a_download_that_broke_off_is_named(name: str, cut: float, tmp_path: Pat
         list(load_corpus(str(path)).documents())
 
 
-def test_an_article_that_breaks_off_is_named(folder: Folder) -> None:
-    path = folder({"wiki_00": dump(1, 2)[:-8]}) + "/wiki_00"
-    with pytest.raises(DataError, match=r"wiki_00: is truncated; it ends inside an article"):
-        list(load_corpus(path).documents())
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2: not JSON"),
-        ('{"txt": "a"}', r'line 2: expected .* "text"\. Did you mean \'txt\''),
-        ("3", "line 2"),
-    ],
-)
-def test_a_json_line_without_text_is_named(line: str, message: str, folder: Folder) -> None:
-    path = folder({"a.jsonl": f'{{"text": "a"}}\n{line}\n'}) + "/a.jsonl"
-    with pytest.raises(DataError, match=message):
-        list(load_corpus(path).documents())
-
-
-def test_parquet_without_the_column_and_what_is_no_parquet(tmp_path: Path) -> None:
-    Dataset.from_dict({"texts": ["one"]}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"no column 'text'\. Did you mean 'texts'"):
-        load_corpus(str(tmp_path / "a.parquet"))
-    (tmp_path / "b.parquet").write_text("text")
-    with pytest.raises(DataError, match=r"b\.parquet: not a parquet file"):
-        load_corpus(str(tmp_path / "b.parquet"))
-
-
-def test_a_file_of_another_kind_and_one_that_is_not_there(folder: Folder) -> None:
-    path = folder({"books.txt": "a", "a.pdf": "x"})
-    with pytest.raises(DataError, match=r"a\.pdf: its name is not that of a text file\. Expected \.txt"):
-        load_corpus(path + "/a.pdf")
-    with pytest.raises(DataError, match=r"no such file or folder\. Did you mean 'books\.txt'"):
-        load_corpus(path + "/boks.txt")
-
-
-def test_without_network_the_alternatives_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"owner/name: no such file.*Use a text file.*'pydoc'"):
-        load_corpus("owner/name")
-
-
-def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"the hub does not provide such a data set .* Use"):
-        load_corpus("owner/name")
-
-
 # Blocks
 
 
@@ -257,7 +239,7 @@ def tokens(encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [tokenizer.decode(row) for row in encoded["input_ids"]]
 
 
-def test_sentences_are_packed_whole_and_never_across_documents() -> None:
+def test_blocks_pack_whole_sentences_of_a_document() -> None:
     tokenizer = tiny.tokenizer()
     found = corpus("The film is good. It was fun!\nA dull story. So sad.", "Never.", "The plot is cold and the scene.")
     encoded = encode_corpus(found, tokenizer, 10)
@@ -275,7 +257,7 @@ def test_sentences_are_packed_whole_and_never_across_documents() -> None:
     assert encoded["token_type_ids"][:] == [[0] * length for length in encoded["length"]]
 
 
-def test_a_sentence_longer_than_a_block_is_cut_and_its_end_packed_with_the_next() -> None:
+def test_long_sentence_is_cut() -> None:
     tokenizer = tiny.tokenizer()
     encoded = encode_corpus(corpus("good " * 7 + "bad. Fine."), tokenizer, 6)
     assert tokens(encoded, tokenizer) == [
@@ -285,7 +267,7 @@ def test_a_sentence_longer_than_a_block_is_cut_and_its_end_packed_with_the_next(
     ]
 
 
-def test_no_token_is_lost_or_made() -> None:
+def test_blocks_keep_all_tokens() -> None:
     tokenizer = tiny.tokenizer()
     texts = [" ".join(tiny.WORDS[: 5 + n % 20] * (1 + n % 3)) + ".\nA film? Yes" for n in range(40)]
     encoded = encode_corpus(corpus(*texts), tokenizer, 16)
@@ -295,7 +277,7 @@ def test_no_token_is_lost_or_made() -> None:
     assert kept == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
-def test_many_calls_and_writes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_and_write_sizes_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the film was good. so fun. " * (n % 7) + "a plot" for n in range(50)]
     whole = encode_corpus(corpus(*texts), tiny.tokenizer(), 16)
     monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 3)
@@ -306,12 +288,12 @@ def test_many_calls_and_writes_give_what_one_gives(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("limit", [1, 6, 7, 100])
-def test_the_block_that_reaches_the_limit_is_the_last(limit: int) -> None:
+def test_limit_tokens(limit: int) -> None:
     encoded = encode_corpus(corpus(*["the film is good"] * 30), tiny.tokenizer(), 16, limit_tokens=limit)
     assert len(encoded) == -(-limit // 6)
 
 
-def test_blocks_are_written_once_and_mapped_from_disk(cache_home: Path) -> None:
+def test_blocks_are_cached(cache_home: Path) -> None:
     calls = []
 
     def texts() -> Iterator[str]:
@@ -326,7 +308,7 @@ def test_blocks_are_written_once_and_mapped_from_disk(cache_home: Path) -> None:
     assert written == sorted(encoded._fingerprint for encoded in (first, longer))
 
 
-def test_blocks_without_room_for_text_and_text_without_tokens_are_refused() -> None:
+def test_blocks_without_tokens() -> None:
     with pytest.raises(DataError, match="max_length 2: too short for a block of 2 special tokens"):
         encode_corpus(corpus("a film"), tiny.tokenizer(), 2)
     with pytest.raises(DataError, match="small: no tokens"):
@@ -336,14 +318,14 @@ def test_blocks_without_room_for_text_and_text_without_tokens_are_refused() -> N
 # Sentences
 
 
-def test_documents_are_their_sentences_and_keep_their_numbers() -> None:
+def test_iterate_documents() -> None:
     tokenizer = tiny.tokenizer()
     found = list(iterate_documents(corpus("The film. A plot!\nSo fun", "\u200b", "Never."), tokenizer))
     ids = tokenizer(["the film.", "a plot!", "so fun", "never."], add_special_tokens=False)["input_ids"]
     assert found == [Document(0, ids[:3]), Document(2, ids[3:])]
 
 
-def test_documents_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 4)
     read = []
 
@@ -359,7 +341,7 @@ def test_documents_stream(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(read) <= number + 5
 
 
-def test_a_sentence_keeps_the_space_before_it_where_the_tokenizer_keeps_spaces() -> None:
+def test_sentences_keep_the_space_before_them() -> None:
     words = {"<pad>": 0, "a": 1, "Ġa": 2, ".": 3}
     model = Tokenizer(WordLevel(words, unk_token="<pad>"))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -368,7 +350,7 @@ def test_a_sentence_keeps_the_space_before_it_where_the_tokenizer_keeps_spaces()
     assert found.sentences == [[1, 3], [2, 3]]
 
 
-def test_a_parallel_document_is_two_sentences_whatever_is_in_them() -> None:
+def test_parallel_document_has_two_sentences() -> None:
     texts = ("The film. A plot!\nSo fun. So good", "\u200b\nnever")
     tokenizer = tiny.tokenizer()
     (found,) = iterate_documents(Corpus("pairs", "pairs", lambda: iter(texts), parallel=True), tokenizer)
@@ -383,7 +365,7 @@ def test_a_parallel_document_is_two_sentences_whatever_is_in_them() -> None:
     ("count", "held"),
     [(2, [1]), (3, [1]), (4, [1, 3]), (7, [2, 5]), (50, [24, 49]), (99, [48, 97]), (100, [49, 99]), (120, [49, 99])],
 )
-def test_each_50th_document_is_held_out_or_two_of_fewer(count: int, held: list[int]) -> None:
+def test_held_out_documents(count: int, held: list[int]) -> None:
     whole = corpus(*[f"film {number}" for number in range(count)])
     kept, out = whole.part(False), whole.part(True)
     texts = list(whole.documents())
@@ -393,7 +375,7 @@ def test_each_50th_document_is_held_out_or_two_of_fewer(count: int, held: list[i
     assert (kept.name, out.name) == ("small (without what is held out)", "small (held out)")
 
 
-def test_what_is_held_out_follows_the_text_and_its_share() -> None:
+def test_held_out_fingerprint() -> None:
     one, other = corpus("a", "b", "c"), corpus("a", "b", "d")
     assert one.part(True).fingerprint == corpus("a", "b", "c").part(True).fingerprint
     assert one.part(True).fingerprint != other.part(True).fingerprint
@@ -402,7 +384,7 @@ def test_what_is_held_out_follows_the_text_and_its_share() -> None:
     assert list(corpus("a", "b", "c", "d", "e").part(True, every=2).documents()) == ["b", "d"]
 
 
-def test_of_one_document_nothing_is_held_out() -> None:
+def test_single_document_cannot_be_held_out() -> None:
     with pytest.raises(DataError, match=r"small: has only one document, .* blank lines"):
         corpus("a film").part(True)
 
@@ -410,7 +392,7 @@ def test_of_one_document_nothing_is_held_out() -> None:
 # Real input
 
 
-def test_a_real_dump_streams_from_its_archive() -> None:
+def test_real_dump() -> None:
     root = Path(os.environ.get("COMPRESS_DATA", Path(__file__).parents[3] / "shared" / "data"))
     if not (root / "enwiki_2015").is_dir():
         pytest.skip(f"no enwiki_2015 in {root}: set COMPRESS_DATA")
@@ -425,61 +407,28 @@ def test_a_real_dump_streams_from_its_archive() -> None:
 PAIRS = ["A film.\nUn film.", "It was fun.\nC'était drôle."]
 
 
-def test_two_columns(folder: Folder) -> None:
+def test_parallel_columns(folder: Folder) -> None:
     found = load_corpus(folder({"a.tsv": "A film.\tUn film.\nIt was  fun.\tC'était drôle.\r\n\nonly\t\n"}) + "/a.tsv")
     assert found.parallel
     assert list(found.documents()) == list(found.documents()) == PAIRS
 
 
 @pytest.mark.parametrize("wrap", [lambda pair: pair, lambda pair: {"id": "7", "translation": pair}])
-def test_json_lines_with_two_texts(wrap: Any, folder: Folder) -> None:
+def test_parallel_json_lines(wrap: Any, folder: Folder) -> None:
     rows = [wrap(dict(zip(("en", "fr"), pair.split("\n"), strict=True))) for pair in PAIRS]
     found = load_corpus(folder({"a.jsonl": "\n".join(map(json.dumps, rows))}) + "/a.jsonl")
     assert found.parallel
     assert list(found.documents()) == PAIRS
 
 
-def test_aligned_files(folder: Folder) -> None:
-    path = folder({"a.fr": "Un film.\n\nC'était drôle.", "a.en": "A film.\nNothing.\nIt was fun.", "a.txt": "x"})
+def test_parallel_files(folder: Folder) -> None:
+    path = folder({"a.fr": "Un film.\n\nC'était drôle.", "a.en": "A film.\nNothing.\nIt was fun.", "a.tsv": "x"})
     found = load_corpus(path + "/a")
     assert (found.name, found.parallel) == ("a", True)
-    assert list(found.documents()) == PAIRS  # English comes first; a pair without one side is none
+    assert list(found.documents()) == PAIRS  # English comes first; a pair without one side is left out
 
 
-def test_plain_text_is_not_parallel(folder: Folder) -> None:
+def test_text_is_not_parallel(folder: Folder) -> None:
     path = folder({"a.txt": "one\ttwo", "b.jsonl": '{"text": "a", "title": "b"}', "c.en": "x", "c.fr": "y"})
     assert not load_corpus(path + "/a.txt").parallel
     assert not load_corpus(path + "/b.jsonl").parallel
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", "a\tb\nc\n", r"a\.tsv, line 2: expected two texts, found 'c'"),
-        ("a.tsv", "a\tb\tc\n", r"line 1: expected two texts"),
-        ("a.jsonl", '{"en": "a", "fr": "b"}\n{"en": "a"}\n', r"a\.jsonl, line 2: expected two texts"),
-        ("a.tsv", b"caf\xe9\tb\n", r"a\.tsv, line 1, byte 4: 0xe9 is not UTF-8"),
-        ("a.tsv", "\t\n", "has no text"),
-    ],
-)
-def test_what_is_no_pair_is_named(name: str, content: Any, message: str, folder: Folder) -> None:
-    with pytest.raises(DataError, match=message):
-        list(load_corpus(f"{folder({name: content})}/{name}").documents())
-
-
-def test_aligned_files_of_other_lengths_are_refused(folder: Folder) -> None:
-    path = folder({"a.en": "one\ntwo\n", "a.fr": "un\n"})
-    with pytest.raises(DataError, match=r"a\.fr: ends before line 2"):
-        list(load_corpus(path + "/a").documents())
-
-
-def test_one_language_alone_and_three_are_no_pair(tmp_path: Path) -> None:
-    (tmp_path / "a.en").write_text("x")
-    with pytest.raises(DataError, match=r"no such file or folder\. Known: a\.en"):
-        load_corpus(str(tmp_path / "a"))
-    (tmp_path / "a.fr").write_text("x")
-    (tmp_path / "a.tsv").write_text("x")
-    assert load_corpus(str(tmp_path / "a")).parallel
-    (tmp_path / "a.de").write_text("x")
-    with pytest.raises(DataError, match="no such file or folder"):
-        load_corpus(str(tmp_path / "a"))

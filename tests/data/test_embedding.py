@@ -36,7 +36,7 @@ def judged(data: TaskData, split: str = "validation") -> dict[tuple[str, str], f
     }
 
 
-def test_pairs_with_a_number_are_compared_and_lines_are_texts_alone(tmp_path: Path) -> None:
+def test_pairs_and_texts_alone(tmp_path: Path) -> None:
     lines = texts(tmp_path / "train.txt", "warm and fun", "  ", "warm and fun", "a film", "so sad", "quite slow")
     pairs = tsv(tmp_path / "dev.tsv", ("sentence1", "sentence2", "score"), *PAIRS)
     data = load(f"train={lines},dev={pairs}")
@@ -46,7 +46,7 @@ def test_pairs_with_a_number_are_compared_and_lines_are_texts_alone(tmp_path: Pa
     assert data.notes[0] == "train: left out 1 empty texts"
 
 
-def test_a_text_file_of_lines_is_texts_alone_by_itself(tmp_path: Path) -> None:
+def test_text_file_is_an_embedding_task(tmp_path: Path) -> None:
     data = load_task(str(texts(tmp_path / "texts.txt", *(f"text number {n}" for n in range(200)))))
     assert data.task.kind == "embedding"
     assert (len(data.train), len(data.validation)) == (150, 50)
@@ -69,7 +69,7 @@ def test_who_asks_and_what_answers(tmp_path: Path) -> None:
     assert not {one for one, _ in asked} & set(data.train["text"])
 
 
-def test_two_texts_without_a_number_are_one_that_asks_and_one_that_answers(tmp_path: Path) -> None:
+def test_two_texts_are_query_and_passage(tmp_path: Path) -> None:
     rows = [(f"what is {n}", f"it is {n}") for n in range(12)]
     data = load(tsv(tmp_path / "train.tsv", ("question", "passage"), *rows))
     assert data.task.metric == "ndcg@10"
@@ -124,13 +124,13 @@ def test_too_few_texts_are_refused(lines: list[str], said: str, tmp_path: Path) 
         load(texts(tmp_path / "texts.txt", *lines))
 
 
-def test_a_number_that_is_none_is_refused_by_its_row(tmp_path: Path) -> None:
+def test_invalid_similarity(tmp_path: Path) -> None:
     rows = [("sentence1", "sentence2", "score"), *PAIRS, ("a", "b", "nan")]
     with pytest.raises(DataError, match="row 5: 'nan' in 'score' is not a number"):
         load(tsv(tmp_path / "train.tsv", *rows))
 
 
-def test_splits_that_are_scored_otherwise_are_refused(tmp_path: Path) -> None:
+def test_splits_with_other_metrics(tmp_path: Path) -> None:
     pairs = tsv(tmp_path / "pairs.tsv", ("sentence1", "sentence2", "score"), *PAIRS)
     asks = tsv(tmp_path / "asks.tsv", ("question", "passage"), ("what is it", "it is that"), ("what", "that"))
     with pytest.raises(DataError, match="is scored by spearman, the test split by ndcg@10"):

@@ -44,7 +44,7 @@ def test_every_text_format_gives_the_same_task(folder: Folder, name: str, conten
     assert not any("header" in note or "took" in note for note in data.notes)
 
 
-def test_parquet_keeps_the_order_of_its_declared_classes(tmp_path: Path) -> None:
+def test_parquet_with_class_names(tmp_path: Path) -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=["pos", "neg", "mixed"])})
     rows = {"text": [text for text, _ in ROWS], "label": [0, 1, 0, 1]}
     for split in ("train-00000-of-00002", "train-00001-of-00002", "validation"):
@@ -54,7 +54,7 @@ def test_parquet_keeps_the_order_of_its_declared_classes(tmp_path: Path) -> None
     assert data.train["label"][:] == [0, 1, 0, 1] * 2  # both shards
 
 
-def test_parquet_without_declared_classes_reads_ids_and_dictionaries(tmp_path: Path) -> None:
+def test_parquet_without_class_names(tmp_path: Path) -> None:
     texts = [text for text, _ in ROWS]
     pq.write_table(pa.table({"text": texts, "label": [3, 20, 3, 20]}), tmp_path / "train.parquet")
     words = pa.array(["3", "20", "3", "3"]).dictionary_encode()
@@ -80,53 +80,58 @@ def test_two_texts_are_a_pair(folder: Folder) -> None:
     assert data.train[0] == {"text": "he ran", "text_pair": "she ran", "label": 1}
 
 
-def test_tsv_is_read_without_quoting_unless_it_proves_it_is_quoted(folder: Folder) -> None:
-    loose = [('" the end', "pos"), ('"quoted whole"', "neg")]
-    data = load_task(folder({"train.tsv": tsv(loose), "dev.tsv": tsv(loose)}))
-    assert data.train["text"][:] == ['" the end', '"quoted whole"']
+LOOSE = tsv([('" the end', "pos"), ('"quoted whole"', "neg")])
+CSV = 'text,label\n"one, ""two""\nthree",a\nfour,b\n'
 
 
-def test_tsv_with_doubled_marks_is_quoted_and_so_are_its_siblings(folder: Folder) -> None:
-    train = tsv([('"she said ""no""\tand left"', "pos"), ("nothing", "neg")])
-    data = load_task(folder({"train.tsv": train, "dev.tsv": tsv([('"a\tb"', "pos")])}))
-    assert data.train["text"][0] == 'she said "no"\tand left'
-    assert data.validation["text"][0] == "a\tb"
+@pytest.mark.parametrize(
+    ("files", "texts"),
+    [
+        ({"train.tsv": LOOSE, "dev.tsv": LOOSE}, ['" the end', '"quoted whole"', '" the end', '"quoted whole"']),
+        (  # a doubled mark, or a tab inside, shows that it is quoted, and so are its siblings
+            {
+                "train.tsv": tsv([('"she said ""no""\tand left"', "pos"), ("nothing", "neg")]),
+                "dev.tsv": tsv([('"a\tb"', "pos")]),
+            },
+            ['she said "no"\tand left', "nothing", "a\tb"],
+        ),
+        ({"train.csv": CSV, "dev.csv": CSV}, ['one, "two"\nthree', "four", 'one, "two"\nthree', "four"]),
+    ],
+    ids=["unquoted tsv", "quoted tsv", "csv"],
+)
+def test_quoting(files: dict[str, str], texts: list[str], folder: Folder) -> None:
+    data = load_task(folder(files))
+    assert [*data.train["text"], *data.validation["text"]] == texts
 
 
-def test_csv_fields_may_hold_commas_marks_and_line_ends(folder: Folder) -> None:
-    content = 'text,label\n"one, ""two""\nthree",a\nfour,b\n'
-    data = load_task(folder({"train.csv": content, "dev.csv": content}))
-    assert data.train["text"][:] == ['one, "two"\nthree', "four"]
-
-
-def test_a_file_without_header_takes_the_names_of_a_sibling(folder: Folder) -> None:
+def test_header_of_a_sibling(folder: Folder) -> None:
     data = load_task(folder({"train.tsv": tsv(), "val.tsv": tsv(header="")}))
     assert len(data.validation) == len(ROWS)
     assert "val.tsv has no header: its columns are those of train.tsv" in data.notes
 
 
-def test_columns_without_any_header_are_told_by_their_contents(folder: Folder) -> None:
+def test_columns_by_contents(folder: Folder) -> None:
     data = load_task(folder({"train.tsv": tsv(header=""), "dev.tsv": tsv(header="")}))
     assert (data.task.text, data.task.label) == (("1",), "2")
     assert len(data.train) == len(ROWS)
     assert "took '1' as the text, by the contents" in data.notes
 
 
-def test_an_unknown_header_is_told_from_recurring_labels(folder: Folder) -> None:
+def test_unknown_header_above_recurring_labels(folder: Folder) -> None:
     content = tsv(ROWS * 6, "phrase\tmood\n")
     data = load_task(folder({"train.tsv": content, "dev.tsv": content[len("phrase\tmood\n") :]}), text=["phrase"])
     assert (data.task.text, data.task.label) == (("phrase",), "mood")
     assert (len(data.train), len(data.validation)) == (24, 24)
 
 
-def test_a_class_named_like_a_column_makes_no_header(folder: Folder) -> None:
+def test_class_named_like_a_column(folder: Folder) -> None:
     rows = [("how are you now", "question"), ("i am just fine", "answer"), ("and what is it", "question")]
     data = load_task(folder({"train.tsv": tsv(rows, ""), "dev.tsv": tsv(rows, "")}))
     assert data.task.labels == ("answer", "question")
     assert len(data.train) == 3
 
 
-def test_columns_named_by_number_ignore_ragged_cells_after_them(folder: Folder) -> None:
+def test_cells_after_numbered_columns_are_ignored(folder: Folder) -> None:
     content = "x\t0.5\tsome text here\ny\t1.0\tmore text there\tlicence\thttp\n"
     source = folder({"train.tsv": content, "dev.tsv": content})
     data = load_task(source, text=["3"], label="2")
@@ -134,7 +139,7 @@ def test_columns_named_by_number_ignore_ragged_cells_after_them(folder: Folder) 
     assert any("train.tsv: some rows have more than 3 cells" in note for note in data.notes)
 
 
-def test_ambiguous_columns_are_listed_with_examples(folder: Folder) -> None:
+def test_ambiguous_columns(folder: Folder) -> None:
     content = "news\t2012\t4.5\tsome text here\nwiki\t2013\t1.0\tmore text there\n"
     with pytest.raises(DataError, match=r"cannot tell which of '1', '2', '3' is the label") as refused:
         load_task(folder({"train.tsv": content}))
@@ -142,7 +147,7 @@ def test_ambiguous_columns_are_listed_with_examples(folder: Folder) -> None:
     assert re.search(r"^  3: '4.5'$", str(refused.value), re.MULTILINE)
 
 
-def test_several_label_names_are_ambiguous_unless_one_is_label(folder: Folder) -> None:
+def test_several_label_columns(folder: Folder) -> None:
     rows = [("some text", "a", "b"), ("more text", "c", "d")]
     with pytest.raises(DataError, match=r"which of 'sentiment', 'topic' is the label"):
         load_task(folder({"train.tsv": tsv(rows, "text\ttopic\tsentiment\n")}))
@@ -150,7 +155,7 @@ def test_several_label_names_are_ambiguous_unless_one_is_label(folder: Folder) -
     assert load_task(folder({"train.tsv": content, "dev.tsv": content})).task.labels == ("b", "d")
 
 
-def test_the_split_is_a_word_of_the_file_name(folder: Folder) -> None:
+def test_split_words_in_file_names(folder: Folder) -> None:
     names = ["msr_paraphrase_train.txt", "sts-dev.tsv", "my.test.tsv", "training_notes.txt", "README.txt"]
     files = dict.fromkeys(names[:2], tsv()) | {names[2]: tsv(ROWS[1:])} | dict.fromkeys(names[3:], "prose")
     data = load_task(folder(files))
@@ -158,35 +163,27 @@ def test_the_split_is_a_word_of_the_file_name(folder: Folder) -> None:
     assert len(data.train) == len(data.validation) == len(data.test) + 1 == len(ROWS)
 
 
-def test_a_second_validation_split_stands_in_for_an_unlabelled_test(folder: Folder) -> None:
-    files = {
-        "train.tsv": tsv(),
-        "val.tsv": tsv(ROWS[:2]),
-        "dev.tsv": tsv(ROWS[2:]),
-        "test.tsv": "index\ttext\n0\tunknown\n",
-    }
-    data = load_task(folder(files))
+def test_second_validation_split(folder: Folder) -> None:
+    splits = {"train.tsv": tsv(), "val.tsv": tsv(ROWS[:2]), "dev.tsv": tsv(ROWS[2:])}
+    data = load_task(folder({**splits, "test.tsv": "index\ttext\n0\tunknown\n"}))
     assert (data.validation["text"][0], data.test and data.test["text"][0]) == (ROWS[0][0], ROWS[2][0])
     assert "skipped test.tsv: it has no labels" in data.notes
     assert "dev.tsv, a second validation split, is the test split" in data.notes
-
-
-def test_a_second_validation_split_is_passed_over_beside_a_labelled_test(folder: Folder) -> None:
-    data = load_task(folder({"train.tsv": tsv(), "val.tsv": tsv(), "dev.tsv": tsv(), "test.tsv": tsv(ROWS[:1])}))
+    data = load_task(folder({**splits, "test.tsv": tsv(ROWS[:1])}))
     assert data.test is not None
     assert len(data.test) == 1
     assert "skipped dev.tsv: test.tsv is the test split" in data.notes
 
 
 @pytest.mark.parametrize("blank", ["", "-1", "nan"])
-def test_a_test_split_with_blank_labels_is_none(folder: Folder, blank: str) -> None:
+def test_test_split_with_blank_labels(folder: Folder, blank: str) -> None:
     test = tsv([("some text", blank), ("more text", blank)])
     data = load_task(folder({"train.tsv": tsv(), "dev.tsv": tsv(), "test.tsv": test}))
     assert data.test is None
     assert data.notes[0] == "skipped test.tsv: it has no labels"
 
 
-def test_held_out_rows_keep_the_classes_in_proportion_and_depend_on_the_seed(folder: Folder) -> None:
+def test_held_out_rows_are_stratified(folder: Folder) -> None:
     rows = [(f"text number {n}", "rare" if n % 10 == 0 else "common") for n in range(300)]
     source = folder({"train.tsv": tsv([*rows, ("the only one", "single")])})
     first, again, other = load_task(source, seed=1), load_task(source, seed=1), load_task(source, seed=2)
@@ -199,7 +196,7 @@ def test_held_out_rows_keep_the_classes_in_proportion_and_depend_on_the_seed(fol
     assert "no validation split: held out 30 of 301 training rows (seed 1)" in first.notes
 
 
-def test_the_fingerprint_changes_with_every_row_and_class_name_only(folder: Folder) -> None:
+def test_fingerprint(folder: Folder) -> None:
     def fingerprint(rows: list[tuple[str, ...]], validation: list[tuple[str, ...]] = ROWS, metric: str = "f1") -> str:
         return load_task(folder({"train.tsv": tsv(rows), "dev.tsv": tsv(validation)}), metric=metric).fingerprint
 
@@ -209,7 +206,7 @@ def test_the_fingerprint_changes_with_every_row_and_class_name_only(folder: Fold
     assert fingerprint(ROWS, metric="matthews") == prints[0]
 
 
-def test_splits_are_memory_mapped_and_nothing_else_is_left(folder: Folder, cache_home: Path) -> None:
+def test_splits_are_memory_mapped(folder: Folder, cache_home: Path) -> None:
     data = load_task(folder({"train.tsv": tsv(), "dev.tsv": tsv()}))
     kept = cache_home / "data" / data.fingerprint
     assert [file["filename"] for file in data.train.cache_files] == [str(kept / "train.arrow")]
@@ -226,20 +223,13 @@ def test_empty_texts_stay_and_are_noted(folder: Folder) -> None:
     assert "train.jsonl: 2 of 3 texts in 'text' are empty (rows 1, 2)" in data.notes
 
 
-def test_the_embedded_set() -> None:
-    data = load_task("intents")
-    assert data.test is not None
-    assert len(data.task.labels) >= 20
-    assert data.train.column_names == ["text", "label"]
-
-
 # A training split without labels, where they are not needed
 
 FILMS = "text\n" + "".join(f"a film of {n}\n" for n in range(12))
 PLOTS = "text\tlabel\n" + "".join(f"a plot of {n}\t{('bad', 'good')[n % 3 > 0]}\n" for n in range(12))
 
 
-def test_validation_names_the_classes_and_train_has_texts_alone(folder: Folder) -> None:
+def test_unlabelled_train(folder: Folder) -> None:
     data = load_task(folder({"train.tsv": FILMS, "dev.tsv": PLOTS}), unlabelled=True)
     assert data.task.labels == ("bad", "good")
     assert data.train.column_names == ["text"]
@@ -251,14 +241,14 @@ def test_validation_names_the_classes_and_train_has_texts_alone(folder: Folder) 
     assert found["majority"]["accuracy"] == pytest.approx(8 / 12)
 
 
-def test_a_named_label_column_that_only_validation_has(folder: Folder) -> None:
+def test_unlabelled_train_with_named_label(folder: Folder) -> None:
     source = folder({"train.tsv": FILMS, "dev.tsv": PLOTS.replace("label", "mood")})
     data = load_task(source, label="mood", unlabelled=True)
     assert data.task.label == "mood"
     assert data.train.column_names == ["text"]
 
 
-def test_with_labels_unlabelled_changes_nothing(folder: Folder) -> None:
+def test_unlabelled_with_labels(folder: Folder) -> None:
     source = folder({"train.tsv": PLOTS, "dev.tsv": PLOTS})
     ours, theirs = load_task(source, unlabelled=True), load_task(source)
     assert ours.fingerprint == theirs.fingerprint
@@ -266,12 +256,12 @@ def test_with_labels_unlabelled_changes_nothing(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(("dev", "unlabelled"), [(FILMS, True), (PLOTS, False)])
-def test_labels_are_needed_somewhere_and_in_train_unless_it_is_said(dev: str, unlabelled: bool, folder: Folder) -> None:
+def test_missing_labels(dev: str, unlabelled: bool, folder: Folder) -> None:
     with pytest.raises(DataError):
         load_task(folder({"train.tsv": FILMS, "dev.tsv": dev}), unlabelled=unlabelled)
 
 
-def test_fasttext_and_semicolons_divide_lines_of_a_txt_file(folder: Folder) -> None:
+def test_fasttext_and_semicolon_files(folder: Folder) -> None:
     labelled = "".join(f"__label__{label} {text}\n" for text, label in ROWS)
     data = load_task(folder({"train.txt": labelled, "dev.txt": labelled}))
     assert data.task.labels == ("neg", "pos")
@@ -285,26 +275,23 @@ def test_fasttext_and_semicolons_divide_lines_of_a_txt_file(folder: Folder) -> N
     assert data.train["text"][0] == "so very fine a film, number 0"
 
 
-def test_lines_with_a_semicolon_here_and_there_are_texts(folder: Folder) -> None:
+def test_texts_with_semicolons(folder: Folder) -> None:
     lines = "".join(f"one part of line {n}; the other, which is {n} too\n" for n in range(60))
     assert load_task(folder({"texts.txt": lines})).task.kind == "embedding"
 
 
-def test_a_folder_below_names_the_split(folder: Folder) -> None:
-    files = {"README.md": "a clone", "data/train-00000-of-00001.tsv": tsv(ROWS * 3), "data/test-0.tsv": tsv(ROWS[:1])}
+@pytest.mark.parametrize(
+    ("files", "rows", "has_test"),
+    [
+        ({"README.md": "", "data/train-00000-of-00001.tsv": tsv(ROWS * 3), "data/test-0.tsv": tsv(ROWS[:1])}, 12, True),
+        ({"train/rows.csv": tsv(), "valid/rows.csv": tsv(), ".git/train/x.tsv": "x"}, 8, False),
+        ({"reviews.csv": tsv(ROWS * 3).replace("\t", ","), "README.txt.bak": ""}, 12, False),
+    ],
+    ids=["files below name splits", "folders name splits", "single file"],
+)
+def test_folder_layouts(files: dict[str, str], rows: int, has_test: bool, folder: Folder) -> None:
     data = load_task(folder(files))
-    assert (data.name, len(data.train) + len(data.validation)) == ("set", 12)
-    assert data.test is not None
-
-
-def test_a_folder_below_for_each_split(folder: Folder) -> None:
-    data = load_task(folder({"train/rows.csv": tsv(), "valid/rows.csv": tsv(), ".git/train/x.tsv": "x"}))
-    assert data.train.to_list() == data.validation.to_list()
-
-
-def test_the_only_file_of_a_folder_is_trained_on(folder: Folder) -> None:
-    data = load_task(folder({"reviews.csv": tsv(ROWS * 3).replace("\t", ","), "README.txt.bak": ""}))
-    assert len(data.train) + len(data.validation) == 12
+    assert (data.name, len(data.train) + len(data.validation), data.test is not None) == ("set", rows, has_test)
 
 
 def test_a_folder_for_each_class(folder: Folder) -> None:
@@ -316,7 +303,7 @@ def test_a_folder_for_each_class(folder: Folder) -> None:
     assert sorted([*data.train["text"], *data.validation["text"]]) == sorted(files.values())
 
 
-def test_a_column_that_never_changes_is_no_label(folder: Folder) -> None:
+def test_constant_column_is_no_label(folder: Folder) -> None:
     rows = [(f"gj{n % 9}", str(n % 2), "" if n % 2 else "*", f"The rat number {n} ate the cheese.") for n in range(40)]
     data = load_task(folder({"in_domain_train.tsv": tsv(rows, ""), "in_domain_dev.tsv": tsv(rows, "")}), label="2")
     assert (data.task.text, data.task.labels) == (("4",), ("0", "1"))

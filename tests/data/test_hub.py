@@ -75,12 +75,12 @@ def test_a_repository_on_disk_gives_typed_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["glue/sst2", "owner/name", "owner/name:part", "name"])
-def test_neither_hub_nor_cache_names_the_alternatives(source: str) -> None:
+def test_unreachable_hub_without_cache(source: str) -> None:
     with pytest.raises(DataError, match=rf"^{source}: the hub cannot be reached.*a folder .*'intents'.*HF_HOME"):
         load_task(source)
 
 
-def test_a_silent_hub_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never answers

@@ -40,7 +40,7 @@ def test_fractions_are_a_regression(folder: Folder) -> None:
     assert data.train["label"][:] == pytest.approx([5.0, 3.8, 0.25])
 
 
-def test_whole_numbers_are_a_regression_when_asked_for(folder: Folder) -> None:
+def test_whole_numbers_as_regression(folder: Folder) -> None:
     assert loaded(folder, [1, 2, 3], kind="regression").train["label"][:] == [1.0, 2.0, 3.0]
     assert (
         "whole numbers are read as 3 classes; ask for the kind regression otherwise" in loaded(folder, [1, 2, 3]).notes
@@ -57,7 +57,7 @@ def test_lists_and_bars_are_multilabel(folder: Folder, labels: list[object]) -> 
     assert data.train["label"][:] == [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
 
 
-def test_commas_are_multilabel_when_the_parts_are_fewer_than_the_wholes(folder: Folder) -> None:
+def test_labels_with_commas(folder: Folder) -> None:
     data = loaded(folder, ["a,b", "a", "b"])
     assert (data.task.kind, data.task.labels) == ("multilabel", ("a", "b"))
     assert loaded(folder, ["a,b", "c,d"], kind="multilabel").task.labels == ("a", "b", "c", "d")
@@ -70,7 +70,7 @@ def test_several_columns_of_flags_are_multilabel(folder: Folder) -> None:
     assert data.train["label"][:] == [[0.0, 1.0], [1.0, 1.0]]
 
 
-def test_a_multilabel_split_without_validation_is_held_out(folder: Folder) -> None:
+def test_multilabel_hold_out(folder: Folder) -> None:
     rows = "".join(json.dumps({"text": f"text {n}", "label": [n % 3, 3]}) + "\n" for n in range(40))
     data = load_task(folder({"train.jsonl": rows}))
     assert (len(data.train), len(data.validation), data.task.labels) == (36, 4, ("0", "1", "2", "3"))
@@ -140,7 +140,7 @@ def test_metrics_belong_to_a_kind(folder: Folder) -> None:
         loaded(folder, ["a", "b"], metric="acuracy")
 
 
-def test_flags_other_than_zero_and_one_are_refused(folder: Folder) -> None:
+def test_invalid_flags(folder: Folder) -> None:
     content = "text\trude\tloud\nsome text\t1\t0\nmore text\t2\t1\n"
     with pytest.raises(DataError, match="row 3: '2' in 'rude'"):
         load_task(folder({"train.tsv": content}), label="rude,loud")

@@ -46,20 +46,20 @@ def at_most(size: int) -> Iterator[None]:
         ("train.jsonl", '{"text": "a", "label": 1}\n{"text": "', r"train\.jsonl, line 2: is longer than"),
     ],
 )
-def test_a_line_without_end_is_refused_before_it_is_read(folder: Folder, name: str, start: str, message: str) -> None:
+def test_endless_line(folder: Folder, name: str, start: str, message: str) -> None:
     source = folder({name: start + LONG})
     with at_most(6 * LONGEST), pytest.raises(DataError, match=message):
         load_task(source)
 
 
-def test_a_cell_of_many_lines_is_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cell_of_many_lines(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "LONGEST", 2**16)
     source = folder({"train.csv": 'text,label\nfine,a\n"never closed,b\n' + "more,c\n" * 2**14})
     with pytest.raises(DataError, match=r"more than .* in the row that starts on line 3"):
         load_task(source)
 
 
-def test_a_file_that_is_read_as_a_whole_may_be_too_large(tmp_path: Path) -> None:
+def test_file_too_large_to_be_read_whole(tmp_path: Path) -> None:
     for name, start in (("train.json", "["), ("questions.json", '{"data": [{"paragraphs": [')):
         with (tmp_path / name).open("w") as file:
             file.write(start)
@@ -70,7 +70,7 @@ def test_a_file_that_is_read_as_a_whole_may_be_too_large(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_what_unpacks_without_end_is_refused(tmp_path: Path, pack: object, name: str) -> None:
+def test_compression_bomb(tmp_path: Path, pack: object, name: str) -> None:
     part = pack(b"x" * SMALL)  # type: ignore[operator]
     suffix = {gzip: "gz", bz2: "bz2", lzma: "xz"}[sys.modules[pack.__module__]]
     path = tmp_path / f"{name}.{suffix}"
@@ -80,7 +80,7 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, pack: object, name:
             pass
 
 
-def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "SMALL", 2**18)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as archive:
@@ -92,7 +92,7 @@ def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypa
         load_corpus(str(tmp_path / "a.tar.gz"))
 
 
-def test_an_article_without_end_is_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_article(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "LONGEST", 2**16)
     source = folder({"wiki_00": '<doc id="1">\n' + "line\n" * 2**14})
     with pytest.raises(DataError, match="an article is longer than"):
@@ -100,7 +100,7 @@ def test_an_article_without_end_is_refused(folder: Folder, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("copies", [3, 100])
-def test_parquet_that_unpacks_without_end_is_refused(tmp_path: Path, copies: int) -> None:
+def test_parquet_bomb(tmp_path: Path, copies: int) -> None:
     """Copies of one text that is too long, or a page of gigabytes in a file of some thousand bytes."""
     cell = "x" * ((LONGEST + 1) if copies == 3 else 2**20)
     rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * copies, [cell]), "label": [1] * copies})
@@ -111,7 +111,7 @@ def test_parquet_that_unpacks_without_end_is_refused(tmp_path: Path, copies: int
         load_task(str(tmp_path))
 
 
-def test_a_text_that_many_rows_of_parquet_share_is_not_written_out_for_all_at_once(tmp_path: Path) -> None:
+def test_shared_parquet_texts_use_little_memory(tmp_path: Path) -> None:
     """In a process that may have 3 GB: 1,000 rows of 4 MB would be 4."""
     rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * 1000, ["x" * 2**22]), "label": [0, 1] * 500})
     pq.write_table(rows, tmp_path / "train.parquet", dictionary_pagesize_limit=2**30, store_schema=False)
@@ -132,7 +132,7 @@ def test_a_text_that_many_rows_of_parquet_share_is_not_written_out_for_all_at_on
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.6, 0.95])
-def test_damaged_parquet_is_named(tmp_path: Path, cut: float) -> None:
+def test_damaged_parquet(tmp_path: Path, cut: float) -> None:
     rows = pa.table({"text": [f"text {n}" for n in range(5000)], "label": [0, 1] * 2500})
     pq.write_table(rows, tmp_path / "train.parquet")
     whole = bytearray((tmp_path / "train.parquet").read_bytes())
@@ -143,7 +143,7 @@ def test_damaged_parquet_is_named(tmp_path: Path, cut: float) -> None:
         load_task(str(tmp_path))
 
 
-def test_parquet_with_an_id_of_no_class_and_with_two_columns_of_one_name(tmp_path: Path) -> None:
+def test_invalid_parquet(tmp_path: Path) -> None:
     from datasets import ClassLabel, Features, Value
 
     features = Features({"text": Value("string"), "label": ClassLabel(names=["a", "b"])})
@@ -158,7 +158,7 @@ def test_parquet_with_an_id_of_no_class_and_with_two_columns_of_one_name(tmp_pat
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_byte_order_marks_and_line_ends_of_all_kinds(folder: Folder, encoding: str, end: str) -> None:
+def test_encodings_and_line_ends(folder: Folder, encoding: str, end: str) -> None:
     content = (GOOD + "ein schöner Film, 映画\tpos\n").replace("\n", end).encode(encoding)
     data = load_task(folder({"train.tsv": content, "dev.tsv": GOOD}))
     assert data.train["text"][:] == ["a fine film", "a dull film", "ein schöner Film, 映画"]
@@ -166,11 +166,11 @@ def test_byte_order_marks_and_line_ends_of_all_kinds(folder: Folder, encoding: s
     assert [each.strip() for each in corpus.documents()] == ["Schön.", "Gut."]
 
 
-def test_a_file_that_a_browser_has_unpacked_already(folder: Folder) -> None:
+def test_unpacked_file_with_packed_name(folder: Folder) -> None:
     assert list(load_corpus(folder({"a.txt.gz": "Some text."})).documents()) == ["Some text."]
 
 
-def test_pieces_of_a_long_line_make_the_line() -> None:
+def test_pieces_of_a_long_line() -> None:
     line = "é" * 1000 + "\r\n" + "b" * 5
     for longest in (7, 1000, 1002, 5000):
         stream = io.BufferedReader(io.BytesIO(line.encode()))  # type: ignore[arg-type]

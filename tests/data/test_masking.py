@@ -34,17 +34,17 @@ def test_word_pieces() -> None:
 
 
 @pytest.mark.parametrize("mark", ["▁", "Ġ"])
-def test_marked_beginnings_and_what_has_no_letter_begin_words(mark: str) -> None:
+def test_word_starts_by_mark(mark: str) -> None:
     assert starts(f"{mark}film", f"{mark}a", "s", ",", "ly", "'", "3", mark) == [
         "<pad>", f"{mark}film", f"{mark}a", ",", "'", mark,
     ]  # fmt: skip
 
 
-def test_a_vocabulary_without_marks_is_of_whole_words() -> None:
+def test_word_starts_without_marks() -> None:
     assert starts("film", "a", ",") == ["<pad>", "film", "a", ","]
 
 
-def test_without_mask_token_the_corruption_that_needs_it_is_refused() -> None:
+def test_missing_mask_token() -> None:
     with pytest.raises(DataError, match=r"bert\.mask needs a mask token"):
         Words.from_tokenizer(tokenizer("<pad>", "a")).need_mask("bert.mask")
     assert Words.from_tokenizer(tiny.tokenizer()).need_mask("bert.mask") == 4
@@ -65,7 +65,7 @@ def test_counts_are_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Words.from_tokenizer(tiny.tokenizer(), found).counts_V is found
 
 
-def test_a_token_beyond_the_vocabulary_is_refused() -> None:
+def test_token_beyond_the_vocabulary() -> None:
     with pytest.raises(DataError, match="token 4 is not in the vocabulary of 4"):
         count_tokens(Dataset.from_dict({"input_ids": [[4]]}), 4)
 
@@ -111,7 +111,7 @@ def test_token_types_are_the_tokenizers_own() -> None:
     assert frame.pair([3], [4, 4]) == {name: whole[name] for name in ("input_ids", "token_type_ids")}
 
 
-def test_a_tokenizer_that_hides_its_frame_is_refused() -> None:
+def test_tokenizer_without_a_frame() -> None:
     tokenizer = framed("<s> $A </s>", "<s> $A </s> $B </s>")
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
     with pytest.raises(DataError, match=r"cannot find its special tokens around 1 text"):

@@ -42,7 +42,7 @@ def test_a_table_of_pairs(folder: Folder) -> None:
     assert any("left out 1 of 3 queries" in note for note in data.notes)
 
 
-def test_it_is_a_pair_classification_where_nobody_asks(folder: Folder) -> None:
+def test_pairs_are_classification_by_default(folder: Folder) -> None:
     table = "query\tpassage\tlabel\n" + "".join(f"what is {n // 2}\tit is {n} here\t{n % 2}\n" for n in range(20))
     files = {"train.tsv": table, "dev.tsv": table.replace("what", "who")}
     assert loaded(folder, files).task.kind == "classification"
@@ -50,7 +50,7 @@ def test_it_is_a_pair_classification_where_nobody_asks(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("negative", ['"n1"', '["n1", "n2"]'])
-def test_positives_and_negatives_are_detected(folder: Folder, negative: str) -> None:
+def test_positives_and_negatives(folder: Folder, negative: str) -> None:
     rows = [{"query": q, "positive": p, "negative": json.loads(negative)} for q, p in ("ax", "ay", "bz")]
     data = loaded(folder, {name: "\n".join(map(json.dumps, rows)) for name in ("train.jsonl", "dev.jsonl")})
     negatives = ["n1"] if negative == '"n1"' else ["n1", "n2"]
@@ -59,7 +59,7 @@ def test_positives_and_negatives_are_detected(folder: Folder, negative: str) -> 
     assert data.train["query"][:].count(1) == 1 + len(negatives)
 
 
-def test_positives_alone_get_negatives_of_bm25(folder: Folder) -> None:
+def test_bm25_negatives(folder: Folder) -> None:
     rows = [(f"what is word{n}", f"word{n} is a thing like word{n + 1}") for n in range(12)]
     table = "query\tpositive\n" + "".join(f"{q}\t{p}\n" for q, p in rows)
     data = loaded(folder, {"train.tsv": table, "dev.tsv": table})
@@ -81,7 +81,7 @@ def test_parquet_and_columns_by_name(folder: Folder, tmp_path: Any) -> None:
         load_task(str(tmp_path), kind="ranking")
 
 
-def test_a_folder_of_beir_is_detected_and_gets_hard_negatives(folder: Folder) -> None:
+def test_beir_folder(folder: Folder) -> None:
     corpus = lines(**{f"d{n}": f"cats number{n} purr in house{n % 5}" for n in range(30)}) + lines(no="nothing of it")
     queries = lines(**{f"q{n}": f"which cat has number{n}" for n in range(20)})
     head = "query-id\tcorpus-id\tscore\n"
@@ -101,7 +101,7 @@ def test_a_folder_of_beir_is_detected_and_gets_hard_negatives(folder: Folder) ->
     assert not set(again.validation["text"][:]) & set(again.train["text"][:])
 
 
-def test_questions_of_squad_are_queries_only_where_asked(folder: Folder) -> None:
+def test_squad_as_ranking(folder: Folder) -> None:
     texts = [f"The river number{n} is long and wide here." for n in range(25)]
     questions = [
         {"question": f"how long is river number{n}", "answers": [answer("long", texts[n].index("long"))]}
@@ -128,22 +128,22 @@ def test_questions_of_squad_are_queries_only_where_asked(folder: Folder) -> None
         ("query\tpassage\tother\na\tp\tx\n", "which column is the relevance"),
     ],
 )
-def test_what_is_no_ranking_is_refused(folder: Folder, table: str, says: str) -> None:
+def test_invalid_rankings(folder: Folder, table: str, says: str) -> None:
     with pytest.raises(DataError, match=says):
         loaded(folder, {"train.tsv": table, "dev.tsv": TABLE}, kind="ranking")
 
 
-def test_a_split_that_cannot_be_scored_is_refused(folder: Folder) -> None:
+def test_split_without_scorable_queries(folder: Folder) -> None:
     with pytest.raises(DataError, match=r"\[validation\]: no query has both"):
         loaded(folder, {"train.tsv": TABLE, "dev.tsv": HEADER + "a\tp1\t1\nb\tp2\t0\n"}, kind="ranking")
 
 
-def test_judgements_without_a_training_split_are_refused(folder: Folder) -> None:
+def test_judgements_without_training_split(folder: Folder) -> None:
     with pytest.raises(DataError, match="judgements of validation but no training split"):
         loaded(folder, {name: text for name, text in BEIR.items() if "train" not in name})
 
 
-def test_encoded_rows_know_their_query(folder: Folder) -> None:
+def test_encode_rankings(folder: Folder) -> None:
     data = loaded(folder, {"train.tsv": TABLE, "dev.tsv": TABLE}, kind="ranking")
     rows = encode(data.validation, tiny.tokenizer(), 32)
     assert rows["query"][:] == [0, 0, 1, 1]
@@ -151,7 +151,7 @@ def test_encoded_rows_know_their_query(folder: Folder) -> None:
     assert np.asarray(rows["length"][:]).min() > 3
 
 
-def test_only_what_can_be_nothing_else_is_a_ranking(folder: Folder) -> None:
+def test_is_ranking(folder: Folder) -> None:
     assert not is_ranking("intents")
     assert is_ranking(folder({"train.csv": "query,positive,negative\na,b,c\n"}))
     assert not is_ranking(folder({"train.csv": "query,positive,label\na,b,1\n"}))

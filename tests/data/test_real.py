@@ -29,7 +29,7 @@ def test_sst2() -> None:
     assert shared.startswith("75 of 6,735 rows of validation (1.1%) are in train too")
 
 
-def test_rte_whose_validation_file_has_no_header_and_whose_test_file_no_labels() -> None:
+def test_rte() -> None:
     data = loaded("rte")
     assert sizes(data) == (2_127, 363, 277)
     assert (data.task.pair, data.task.labels) == (True, ("entailment", "not_entailment"))
@@ -58,7 +58,7 @@ def test_stsb_original_by_column_numbers() -> None:
     assert data.train["label"][:] == glue.train["label"][:]
 
 
-def test_squad2_half_and_mlqa_by_naming_a_file_for_each_split() -> None:
+def test_squad2_and_mlqa() -> None:
     half, mlqa = HERE / "squad2_half_dev" / "dev-v2.0.json", HERE / "mlqa_en_dev" / "dev-context-en-question-en.json"
     if not (half.is_file() and mlqa.is_file()):
         pytest.skip(f"no squad2_half_dev and mlqa_en_dev in {HERE}: set COMPRESS_DATA")

@@ -37,7 +37,7 @@ def test_a_folder_of_beir(folder: Folder) -> None:
     assert found.notes == ()
 
 
-def test_texts_that_nobody_needs_may_be_empty(folder: Folder) -> None:
+def test_empty_texts_without_judgements(folder: Folder) -> None:
     more = {"corpus.jsonl": BEIR["corpus.jsonl"] + lines(d3=" "), "queries.jsonl": lines(q1="a", q2="b", q3="")}
     found = read_beir(Path(folder({**BEIR, **more, "qrels/extra.tsv": "x"})))
     assert set(found.corpus) == {"d1", "2"}
@@ -68,7 +68,7 @@ def test_a_folder_of_another_kind(tmp_path: Path) -> None:
         read_beir(tmp_path)
 
 
-def test_questions_are_answered_by_their_paragraphs(folder: Folder) -> None:
+def test_squad_retrieval(folder: Folder) -> None:
     other = asked("The moon.", {"answers": [answer("moon", 4)]}, {"answers": [], "is_impossible": True})
     path = Path(folder({"dev.json": squad(YES, other, YES)})) / "dev.json"
     found = read_squad_retrieval(path, "validation")
@@ -80,7 +80,7 @@ def test_questions_are_answered_by_their_paragraphs(folder: Folder) -> None:
         read_squad_retrieval(Path(folder({"dev.json": squad(asked("x", {}))})) / "dev.json")
 
 
-def test_bm25_scores_as_lucene_does() -> None:
+def test_bm25_equals_lucene() -> None:
     found, scores = WordIndex.from_texts(GOLDEN["texts"]).search(GOLDEN["asked"], 5)
     for row, (places, values) in enumerate(zip(found, scores, strict=True)):
         expected = np.array(GOLDEN["scores"][row])
@@ -91,7 +91,7 @@ def test_bm25_scores_as_lucene_does() -> None:
     np.testing.assert_allclose(values.reshape(4, 5), GOLDEN["scores"], rtol=1e-6)
 
 
-def test_bm25_finds_the_same_in_blocks_and_no_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bm25_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     texts = [" ".join(map(str, rng.integers(0, 50, 12))) for _ in range(200)]
     whole = WordIndex.from_texts(texts).search(texts[:30], 7)

@@ -23,7 +23,7 @@ def encoded(**options: Any) -> Dataset:
     return encode_task(Dataset.from_dict(SPLIT), TASK, TOKENIZER, t5.text_to_text, options, max_length=40)
 
 
-def test_rows_have_source_target_and_the_length_of_both() -> None:
+def test_encode_task() -> None:
     rows = encoded(name="x")
     assert set(rows.column_names) == {"input_ids", "attention_mask", "labels", "length", "index"}
     assert rows["index"][:] == [0, 1, 2]

@@ -35,7 +35,7 @@ def loaded(folder: Folder, files: Mapping[str, str], **options: Any) -> TaskData
     return load_task(folder(files), **options)
 
 
-def test_questions_answers_and_the_characters_where_they_stand(folder: Folder) -> None:
+def test_read_squad(folder: Folder) -> None:
     first = asked(
         "Café 🙂 in Paris, Café 🙂.",
         {"answers": [answer("Paris", 10), answer("Paris", 10), answer("in Paris", 7)]},
@@ -57,13 +57,13 @@ def test_questions_answers_and_the_characters_where_they_stand(folder: Folder) -
     assert not any(".json" in note for note in data.notes)
 
 
-def test_without_impossible_questions_something_is_always_answered(folder: Folder) -> None:
+def test_answerable_questions_only(folder: Folder) -> None:
     data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES)}, metric="exact")
     assert not data.task.unanswerable
     assert data.task.metric == "exact"
 
 
-def test_answers_that_stand_elsewhere_are_found_nearest_first(folder: Folder) -> None:
+def test_misplaced_answers(folder: Folder) -> None:
     context = "one two one two one"
     moved = asked(context, {"answers": [answer("one", 9)]}, {"answers": [answer(" two ", 3)]})
     data = loaded(folder, {"train.json": squad(moved), "dev.json": squad(moved)})
@@ -71,14 +71,14 @@ def test_answers_that_stand_elsewhere_are_found_nearest_first(folder: Folder) ->
     assert [row["answers"] for row in data.train] == [["one"], ["two"]]
 
 
-def test_questions_whose_answers_are_nowhere_are_left_out(folder: Folder) -> None:
+def test_lost_answers(folder: Folder) -> None:
     lost = asked("one two", {"answers": [answer("three", 0)]}, {"answers": [answer("three", 0), answer("two", 4)]})
     data = loaded(folder, {"train.json": squad(lost), "dev.json": squad(YES)})
     assert [row["answers"] for row in data.train] == [["two"]]
     assert data.notes[:1] == ("train.json: left out 1 questions, whose answers are not in their contexts",)
 
 
-def test_a_test_split_without_answers_is_passed_over(folder: Folder) -> None:
+def test_test_split_without_answers(folder: Folder) -> None:
     blank = asked("Hidden.", {"answers": []}, {})
     data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES), "test.json": squad(blank)})
     assert data.test is None
@@ -87,7 +87,7 @@ def test_a_test_split_without_answers_is_passed_over(folder: Folder) -> None:
         loaded(folder, {"train.json": squad(blank), "dev.json": squad(YES)})
 
 
-def test_a_test_with_unanswerable_questions_that_training_never_shows_is_noted(folder: Folder) -> None:
+def test_unanswerable_questions_only_in_test(folder: Folder) -> None:
     none = asked("x", {"answers": [], "is_impossible": True})
     data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES), "test.json": squad(YES, none)})
     assert not data.task.unanswerable
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_said_with_its_place(files: Mapping[str, str], match: s
         load_task(folder(files))
 
 
-def test_a_kind_that_is_asked_for_is_not_doubted(folder: Folder) -> None:
+def test_requested_kind(folder: Folder) -> None:
     with pytest.raises(DataError, match="SQuAD"):
         load_task(folder({"train.json": '[{"text": "a", "label": "b"}]'}), kind="qa")
     with pytest.raises(DataError, match="expected the json of SQuAD, or tables with the columns question"):
@@ -183,7 +183,7 @@ def as_frames(tmp_path: Path) -> Mapping[str, pandas.DataFrame]:
 
 
 @pytest.mark.parametrize("source", [as_objects, as_jsonl, as_frames])
-def test_questions_of_tables_are_those_of_the_same_json(source: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_tables_of_questions(source: Callable[[Path], Any], tmp_path: Path) -> None:
     data = load_task(source(tmp_path))
     assert (data.task.kind, data.task.text, data.task.unanswerable) == ("qa", ("question", "context"), True)
     first, second = data.train.to_list()
@@ -194,7 +194,7 @@ def test_questions_of_tables_are_those_of_the_same_json(source: Callable[[Path],
     assert data.notes[0].endswith("left out 1 questions, whose answers are not in their contexts")
 
 
-def test_questions_of_one_title_are_held_out_together(tmp_path: Path) -> None:
+def test_articles_are_held_out_as_a_whole(tmp_path: Path) -> None:
     rows = [{**ROWS[0], "id": f"{title}-{n}", "title": f"t{title}"} for title in range(20) for n in range(3)]
     data = load_task({"train": Dataset.from_list(rows)})
     held, learned = ({name.partition("-")[0] for name in split["id"]} for split in (data.validation, data.train))

@@ -47,7 +47,7 @@ def asked(name: str, question: str, context: str, max_length: int) -> list[windo
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_pair_in_one_row_is_what_transformers_makes(name: str) -> None:
+def test_pair_equals_transformers(name: str) -> None:
     given = tokenizer(name)
     (row,) = asked(name, "Who opened it?", CONTEXT, 512)
     theirs = given("Who opened it?", CONTEXT, return_offsets_mapping=True)
@@ -61,7 +61,7 @@ def test_a_pair_in_one_row_is_what_transformers_makes(name: str) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("answer", ["café", "🙂🙂", "Malmö", "1999", "東京", "owned", "It   isn't"])
-def test_the_tokens_of_an_answer_cover_its_characters(name: str, answer: str) -> None:
+def test_answer_tokens(name: str, answer: str) -> None:
     start = CONTEXT.rindex(answer)
     held = 0
     for window in asked(name, "where?", CONTEXT, 48):
@@ -74,7 +74,7 @@ def test_the_tokens_of_an_answer_cover_its_characters(name: str, answer: str) ->
     assert held >= 1
 
 
-def test_windows_cover_the_context_share_tokens_and_keep_to_their_length() -> None:
+def test_windows() -> None:
     context = " ".join(tiny.WORDS[n % 20] for n in range(100))
     found = asked("tiny", "is this film good ?", context, 24)
     assert all(len(window.row.ids) <= 24 for window in found)
@@ -87,7 +87,7 @@ def test_windows_cover_the_context_share_tokens_and_keep_to_their_length() -> No
     assert all(set(w.row.types[:7]) == {0} and set(w.row.types[7:]) == {1} for w in found)
 
 
-def test_an_answer_at_the_end_is_in_the_last_window_only() -> None:
+def test_answer_at_the_end() -> None:
     context = " ".join(["film"] * 40) + " good"
     found = asked("tiny", "is it ?", context, 20)
     spans = [window.span(len(context) - 4, len(context)) for window in found]
@@ -96,7 +96,7 @@ def test_an_answer_at_the_end_is_in_the_last_window_only() -> None:
     assert first == last == len(found[-1].row.ids) - 2
 
 
-def test_an_answer_that_a_window_cuts_is_not_in_it() -> None:
+def test_answer_cut_by_a_window() -> None:
     context = " ".join(["film"] * 12 + ["good", "great"] + ["film"] * 12)
     start = context.index("good")
     found = asked("tiny", "?", context, 16)  # 12 tokens of context: the second of the answer is cut off
@@ -111,7 +111,7 @@ def test_a_long_question_leaves_half_of_the_row() -> None:
     assert window.span(0, 4) == [18, 18]
 
 
-def test_no_room_and_no_place_for_no_answer_are_refused() -> None:
+def test_short_rows_and_missing_special_tokens() -> None:
     with pytest.raises(DataError, match="max_length 4 is too short for a question"):
         asked("tiny", "film film", "good", 4)
     bare = Tokenizer.from_str(tiny.tokenizer().backend_tokenizer.to_str())
@@ -125,7 +125,7 @@ def test_no_room_and_no_place_for_no_answer_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["tiny", *REAL])
 @pytest.mark.parametrize("max_length", [8, 16, 17, 33, 256])
-def test_every_word_is_judged_once_at_its_first_token(name: str, max_length: int) -> None:
+def test_every_word_is_predicted_once(name: str, max_length: int) -> None:
     words = ["Zoë's", "@user", "🙂", "U.S.", "the", "movies", "ﬁsh", "東京", "\u200b", "well-known"] * 6
     given = plain(name)
     (found,) = windows.read_words(given, [words], max_length)
@@ -191,14 +191,14 @@ def test_encoded_words() -> None:
     assert (batch["labels"][1, 3:] == -100).all()
 
 
-def test_a_tokenizer_that_does_not_know_where_tokens_come_from_is_refused() -> None:
+def test_slow_tokenizer() -> None:
     slow = tiny.tokenizer()
     slow.__class__ = type("Slow", (slow.__class__,), {"is_fast": property(lambda self: False)})
     with pytest.raises(DataError, match="expected a fast tokenizer"):
         encode(split_of_questions(), slow, 24)
 
 
-def test_tokens_of_words_are_those_of_running_text() -> None:
+def test_word_tokens_equal_running_text() -> None:
     given = plain("roberta-base")
     ((window,),) = windows.read_words(given, [["New", "York", "is", "big"]], 64)
     assert window.row.ids[1:-1] == given.encode(" New York is big", add_special_tokens=False).ids
