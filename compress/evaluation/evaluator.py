@@ -247,31 +247,34 @@ class Evaluator:
 
     def spans(self, logits: Array) -> Spans:
         """Find the best span of every question of a qa task."""
-        nulls_R = np.asarray(self.rows["null"][:])
-        windows = Windows(self._column("starts"), self._column("ends"), self._lengths, nulls_R, self._examples)
-        return qa.best_spans(self._check_tokens(logits), windows)
+        return qa.best_spans(self._check_tokens(logits), self._windows)
 
     def tags(self, logits: Array) -> list[list[str]]:
         """Return a tag for every word of every sentence of a tagging task."""
-        ends = np.cumsum([len(words) for words in self.split["words"][:]])
+        ends = np.cumsum([len(tags) for tags in self._true_tags])
         return [self._names(ids) for ids in np.split(self._tag_ids(logits), ends[:-1])]
 
     def _tag_ids(self, logits: Array) -> Array:
         """Return the tag of every word of all sentences: "O" for a word that has no token, and so no logits."""
         predicted_T = self._check_tokens(logits).argmax(axis=1)
-        sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
-        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        example_T, word_T = np.repeat(self._examples, self._lengths), self._column("word")
-        tags = np.full(int(sizes.sum()), self.task.labels.index(OUTSIDE) if OUTSIDE in self.task.labels else 0)
-        begins_word = word_T >= 0
-        tags[begins[example_T[begins_word]] + word_T[begins_word]] = predicted_T[begins_word]
+        place_T, words = self._word_places
+        tags = np.full(words, self.task.labels.index(OUTSIDE) if OUTSIDE in self.task.labels else 0)
+        tags[place_T[place_T >= 0]] = predicted_T[place_T >= 0]
         return tags
 
-    @property
+    @cached_property
+    def _word_places(self) -> tuple[Array, int]:
+        """Return the word that begins at each token, numbered over all sentences, -1 elsewhere; and the word count."""
+        sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
+        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        word_T = self._column("word")
+        return np.where(word_T >= 0, begins[np.repeat(self._examples, self._lengths)] + word_T, -1), int(sizes.sum())
+
+    @cached_property
     def _true_tags(self) -> list[list[str]]:
         return [self._names(ids) for ids in self.split["tags"][:]]
 
-    @property
+    @cached_property
     def _labels(self) -> Array:
         return np.asarray(self.split["label"][:])
 
@@ -304,6 +307,11 @@ class Evaluator:
         if self.task.kind == "ranking":
             return self.candidates.query_R
         return np.unique(self.rows["example"][:], return_inverse=True)[1]
+
+    @cached_property
+    def _windows(self) -> Windows:
+        nulls_R = np.asarray(self.rows["null"][:])
+        return Windows(self._column("starts"), self._column("ends"), self._lengths, nulls_R, self._examples)
 
     def _column(self, name: str) -> Array:
         """Flatten a column of one number per token."""
