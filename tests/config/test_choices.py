@@ -73,7 +73,8 @@ def test_a_run_prints_its_recipe_and_the_reason(tmp_path: Path, home: Path, unme
     printed = tmp_path / "printed.txt"
     with printed.open("w", encoding="utf-8") as file, pytest.raises(Trained):
         compress.distill(
-            teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert()), recipe=mine, data=tiny.reviews(tmp_path / "data"),
+            teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert()), recipe=mine,
+            data=tiny.reviews(tmp_path / "data"),
             out=tmp_path / "run", options=RunOptions(gate="warn"), console=Console(file=file, width=200),
         )  # fmt: skip
     assert "recipe hinton: it is quick" in printed.read_text(encoding="utf-8")
