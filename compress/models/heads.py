@@ -88,7 +88,8 @@ def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> 
 
 
 def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """Create a model with weights drawn from torch's generator."""
+    """Create a model with weights drawn from torch's generator. Raises StudentError if its family has no such head."""
+    model_class(config, head, kind)
     return _restore_labels(config, auto(head, kind).from_config(_adapt_labels(config, head)))
 
 

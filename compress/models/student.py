@@ -195,7 +195,6 @@ def build(
     if isinstance(spec.init, str) and spec.init not in INITS:
         return _load_student(spec.init, teacher, heads.auto(head, kind))
     config = config_for(spec, teacher.config)
-    heads.model_class(config, head, kind)
     student = heads.create(config, head, kind)
     if spec.init == "teacher":
         copy_from_teacher(student, teacher, spec.copy_layers, kept or choose_units(spec, teacher))

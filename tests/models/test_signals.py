@@ -33,30 +33,24 @@ def probabilities(scores_BHLL: Tensor, mask_BL: Tensor, *, looks_back: bool = Fa
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", READABLE)
-def test_scores_and_layers_equal_eager_attention(family: str) -> None:
+def test_signals_equal_eager_attention(family: str) -> None:
     batch = tiny.batch()
     shown = read(opened(family), batch, ALL)
+    assert shown.logits is not None
+    torch.testing.assert_close(shown.logits, tiny.model(family)(**batch).logits)
     eager = tiny.model(family, eager=True)(**batch, output_attentions=True, output_hidden_states=True)
-    assert len(shown.scores) == len(shown.queries) == len(shown.values) == len(shown.layers) == 2
-    queries_BL = batch["attention_mask"][:, None, :, None].bool()
+    real_BL = batch["attention_mask"].bool()
     for scores, expected in zip(shown.scores, eager.attentions, strict=True):
-        found = probabilities(scores, shown.mask_BL, looks_back=family in LOOKS_BACK)
-        difference = (found - expected).masked_fill(~queries_BL, 0)
-        assert difference.abs().max() < 1e-6
+        difference = probabilities(scores, shown.mask_BL, looks_back=family in LOOKS_BACK) - expected
+        assert difference.masked_fill(~real_BL[:, None, :, None], 0).abs().max() < 1e-6
         assert expected.std() > 0.01
     for mine, expected in zip((shown.embeddings, *shown.layers), eager.hidden_states, strict=True):
-        real_BL = batch["attention_mask"][..., None]
-        torch.testing.assert_close(mine * real_BL, expected * real_BL, rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", READABLE)
-def test_reading_keeps_the_logits(family: str) -> None:
-    batch = tiny.batch()
-    plain = tiny.model(family)(**batch).logits
-    shown = read(opened(family), batch, ALL).logits
-    assert shown is not None
-    torch.testing.assert_close(shown, plain)
+        torch.testing.assert_close(mine[real_BL], expected[real_BL], rtol=1e-4, atol=1e-5)
+    size = 4 if family == "mobilebert" else 8
+    for layer in shown.attention:
+        assert layer.query_BHLK.shape == layer.key_BHLK.shape == layer.value_BHLK.shape == (3, 4, 7, size)
+    if family not in DISENTANGLED:
+        torch.testing.assert_close(shown.scores[0], shown.queries[0] @ shown.keys[0].mT / size**0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -97,20 +91,6 @@ def test_attention_dropout() -> None:
     torch.testing.assert_close(kept, kept.round(), atol=1e-4, rtol=0)
     assert float(kept.mean()) == pytest.approx(12, abs=0.2)
     assert float(kept.var()) == pytest.approx(16 * 0.25 * 0.75, rel=0.15)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", READABLE)
-def test_shapes_of_heads(family: str) -> None:
-    batch = tiny.batch((7, 5))
-    shown = read(opened(family), batch, ATTENTION)
-    size = 4 if family == "mobilebert" else 8
-    for layer in shown.attention:
-        for heads in (layer.query_BHLK, layer.key_BHLK, layer.value_BHLK):
-            assert heads.shape == (2, 4, 7, size)
-    if family not in DISENTANGLED:
-        expected = shown.queries[0] @ shown.keys[0].mT / size**0.5
-        torch.testing.assert_close(shown.scores[0], expected)
 
 
 @torch.no_grad()
@@ -160,34 +140,17 @@ def test_layers_under_every_head(family: str, head: Any) -> None:
     assert len(shown.scores) == 2
 
 
-class Calls:
-    """Count the forward passes of a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.count = 0
-        module.register_forward_hook(self)
-
-    def __call__(self, *_: object) -> None:
-        self.count += 1
-
-
-@torch.no_grad()
-def test_the_head_runs_only_for_logits() -> None:
-    model = opened("bert")
-    head = Calls(model.classifier)
-    shown = read(model, tiny.batch(), ALL - {"logits", "pair"})
-    assert (head.count, shown.logits) == (0, None)
-    assert read(model, tiny.batch(), frozenset({"logits"})).logits is not None
-    assert head.count == 1
-
-
 @torch.no_grad()
 def test_only_requested_signals_are_read() -> None:
-    model = opened("bert")
-    shown = read(model, tiny.batch(), frozenset({"logits"}))
-    assert (shown.hidden, shown.attention) == ((), ())
-    assert read(model, tiny.batch(), frozenset({"embeddings"})).attention == ()
-    assert read(model, tiny.batch(), frozenset({"keys"})).hidden == ()
+    model, batch, passes = opened("bert"), tiny.batch(), list[None]()
+    model.classifier.register_forward_hook(lambda *_: passes.append(None))
+    shown = read(model, batch, ALL - {"logits", "pair"})
+    assert (shown.logits, passes) == (None, []), "the head did not run"
+    shown = read(model, batch, frozenset({"logits"}))
+    assert shown.logits is not None
+    assert (len(passes), shown.hidden, shown.attention) == (1, (), ())
+    assert read(model, batch, frozenset({"embeddings"})).attention == ()
+    assert read(model, batch, frozenset({"keys"})).hidden == ()
 
 
 @torch.no_grad()
@@ -289,14 +252,15 @@ def test_reentrant_checkpointing_is_refused(family: str) -> None:
 # Errors
 
 
-def test_xlnet_has_no_readable_attention() -> None:
-    model = tiny.model("xlnet")
-    open_attention(model)
-    with pytest.raises(ObjectiveError, match=r"XLNetForSequenceClassification shows no attention .* leave attention"):
+@pytest.mark.parametrize(
+    ("family", "opens", "message"),
+    [
+        ("xlnet", True, r"XLNetForSequenceClassification shows no attention .* leave attention"),
+        ("bert", False, r"call signals\.open_attention\(model\) first"),
+    ],
+)
+def test_models_without_readable_attention(family: str, opens: bool, message: str) -> None:
+    model = opened(family) if opens else tiny.model(family)
+    with pytest.raises(ObjectiveError, match=message):
         read(model, tiny.batch(), frozenset({"scores"}))
     assert len(read(model, tiny.batch(), frozenset({"layers"})).layers) == 2
-
-
-def test_attention_must_be_opened_first() -> None:
-    with pytest.raises(ObjectiveError, match=r"call signals\.open_attention\(model\) first"):
-        read(tiny.model("bert"), tiny.batch(), frozenset({"scores"}))
