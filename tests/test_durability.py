@@ -1,4 +1,4 @@
-"""A distillation from its first file to its last: all flushed before it has its name, readable by others, and lean."""
+"""The files of a distillation are flushed before they are renamed, have the modes of the umask, and are few."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import command
+from tests import command, unshipped
 from tests.command import Shelf
 
 SHORT = ("--set", "stages.0.steps=2", "--set", "stages.1.steps=4", "--set", "stages.1.checkpoint=1", "--gate", "warn")
@@ -49,6 +49,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, 
     shelf, disk = Shelf.fill(folder / "shelf"), Disk(folder / "mine")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(folder / "mine" / "home"))
+        unshipped.hasten(patch)
         for name in ("rename", "replace"):
             move = getattr(os, name)
 

@@ -1,6 +1,7 @@
-"""Students are listed from a config alone, with the sizes they will have, or the reason why they cannot be."""
+"""Students are listed from a config alone, with their sizes, or the reason why they cannot be built."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ def test_the_megabytes_are_those_of_the_files(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("compress.commands.students.names", lambda: PAPERS)
+    monkeypatch.setattr("compress.commands.students.list_students", cache(list_students))
     teacher = config_only(tmp_path / "t", tiny.config("bert", layers=4))
     few, result = (command.run("students", teacher, *more) for more in ([], ["--wide"]))
     assert (few.code, result.code) == (0, 0)

@@ -37,25 +37,21 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment that has the wheel, and borrows everything it depends on from this one."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, symlinks=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin" / "python"),
-        "install",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    options = ["--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, *options, str(wheel)], check=True, capture_output=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     # a path, not a site directory: the editable install of the checkout stays unknown
     (packages / "borrowed.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")), encoding="utf-8")
     return folder / "bin"
 
 
+KEPT = ("PYTHONPYCACHEPREFIX",)
+"""Where compiled modules are kept: torch and transformers would be compiled again."""
+
+
 def outside(command: list[str | Path], cwd: Path) -> str:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment = {key: value for key, value in os.environ.items() if key in KEPT or not key.startswith("PYTHON")}
     return subprocess.run(command, cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -67,15 +67,6 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "run"
 
 
-def test_saved_tokenizers_do_not_depend_on_caches(given: dict[str, Any], unmeasured: None, tmp_path: Path) -> None:
-    """A tokenizer that has just encoded carries its last truncation; one whose rows were cached does not."""
-    first, cached = (trained(given, tmp_path / name) / "stages" for name in ("first", "cached"))
-    files = [path.relative_to(cached) for path in cached.glob("*/model/*token*")]
-    assert len(files) == 4, "of two stages: the teacher was kept"
-    for file in files:
-        assert (first / file).read_bytes() == (cached / file).read_bytes()
-
-
 def trained(given: dict[str, Any], out: Path, **changes: Any) -> Path:
     with pytest.raises(Trained):
         tiny.call(compress.distill, **given | changes, out=out)
@@ -172,9 +163,10 @@ def test_the_resolved_recipe_says_all_there_is_to_know(shipped: Path, given: dic
         assert Recipe.load(str(file)).plain() | {"name": "tiny"} == Recipe.load(given["recipe"]).plain()
 
 
-def test_the_teacher_is_fine_tuned_once(
+def test_a_second_run_uses_the_cached_teacher_and_rows(
     given: dict[str, Any], tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Even its files are equal: a tokenizer that has just encoded has a truncation, one whose rows were cached not."""
     first = trained(given, tmp_path / "first")
     monkeypatch.setattr(finetune, "run_stage", None)
     second = trained(given, tmp_path / "second")
@@ -182,6 +174,10 @@ def test_the_teacher_is_fine_tuned_once(
     for stage in ("intermediate", "prediction"):
         ours, theirs = result(second, stage), result(first, stage)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    files = [path.relative_to(second) for path in second.glob("stages/*/model/*token*")]
+    assert len(files) == 4, "of two stages: the teacher was cached"
+    for file in files:
+        assert (first / file).read_bytes() == (second / file).read_bytes()
 
 
 @pytest.mark.parametrize(("stage", "name"), [("prediction", "model.safetensors"), ("teacher", "training.json")])
@@ -266,15 +262,12 @@ def test_a_stage_on_text_takes_the_corpus(
     assert seen["intermediate"][0] == 96, "the task's own sentences"
 
 
-def test_a_refused_teacher_trains_no_student(given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_refused_teacher_trains_no_student_but_may_with_a_warning(
+    given: dict[str, Any], tmp_path: Path, unmeasured: None
+) -> None:
     with pytest.raises(TeacherError, match="is no teacher for this task"):
         tiny.call(compress.distill, **given, out=tmp_path / "run", overrides=["teacher.steps=1"])
     assert {entry["stage"] for entry in logged(tmp_path / "run")} == {"teacher"}
-
-
-def test_a_refused_teacher_may_teach_with_a_warning(given: dict[str, Any], tmp_path: Path, unmeasured: None) -> None:
-    with pytest.raises(TeacherError):
-        tiny.call(compress.distill, **given, out=tmp_path / "run", overrides=["teacher.steps=1"])
     trained(given, tmp_path / "run", overrides=["teacher.steps=1"], resume=True, gate="warn")
 
 
