@@ -1,11 +1,10 @@
-"""Tiny random models and a tiny tokenizer: what tests use instead of anything downloaded."""
+"""Tiny random models, tokenizers, data and recipes for tests, instead of downloads."""
 
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,14 +29,14 @@ WORDS = (
 
 
 def tokenizer(words: tuple[str, ...] = WORDS) -> BertTokenizer:
-    """A WordPiece tokenizer over `words`, lower-casing, ids in the order SPECIAL + words."""
+    """Make a lower-casing WordPiece tokenizer with ids in the order SPECIAL + words."""
     return BertTokenizer(vocab={word: index for index, word in enumerate((*SPECIAL, *words))}, do_lower_case=True)
 
 
 def bert(labels: int = 2, *, layers: int = 2, hidden: int = 32, seed: int = 0, **config: Any) -> Any:
-    """A BERT with a classification head of `labels` outputs over the tiny tokenizer's vocabulary, in eval mode.
+    """Make a BERT classifier of `labels` outputs over the tiny tokenizer's vocabulary, in eval mode.
 
-    Weights are wide (standard deviation 0.2), so that different texts get clearly different logits.
+    Weights have standard deviation 0.2, so that different texts have clearly different logits.
     """
     torch.manual_seed(seed)
     sizes = {"vocab_size": len(SPECIAL) + len(WORDS), "hidden_size": hidden, "num_hidden_layers": layers}
@@ -51,48 +50,44 @@ SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positiv
 
 
 def bundle(path: Path, **changed: Any) -> Bundle:
-    """Write a bundle of tiny parts; those in `changed` take the place of ours."""
+    """Write a bundle of tiny parts, replaced by those in `changed`."""
     parts = {"tokenizer": tokenizer(), "task": SENTIMENT, "max_length": 16, "recipe": "stages: []\n"}
     if "model" not in changed:
         parts["model"] = bert()
     return Bundle.write(path, **{**parts, "card": {"name": "tiny"}, **changed})
 
 
-FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "bert": {},
-        "distilbert": {},
-        "roberta": {"type_vocab_size": 1},
-        "electra": {"embedding_size": 16},
-        "albert": {"embedding_size": 16},
-        "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16},
-        "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
-        "deberta-v2": {
-            "relative_attention": True,
-            "pos_att_type": ["c2p", "p2c"],
-            "share_att_key": True,
-            "position_buckets": 8,
-            "norm_rel_ebd": "layer_norm",
-            "position_biased_input": False,
-            "type_vocab_size": 0,
-        },
-        "ernie": {},
-        "xlm-roberta": {"type_vocab_size": 1},
-        "modernbert": {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3},
-        "xlnet": {},
-        "llama": {"num_key_value_heads": 2},
-    }
-)
-"""Each family's own settings; those it spells differently are in `config`."""
-LIKE_LLAMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "llama": {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
-        "mistral": {"num_key_value_heads": 2, "sliding_window": 4},
-        "qwen2": {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-        "qwen3": {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
-    }
-)
-"""Settings of the families of `slicing.rules.GROUPED` that show all they may have: biases, windows, wide heads."""
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "bert": {},
+    "distilbert": {},
+    "roberta": {"type_vocab_size": 1},
+    "electra": {"embedding_size": 16},
+    "albert": {"embedding_size": 16},
+    "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "share_att_key": True,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    "ernie": {},
+    "xlm-roberta": {"type_vocab_size": 1},
+    "modernbert": {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3},
+    "xlnet": {},
+    "llama": {"num_key_value_heads": 2},
+}
+"""Settings of each family, besides the sizes, whose names `config` knows."""
+LIKE_LLAMA: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 4},
+    "qwen2": {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
+}
+"""Settings of the families of `slicing.rules.GROUPED` with every feature: biases, windows, wide heads."""
 _SPELLED = {
     "distilbert": {"layers": "n_layers", "hidden": "dim", "heads": "n_heads", "ffn": "hidden_dim"},
     "xlnet": {"layers": "n_layer", "hidden": "d_model", "heads": "n_head", "ffn": "d_inner"},
@@ -106,7 +101,7 @@ _SPELLED_AS_BERT = {
 
 
 def config(family: str, *, layers: int = 2, hidden: int = 32, heads: int = 4, labels: int = 3, **changes: Any) -> Any:
-    """A new config each time: transformers keeps the attention implementation in it."""
+    """Make a new config: transformers stores the attention implementation in it."""
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": 2 * hidden}
     spelled = {_SPELLED.get(family, _SPELLED_AS_BERT)[size]: value for size, value in sizes.items()}
     common = {
@@ -123,14 +118,14 @@ def config(family: str, *, layers: int = 2, hidden: int = 32, heads: int = 4, la
 def model(
     family: str, *, seed: int = 0, head: Any = AutoModelForSequenceClassification, eager: bool = False, **changes: Any
 ) -> Any:
-    """A random model in eval mode; the same seed gives the same weights, whatever the attention implementation."""
+    """Make a random model in eval mode; the same seed gives the same weights with any attention implementation."""
     torch.manual_seed(seed)
     implementation = {"attn_implementation": "eager"} if eager else {}
     return head.from_config(config(family, **changes), **implementation).eval()
 
 
 def call(function: Callable[..., Any], **flat: Any) -> Any:
-    """Call a command's function; settings that belong to one of its groups of options are gathered into it."""
+    """Call a command's function with flat settings, gathering them into its groups of options."""
     for name, parameter in inspect.signature(function).parameters.items():
         if is_dataclass(group := parameter.default):
             own = {each.name: flat.pop(each.name) for each in fields(group) if each.name in flat}
@@ -139,7 +134,7 @@ def call(function: Callable[..., Any], **flat: Any) -> Any:
 
 
 def batch(lengths: Sequence[int] = (7, 5, 1), *, seed: int = 0) -> dict[str, Tensor]:
-    """Random rows of these lengths, padded to the longest."""
+    """Make random rows of these lengths, padded to the longest."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     ids = torch.randint(len(SPECIAL), len(SPECIAL) + len(WORDS), shape, generator=generator)
@@ -148,14 +143,14 @@ def batch(lengths: Sequence[int] = (7, 5, 1), *, seed: int = 0) -> dict[str, Ten
 
 
 def checkpoint(folder: Path, saved: Any = None) -> str:
-    """A model (a headless tiny BERT unless one is given) and the tiny tokenizer as a folder; returns its path."""
+    """Save a model (by default a headless tiny BERT) with the tiny tokenizer, and return the path."""
     (bert(initializer_range=0.1).bert if saved is None else saved).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return str(folder)
 
 
 def reviews(folder: Path, *, train: int = 96, dev: int = 40) -> str:
-    """A folder of two-class data that one word of each text decides, with texts of 2 to 9 words; returns its path."""
+    """Write a folder of two-class data, with texts of 2 to 9 words of which one decides, and return its path."""
     draw = random.Random(0)
     folder.mkdir(parents=True)
     for split, rows in (("train", train), ("dev", dev)):

@@ -1,1 +1,1 @@
-"""Checkpoints, teachers, heads, students. Import `compress.models.families` to load checkpoints of our own families."""
+"""Load and build models. Import `compress.models.families` to load checkpoints of our own families."""

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,9 +32,9 @@ _SHARED = (
     "problem_type",
 )  # fmt: skip
 """Settings that a student of another family takes from its teacher."""
-_UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"deberta-v2": ("share_att_key", "position_buckets", "norm_rel_ebd", "conv_kernel_size", "conv_groups", "conv_act")}
-)
+_UNDECLARED: Mapping[str, tuple[str, ...]] = {
+    "deberta-v2": ("share_att_key", "position_buckets", "norm_rel_ebd", "conv_kernel_size", "conv_groups", "conv_act")
+}
 """Settings that a family's model reads although its config class does not declare them."""
 _SIZES = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
 POSITIONS = 512
@@ -58,7 +57,7 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     _set_sizes(config, spec, teacher)
     if family in GROUPED:
         _set_groups(config, teacher, given="num_key_value_heads" in spec.config)
-    _set_further(config, spec)
+    _apply_settings(config, spec)
     shape = Shape.from_config(config)
     if hasattr(teacher, SETTINGS):
         keep_width(config, teacher)
@@ -107,7 +106,8 @@ def _count(size: str, wanted: float | None, theirs: int) -> int:
     return int(count)
 
 
-def _set_further(config: Any, spec: StudentSpec) -> None:
+def _apply_settings(config: Any, spec: StudentSpec) -> None:
+    """Apply the further settings of `spec.config`."""
     undeclared = _UNDECLARED.get(config.model_type, ())
     for name, value in spec.config.items():
         if not hasattr(config, name) and name not in undeclared:

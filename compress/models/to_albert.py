@@ -49,7 +49,6 @@ _LAYER = {
     "ffn_out": "ffn_output",
     "ffn_norm": "full_layer_layer_norm",
 }
-CHOICES = ("average", "first", "middle", "last")
 
 
 @torch.no_grad()
@@ -131,7 +130,9 @@ def _choose(members: Sequence[int], layer: str | int) -> Sequence[int]:
     places: Mapping[str | int, int] = {"first": 0, "middle": (len(members) - 1) // 2, "last": -1}
     place = places.get(layer, layer)
     if isinstance(place, str | bool):
-        raise StudentError(f"albert.from_bert: no layer {layer!r}.{did_you_mean(str(layer), CHOICES)}")
+        raise StudentError(
+            f"albert.from_bert: no layer {layer!r}.{did_you_mean(str(layer), ['average', *map(str, places)])}"
+        )
     if not -len(members) <= place < len(members):
         raise StudentError(
             f"albert.from_bert: layer {place}: a group replaces {len(members)} of the teacher's layers, numbered from 0"
