@@ -1,4 +1,7 @@
-"""The records of what was proved of a file, and how: plain, kept in report.json and in the ONNX file's own metadata."""
+"""The evidence for a file: its certificates, the sensitivity of its layers, and the race it won.
+
+Kept in report.json; a certificate also in the metadata of its ONNX file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,27 +11,25 @@ from compress.records.class_scores import ClassChange
 
 @dataclass(frozen=True)
 class Certificate:
-    """One file against the fp32 file it came from, on the same rows, on one device.
+    """A comparison of one file with the fp32 file that it was made from, on the same rows and one device.
 
-    That is the fp32 file of the same bundle; of a model trained again for int8, the one before that training.
+    That is the fp32 file of the same bundle; of a model that was trained again for int8, the one before that training.
 
-    artefact     the file inside the bundle, as onnx/model_quantized.onnx
+    artefact     path of the file inside the bundle, such as onnx/model_quantized.onnx
     method       how it was made: `dynamic int8`, `static int8, percentile 99.99`, ...
-    metric       the task's score; before: of the fp32 file, after: of this one
-    max_drop     how much lower the score may be, in the score's own unit (0.005 is half a point)
-    agreement    share of rows answered alike; Pearson's r of a regression
+    metric       the score of the task; before: of the fp32 file, after: of this file
+    max_drop     the largest allowed drop, in the unit of the score (0.005 is half a point)
+    agreement    share of rows with the same answer; Pearson's r for a regression
     max_logit_difference   the largest |logit of this file - logit of fp32|
-    rows, split, data      on how many examples, of which split, of which data
-    device, runtime        where it ran, and on what: int8 answers differ between processors and runtimes
-    kept         products left in float32 to get there; kept_ms, kept_mb: what they cost beside the same file with none
-                 (p50 of one forward at the setting kept_at, 10^6 bytes); None where that was not measured
-    classes      the recall of each class, of the fp32 file and of this one
-    sha256       of the whole file that carries this certificate, so '' in that file itself; exact_sha256: of the fp32
-                 file it was compared with
-    left         nodes that the processor does not take, which run on its CPU; context_mb: 10^6 bytes of the binary that
-                 it loads, where one was made
-    certified    whether the drop is within max_drop and no class has collapsed; reason says why not, or with what to
-                 spare
+    rows, split, data      the number of examples, and where they are from
+    device, runtime        where it ran: int8 answers differ between processors and runtimes
+    kept         matrix products left in float32; kept_ms, kept_mb: what they cost compared with leaving none (p50 of
+                 one forward at the setting kept_at, and 10^6 bytes); None where that was not measured
+    classes      the recall of each class, before and after
+    sha256       of the file with this certificate inside, hence '' in that file; exact_sha256: of the fp32 file
+    left         nodes that the NPU does not take, which run on the CPU; context_mb: 10^6 bytes of the binary that it
+                 loads, where one was made
+    certified    whether the drop is within max_drop and no class has collapsed; reason: why not, or by what margin
     date         ISO 8601
     """
 
@@ -73,12 +74,12 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The cost of quantising one matrix product.
+    """The effect of quantising one matrix product.
 
-    product  the graph's node; layer: what it is to a reader, as `layer 3 feed-forward out`
-    error    mean squared difference of the logits from fp32's, with this product alone quantised
-    share    of the whole file's error that goes when this product alone is left in float32; can be negative
-    kept     whether it stays in float32 in the file that ships
+    product  name of the node in the graph; layer: its description, such as `layer 3 feed-forward out`
+    error    mean squared difference of the logits from those of fp32, with only this product quantised
+    share    of the file's error that disappears when only this product is left in float32; can be negative
+    kept     whether it is left in float32 in the file that ships
     """
 
     product: str
@@ -90,14 +91,14 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """One variant of a graph in a race, on one device.
+    """One variant of a graph in a race on one device.
 
-    variant      `raw, dynamic int8`; entries: session settings it ran with
-    p50_ms       setting name (`1 thread, batch 1, 128 tokens`) -> median; ratio: setting -> p50 / p50 of the first one
-    difference   the largest |logit difference| from the model; None where it does not run, or answers no numbers
-    agreement    of answers with fp32's, where rows were given
-    fused        operator -> how many of it onnxruntime runs
-    passed       parity held; reason: why not, or a warning, as a fusion that should have been there and was not
+    variant      such as `raw, dynamic int8`; entries: the session settings it ran with
+    p50_ms       setting (`1 thread, batch 1, 128 tokens`) -> median; ratio: setting -> p50 / p50 of the first variant
+    difference   the largest |logit difference| from the model; None where it does not run or returns no numbers
+    agreement    with the answers of fp32, where there were rows to compare
+    fused        operator -> number of its nodes that onnxruntime runs
+    passed       whether parity held; reason: why not, or a warning, such as a fusion that is missing
     """
 
     variant: str

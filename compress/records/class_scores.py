@@ -1,4 +1,4 @@
-"""Scores of each class apart, and what became of a class between two models."""
+"""Scores of single classes, and how they change between two models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 FAR = 0.8
 """A recall below this share of the other model's has fallen far."""
 SIGNIFICANCE = 0.025
-"""The p-value, one-sided, below which a fall is no accident of few rows: 95 % of both sides."""
+"""The one-sided p-value below which a fall is not due to chance: 95 % on both sides."""
 MOST_NAMED = 3
-"""Classes that a sentence names before it counts."""
+"""Classes that a sentence names before it counts the others."""
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Precision, recall and F1 of one class (a label, a type of entity); `support`: how many there are of it."""
+    """Precision, recall and F1 of one class (a label, or a type of entity), which `support` rows have."""
 
     label: str
     precision: float
@@ -24,15 +24,15 @@ class ClassScore:
     support: int
 
     @staticmethod
-    def from_counts(label: str, right: int, said: int, true: int) -> ClassScore:
-        """Score a class that was rightly answered, answered, and there so many times; 0.0 where that is undefined."""
-        f1 = 2 * right / max(1, said + true)
-        return ClassScore(label, right / max(1, said), right / max(1, true), f1, true)
+    def from_counts(label: str, correct: int, predicted: int, true: int) -> ClassScore:
+        """Compute the scores of a class from its counts; a score that is undefined is 0.0."""
+        f1 = 2 * correct / max(1, predicted + true)
+        return ClassScore(label, correct / max(1, predicted), correct / max(1, true), f1, true)
 
 
 @dataclass(frozen=True)
 class ClassChange:
-    """The recall of one class before and after, on the same rows; `support`: how many there are of it."""
+    """The recall of one class before and after, on the same rows, of which `support` have it."""
 
     label: str
     before: float
@@ -41,22 +41,22 @@ class ClassChange:
 
     @property
     def lost(self) -> bool:
-        """Say whether nothing of the class is found any more."""
+        """Return True if no row of the class is found any more."""
         return self.after == 0 < self.before
 
     @property
     def collapsed(self) -> bool:
-        """Say whether the recall has fallen far, by more than chance does to so few rows.
+        """Return True if the recall has fallen far, and by more than chance explains on so few rows.
 
-        Fisher's exact test, both recalls taken as independent: models of the same rows err together, so that in truth
-        a fall is told from chance a little sooner.
+        Fisher's exact test takes both recalls as independent. Models of the same rows err together, so that in truth
+        a fall is detected a little sooner.
         """
         if self.after >= FAR * self.before:
             return False
         from scipy.stats import fisher_exact
 
         found = [round(recall * self.support) for recall in (self.before, self.after)]
-        table = [[each, self.support - each] for each in found]
+        table = [[count, self.support - count] for count in found]
         return bool(fisher_exact(table, alternative="greater").pvalue < SIGNIFICANCE)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class ClassChange:
 
 
 def compare_classes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -> tuple[ClassChange, ...]:
-    """Pair the recalls that two models have on the same rows, class by class; classes without a row are left out."""
+    """Pair the recalls of two models on the same rows by class; classes without rows are left out."""
     recalls = {one.label: one.recall for one in after}
     return tuple(
         ClassChange(one.label, one.recall, recalls[one.label], one.support)
@@ -74,18 +74,18 @@ def compare_classes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -
     )
 
 
-def select_fallen(found: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
-    """Choose the classes that are lost, however few rows they have, or have collapsed; the largest fall first."""
-    return tuple(sorted((one for one in found if one.lost or one.collapsed), key=lambda one: one.after - one.before))
+def select_fallen(changes: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
+    """Select the classes that are lost, however few rows they have, or have collapsed; the largest fall first."""
+    return tuple(sorted((one for one in changes if one.lost or one.collapsed), key=lambda one: one.after - one.before))
 
 
-def describe_changes(found: Sequence[ClassChange]) -> str:
-    """Say what is found of the first few classes, with their recalls, and count the others."""
-    named = ", ".join(map(str, found[:MOST_NAMED]))
-    return f"{named} and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else named
+def describe_changes(changes: Sequence[ClassChange]) -> str:
+    """Describe the first few classes with their recalls, and count the others."""
+    named = ", ".join(map(str, changes[:MOST_NAMED]))
+    return f"{named} and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else named
 
 
 def macro_f1(scores: Sequence[ClassScore]) -> float | None:
     """Average the F1 of the classes that occur; None where none does."""
-    found = [one.f1 for one in scores if one.support]
-    return sum(found) / len(found) if found else None
+    values = [one.f1 for one in scores if one.support]
+    return sum(values) / len(values) if values else None

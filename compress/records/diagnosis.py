@@ -1,4 +1,4 @@
-"""The record of `compress doctor`: what of this machine was looked at, and what was found, as plain values."""
+"""The record of `compress doctor`: the checks of this machine and their results."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ State = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One check.
 
-    found       the version, the place or the figures; of what is missing or broken, why
+    found       version, path or figures; where it is missing or broken, why
     needed_for  what does not work without it
-    remedy      the one command that brings it; '' where there is none
+    remedy      the command that installs or repairs it; '' where there is none
     required    whether the base install needs it
-    values      the figures in `found`: name with its unit -> value
+    values      the figures in `found`: name with unit -> value
     """
 
     group: Group
@@ -33,21 +33,21 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was looked at, in the order in which it was found."""
+    """All checks, in the order in which they were made."""
 
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
-        """Tell whether the base install has all that it needs."""
+        """Return True if the base install has all that it needs."""
         return not self.faults
 
     @property
     def faults(self) -> tuple[Check, ...]:
-        """List what the base install needs and is missing or broken."""
-        return tuple(each for each in self.checks if each.required and each.state != "ok")
+        """List the checks that failed and that the base install needs."""
+        return tuple(check for check in self.checks if check.required and check.state != "ok")
 
     def to_json(self) -> str:
         """Write one JSON object: schema, ok, checks."""
-        content = {"schema": SCHEMA, "ok": self.ok, "checks": [asdict(each) for each in self.checks]}
+        content = {"schema": SCHEMA, "ok": self.ok, "checks": [asdict(check) for check in self.checks]}
         return json.dumps(content, ensure_ascii=False, indent=1)

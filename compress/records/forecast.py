@@ -1,4 +1,4 @@
-"""The record of what a command will take: minutes, memory and disk, phase by phase, before it is begun."""
+"""The record of what a command is expected to take: minutes, memory and disk, phase by phase."""
 
 import json
 import time
@@ -9,12 +9,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Phase:
-    """Forecast a part of a command.
+    """The forecast of one phase of a command.
 
     steps, seconds   optimiser steps and seconds, at least and at most
-    disk_mb          10^6 bytes that it holds on disk at most
-    cached           an earlier command has left it, and it takes no time
-    note             what is not as usual
+    disk_mb          the most that it holds on disk, in 10^6 bytes
+    cached           whether it takes no time because an earlier command did it
+    note             anything unusual
     """
 
     name: str
@@ -28,11 +28,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast a command.
+    """The forecast of a command.
 
-    peak_rss_mb    the most memory that the trials held, in 10^6 bytes
+    peak_rss_mb    peak memory of the trial steps, in 10^6 bytes
     limit          `--minutes`
-    out_of_reach   each budget that nothing can keep, in a sentence
+    out_of_reach   one sentence for each budget that cannot be kept
     """
 
     title: str
@@ -43,13 +43,13 @@ class Forecast:
 
     @property
     def minutes(self) -> tuple[float, float]:
-        """Return the minutes of everything, at least and at most."""
+        """Sum the minutes of all phases, at least and at most."""
         least, most = (sum(phase.seconds[at] for phase in self.phases) / 60 for at in (0, 1))
         return (least, most) if self.limit is None else (min(least, self.limit), min(most, self.limit))
 
     @property
     def disk_mb(self) -> float:
-        """Return the 10^6 bytes of all phases."""
+        """Sum the 10^6 bytes of all phases."""
         return sum(phase.disk_mb for phase in self.phases)
 
     def to_json(self) -> str:
@@ -58,13 +58,13 @@ class Forecast:
 
 
 def size_mb(*paths: Path) -> float:
-    """Return the 10^6 bytes of these files, and of those in these folders."""
+    """Sum the 10^6 bytes of these files, and of the files in these folders."""
     files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
     return sum(file.stat().st_size for file in files) / 1e6
 
 
 def time_call(run: Callable[[], object]) -> float:
-    """Return the seconds that this takes."""
+    """Call a function and return the seconds it took."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""The record of one comparison of a new model with the one it is to replace, as plain values that JSON can hold."""
+"""The record of `compress gate`: a new model compared with the one it is to replace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ Outcome = Literal["passed", "failed", "cannot be told"]
 
 @dataclass(frozen=True)
 class GateCheck:
-    """One measure of both models, and what it says of the limit.
+    """One measure of both models, checked against a limit.
 
     what        latency: ms of one forward; size: 10^6 bytes of the file; score: of the task's metric
-    change      latency, size: how much more the new one takes, as a share of the old one; score: new - old
-    low, high   the 95 % interval of the change; None: it has none (size), or nothing is known yet
-    limit       the most that latency and size may grow, as shares; the most that the score may fall; None: none was set
+    change      latency, size: growth as a share of the old value; score: new - old
+    low, high   the 95 % interval of the change; None for a size, and where nothing is known yet
+    limit       the largest growth of latency and size, as shares; the largest drop of the score; None: no limit
     samples     paired passes of the latency; rows of the score
-    reason      all of that in a sentence
+    reason      the verdict in a sentence
     """
 
     what: Literal["latency", "score", "size"]
@@ -36,10 +36,10 @@ class GateCheck:
 
 @dataclass(frozen=True)
 class GateResult:
-    """Record what became of all checks. date: ISO 8601; seconds: of everything; machine: the device's facts.
+    """All checks of a gate. date: ISO 8601; seconds: of the whole command; machine: the device's facts.
 
     old, new   the files that were compared; sha256: of both
-    data       whose rows were scored, of which split; '' where none were given
+    data       the data and the split whose rows were scored; '' where there were none
     """
 
     old: str
@@ -57,9 +57,9 @@ class GateResult:
 
     @property
     def outcome(self) -> Outcome:
-        """Failed where one check has failed; else passed only where every one has."""
-        found = {one.outcome for one in self.checks}
-        return "failed" if "failed" in found else "cannot be told" if "cannot be told" in found else "passed"
+        """Return `failed` if any check failed, else `passed` if all did."""
+        outcomes = {one.outcome for one in self.checks}
+        return "failed" if "failed" in outcomes else "cannot be told" if "cannot be told" in outcomes else "passed"
 
     def to_json(self) -> str:
         """Write indented JSON."""

@@ -1,4 +1,4 @@
-"""The record of `compress inspect`: what a thing is, how large, what is in it, and what can be done with it."""
+"""The record of `compress inspect`: what something is, its size and contents, and what can be done with it."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Form = Literal["checkpoint", "bundle", "recipe", "data", "run", "study"]
 
 @dataclass(frozen=True)
 class Spread:
-    """The lengths of a split's texts: the median, the longest of the shortest 95 %, the longest."""
+    """The lengths of the texts of a split: median, 95th percentile, maximum."""
 
     median: float
     p95: float
@@ -20,12 +20,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """Describe one split.
+    """Facts about one split.
 
-    repeated     rows whose text an earlier row of the split has, but for case and spaces
-    conflicting  rows whose text has another label in another row of the split (of classes; 0 of other kinds)
-    words        lengths in words between spaces
-    classes      class -> share of the rows (of tagging: of the words) that have it; empty without classes
+    repeated     rows whose text an earlier row of the split has, up to case and spaces
+    conflicting  rows whose text has another label elsewhere in the split (0 where labels are not classes)
+    words        lengths in words, separated by spaces
+    classes      class -> share of the rows (for tagging: of the words) that have it; empty without classes
     """
 
     name: str
@@ -38,7 +38,7 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Rows of the split `other` whose text the split `one` has, too; share: of the rows of `other`."""
+    """Rows of the split `other` whose text is also in the split `one`; share: of the rows of `other`."""
 
     one: str
     other: str
@@ -48,12 +48,12 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Describe how a teacher's tokenizer reads the texts of the training split, or so many of them.
+    """How well a teacher's tokenizer covers the first `texts` texts of the training split.
 
-    unknown  share of the tokens that stand for what the vocabulary lacks
-    pieces   tokens of a word between spaces, on average
-    tokens   lengths in tokens, special ones included
-    cut      share of the texts that are longer than `limit` tokens, all that the teacher reads; None: it has no limit
+    unknown  share of unknown tokens
+    pieces   average number of tokens for a word
+    tokens   lengths in tokens, with special tokens
+    cut      share of the texts with more than `limit` tokens, the most that the teacher reads; None: it has no limit
     """
 
     tokenizer: str
@@ -67,18 +67,18 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """One thing, looked at without running or changing it.
+    """What was read about a model, data, recipe, run or study, without running or changing it.
 
-    thing     as it was named; path: where it is, None where it is not on this machine
-    title     what it is, in one line
-    licence   what the thing itself says; None: it says nothing
-    facts     what is known of it: a name in words -> a plain value
+    thing     its name as the user gave it; path: None where it is not on this machine
+    title     a description in one line
+    licence   as stated in its files; None where it states none
+    facts     name -> plain value
     labels    the classes of its task, in the order of the logits
-    scores    the rows of its report: name, role, the metric, MB and ms
+    scores    the rows of its report: name, role, metric, MB and ms
     files     path inside it -> bytes
-    verified  whether every file has the hash that was written down for it; None: none was
-    problems  what is damaged or missing; notes: what the reader should know
-    next      commands to go on with, ready to be pasted
+    verified  whether the hashes of all files match its manifest; None without hashes
+    problems  damaged or missing files; notes: other remarks
+    next      commands to go on with, which can be pasted
     """
 
     thing: str

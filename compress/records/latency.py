@@ -1,4 +1,4 @@
-"""A latency measurement, whatever the device: the setting, the figures, the verdict on noise."""
+"""The record of a latency measurement on any device: setting, figures, noise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from compress.errors import CompressError
 
 NOISE_FACTOR = 1.15
-"""The largest ratio of the medians of the two passes that is not flagged."""
+"""The largest ratio between the medians of the two passes that is not called noise."""
 
 WARM_UP = 5
 """Untimed runs after the first one."""
 
 BUSY = 0.2
-"""CPUs that other processes may keep busy, of those that a measurement needs."""
+"""How many of the CPUs that a measurement needs other processes may keep busy."""
 
 FEWEST_SHAPES = 5
-"""Measured shapes that a latency model needs: with fewer, its leave-one-out error means nothing."""
+"""The fewest measured shapes for a latency model: with fewer, its leave-one-out error means nothing."""
 
 MOST_TOKENS = 2**24
 """The most tokens in one forward: the inputs alone would be gigabytes."""
 
 
 class DeviceError(CompressError):
-    """A device that cannot measure what was asked, or a measuring process that died."""
+    """Raised when a device cannot measure a file or setting, or when the measuring process dies."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Setting:
 class Latency:
     """The latency of one file at one setting.
 
-    runs         how many timed runs the percentiles are of
-    *_ms         of one forward, in milliseconds; init_ms opens the file, first_ms is the first forward
-    peak_rss_mb  the most memory its process held, runtime and file included, 10^6 bytes; None where it cannot be read
-    noisy        the two passes disagree: the figures are of the faster one alone, and not to be quoted; `noise` says
-                 how far apart they are
+    runs         number of timed runs
+    *_ms         milliseconds of one forward; init_ms: of opening the file; first_ms: of the first forward
+    peak_rss_mb  peak memory of the process with runtime and file, in 10^6 bytes; None where it cannot be read
+    noisy        whether the two passes disagree; the figures are then those of the faster pass, and should not be
+                 quoted. noise: how far apart they are
     passes       p50 of each pass
-    lows         p10 of each pass: what a run takes that nothing disturbs, even on a busy machine
-    affinity     the CPUs it was kept on, as `0-3`; '' for wherever the system liked
-    celsius      the temperature at the end; None where the device shows none
-    other_load   how many CPUs other processes and other machines of the same host kept busy meanwhile; None where the
-                 device does not tell. The two passes agree under a load that stays
-    busy         what that was, in words, where it was of the CPUs that the measurement needs; ''
+    lows         p10 of each pass: the time of an undisturbed run, even on a busy machine
+    affinity     the CPUs it was pinned to, such as `0-3`; '' where it was not pinned
+    celsius      the temperature at the end; None where the device has no sensor
+    other_load   CPUs that other processes and other virtual machines of the host kept busy; None where the device
+                 does not report it. A constant load does not make the passes disagree
+    busy         a description of that load, where it took CPUs that the measurement needs; else ''
     """
 
     name: str
@@ -88,11 +88,11 @@ class Latency:
 
 @dataclass(frozen=True)
 class Sustained:
-    """The latency of one file while it ran without pause.
+    """The latency of one file while it runs without pause.
 
-    minutes       p50 of one forward in each minute, in milliseconds; the last minute may be cut short
-    temperatures  at the end of each minute, degrees Celsius; None where the device shows none
-    started       the temperature before the first forward: a file measured after another starts on a warm device
+    minutes       p50 of one forward in each minute, in milliseconds; the last minute may be shorter
+    temperatures  at the end of each minute, in degrees Celsius; None where the device has no sensor
+    started       the temperature before the first forward: a second file starts on a warm device
     """
 
     name: str
@@ -103,7 +103,7 @@ class Sustained:
 
 
 def describe_load(other_load: float | None, cpus: int, threads: int) -> str:
-    """Say what other processes took of the CPUs that `threads` threads need; '' for little, or where it is unknown.
+    """Describe how many of the CPUs that `threads` threads need were busy; '' for few, or where it is unknown.
 
     Half of the CPUs count: the others may be second threads of the same cores.
     """
@@ -113,5 +113,5 @@ def describe_load(other_load: float | None, cpus: int, threads: int) -> str:
 
 
 def describe_device(name: str, facts: Mapping[str, str]) -> str:
-    """Describe a device as evidence names it: name, processor and instruction sets, as far as it tells them."""
+    """Describe a device for evidence: its name, and processor and instruction sets where they are known."""
     return ", ".join(filter(None, (name, facts.get("cpu", ""), facts.get("instructions", ""))))

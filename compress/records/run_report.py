@@ -1,4 +1,4 @@
-"""The record of one run, in plain values that JSON can hold: `report.json`."""
+"""The record of one run, kept as `report.json`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Point = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One line of the comparison. None (or a missing or NaN score): not measured, or without meaning here.
+    """One row of the comparison. None (or a missing or NaN score): not measured, or not applicable.
 
-    score            metric name -> value; the report's own metric decides
-    interval         the 95 % interval of that one
-    agreement        with the teacher, over the same rows: share, or Pearson's r
+    score            metric -> value; the metric of the report decides
+    interval         the 95 % interval of the score by that metric
+    agreement        with the teacher on the same rows: share, or Pearson's r
     flops_per_token  of the encoder, in one forward
     latency          setting (`str` of a Setting: `1 thread, batch 1, 128 tokens`) -> times
     file_mb, peak_rss_mb   10^6 bytes
-    train_seconds    all that was spent to make this row, its stages together
-    classes          of each class apart: a label, or a type of entity
-    sha256           of the file that was scored and timed; None where there was none
+    train_seconds    of all stages that made this row
+    classes          scores of each class: a label, or a type of entity
+    sha256           of the file that was scored and timed; None without a file
     """
 
     name: str
@@ -56,18 +56,18 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class Report:
-    """Teacher beside students beside baselines, on one split, with all that is needed to judge and repeat it.
+    """Baselines, teachers and students compared on one split, with all that is needed to judge and repeat the run.
 
-    rows     in the order they were derived; the last student is what ships, and the headline speaks of it
-    split_rows    examples that were scored: rows, or queries of a ranking
-    labels   how many classes the task has; 0 for regression and ranking
+    rows     in the order in which they were made; the last student ships, and the headline is about it
+    split_rows    number of scored examples: rows, or queries of a ranking
+    labels   number of classes; 0 for regression and ranking
     curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on the validation split
-             `eval_<metric>`, `eval_agreement`, `eval_loss`; a trainer's learning rate, epoch and such are not drawn
-    noise    the verdict on the timing: None where it was quiet, else what disturbed it
-    machine  what is known of the hardware, name -> value; versions: library -> version
-    seconds  the whole run's wall time; stage_seconds: of each stage
+             `eval_<metric>`, `eval_agreement`, `eval_loss`; learning rate, epoch and the like are not drawn
+    noise    what disturbed the timing; None where nothing did
+    machine  hardware facts, name -> value; versions: library -> version
+    seconds  wall time of the whole run; stage_seconds: of each stage
     date     ISO 8601
-    certificates, sensitivity, tuning    what was proved of the files, see `compress.records.certificate`
+    certificates, sensitivity, tuning    evidence for the files, see `compress.records.certificate`
     """
 
     title: str
@@ -96,45 +96,45 @@ class Report:
 
     @property
     def unit(self) -> str:
-        """Name what `split_rows` counts."""
+        """Return what `split_rows` counts, in the plural."""
         return "queries" if self.kind == "ranking" else "rows"
 
     def score(self, row: ReportRow) -> float | None:
-        """Return the row's value of the report's metric; None where there is no finite one."""
+        """Return the score of the row by the metric of the report; None where it is not finite."""
         return finite(row.score.get(self.metric))
 
     def macro_f1(self, row: ReportRow) -> float | None:
-        """Average the F1 of the row's classes; None where the report's metric is that already, or there are none."""
+        """Average the F1 of the row's classes; None without classes, or where the metric of the report is the same."""
         same = self.metric == "f1_macro" or (self.metric == "f1" and self.kind == "classification" and self.labels > 2)
         return None if same else macro_f1(row.classes)
 
     @property
     def teacher_row(self) -> ReportRow | None:
-        """The first teacher, which students are held against."""
+        """The first teacher, which students are compared with."""
         return next(iter(self.of_role("teacher")), None)
 
     @property
     def shipped(self) -> ReportRow | None:
-        """The row the headline speaks of: the last student."""
+        """The last student, which ships."""
         return next(reversed(self.of_role("student")), None)
 
     def fallen(self, row: ReportRow) -> tuple[ClassChange, ...]:
-        """Choose the classes of which a student finds nothing, or far less than the first teacher."""
+        """Select the classes of which a student finds nothing, or far less than the first teacher."""
         teacher = self.teacher_row
         return select_fallen(compare_classes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
 
     def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[ReportRow, ...]:
-        """List the rows of one role."""
+        """List the rows with this role."""
         return tuple(row for row in self.rows if row.role == role)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Every latency setting once, the one that most rows have first: that one is compared where room is short."""
+        """List the latency settings, the most frequent first: that one is compared where room is short."""
         names = [name for row in self.rows for name in row.latency or {}]
         return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
 
     def latency(self, row: ReportRow, setting: str | None = None) -> Latency | None:
-        """Return the row's times at a setting, by default at the first of `settings`; None where not measured."""
+        """Return the times of a row at a setting, by default the first of `settings`; None where not measured."""
         chosen = setting or next(iter(self.settings), None)
         return (row.latency or {}).get(chosen) if chosen else None
 
@@ -149,15 +149,15 @@ class Report:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the value, or None where it is none: a NaN or an infinity is shown, compared and drawn as not measured."""
+    """Return the value, or None for a NaN or an infinity, which count as not measured."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def series(points: Sequence[Point]) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield name, [(step, value)] of every finite value, names in order of appearance."""
+    """Yield (name, [(step, value)]) of the finite values, in the order in which names appear."""
     names = dict.fromkeys(name for point in points for name in point if name != "step")
     for name in names:
         pairs = ((finite(point.get("step")), finite(point.get(name))) for point in points)
-        found = [(step, value) for step, value in pairs if step is not None and value is not None]
-        if found:
-            yield name, found
+        line = [(step, value) for step, value in pairs if step is not None and value is not None]
+        if line:
+            yield name, line

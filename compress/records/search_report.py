@@ -1,4 +1,4 @@
-"""The record of one search, in plain values that JSON can hold: `search.json`, all that its page reads."""
+"""The record of one search, kept as `search.json`, from which its page is made."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from compress.records.run_report import finite
 
 
 def find_front(placed: Iterable[tuple[tuple[float, ...], int]]) -> list[tuple[tuple[float, ...], int]]:
-    """Return those of (values to minimise, number) that no other equals or beats in all; of equals, the first number.
+    """Return the (values to minimise, number) that no other one equals or beats in all values; of equals, the first.
 
-    In order of the values nothing is beaten by what comes later, so each is held against the kept ones alone.
+    In sorted order nothing is beaten by what comes later, so each is compared with the front so far alone.
     """
-    kept: list[tuple[tuple[float, ...], int]] = []
+    front: list[tuple[tuple[float, ...], int]] = []
     for values, number in sorted(placed):
-        if not any(all(a <= b for a, b in zip(other, values, strict=True)) for other, _ in kept):
-            kept.append((values, number))
-    return kept
+        if not any(all(a <= b for a, b in zip(other, values, strict=True)) for other, _ in front):
+            front.append((values, number))
+    return front
 
 
 State = Literal["complete", "pruned", "duplicate", "too slow", "failed"]
@@ -30,25 +30,25 @@ ScoreStage = Literal["subnet", "short", "final", "shipped"]
 ObjectiveName = Literal["score", "latency", "parameters", "flops_per_token", "file_mb"]
 
 STAGES: tuple[ScoreStage, ...] = ("subnet", "short", "final", "shipped")
-"""The stages in the order in which a shape gets its scores: the last one it has is the one it stands at."""
+"""The stages in the order in which a shape is scored."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One shape that was asked for, and what became of it. None (or a missing or NaN score): not known.
+    """One trial: the shape that was sampled, and its results. None (or a missing or NaN score): not known.
 
     number             of the trial in the study
-    choice             what was asked of the space: `layers`, `hidden`, `config.hidden_act`, `precision` ...
-    state              complete: scored; pruned: given up at a rung; duplicate: of a shape already known; too slow:
-                       outside the budget before anything was scored; failed
-    scores             stage -> score. subnet: of the supernet, untrained (or a trial's short training in a search
-                       without one); short, final: after those distillations; shipped: of the file that ships
+    choice             the sampled values: `layers`, `hidden`, `config.hidden_act`, `precision` ...
+    state              complete: scored; pruned: stopped at a rung; duplicate: of an earlier shape; too slow: over
+                       the budget before it was scored; failed
+    scores             stage -> score. subnet: of the untrained subnet (or after the short training, in a search
+                       without a supernet); short, final: after those distillations; shipped: of the file that ships
     body_parameters    without the tables of words, positions and segments
     flops_per_token    of the encoder, in one forward
     measured           setting (`str` of a Setting) -> ms of one forward
-    reason             why it was not completed, in words
-    bundle             where it was written to, if it was
-    started, seconds   since the search began, and what the trial itself took
+    reason             why it was not completed
+    bundle             path of its bundle, if one was written
+    started, seconds   seconds since the search began, and of the trial itself
     """
 
     number: int
@@ -69,27 +69,27 @@ class TrialRecord:
 
     @property
     def stage(self) -> ScoreStage | None:
-        """The last stage at which it has a score."""
+        """The last stage that has a score."""
         return next((one for one in reversed(STAGES) if finite(self.scores.get(one)) is not None), None)
 
     @property
     def score(self) -> float | None:
-        """The score of its last stage."""
+        """The score of the last stage."""
         return finite(self.scores.get(self.stage)) if self.stage else None
 
     @property
     def first(self) -> float | None:
-        """The score of its first stage: what trials are compared by before some are trained on."""
+        """The score of the first stage, by which trials are compared before some are trained further."""
         return next((score for one in STAGES if (score := finite(self.scores.get(one))) is not None), None)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A shape that was measured beside what was predicted of it, both in ms.
+    """The measured and the predicted latency of a shape, in ms.
 
-    predicted_ms   by a predictor that had not seen this shape: leave-one-out for the shapes it was fitted to
-    flops_ms       the same from FLOPs alone
-    finalist       measured only after the search; the others are what the predictor was fitted to
+    predicted_ms   by a predictor that was not fitted to this shape (leave-one-out for those it was fitted to)
+    flops_ms       predicted from FLOPs alone
+    finalist       measured only after the search; the predictor was fitted to the others
     """
 
     name: str
@@ -103,9 +103,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class LatencyPrediction:
-    """The prediction of latency, and its quality: errors are means of |predicted - measured| / measured, left out.
+    """The quality of the latency predictor: leave-one-out means of |predicted - measured| / measured.
 
-    about   the predictor in words: its terms, rounds and runs of each measurement
+    about   a description of the predictor: its terms, and the rounds and runs of each measurement
     """
 
     about: str
@@ -116,12 +116,12 @@ class LatencyPrediction:
 
 @dataclass(frozen=True)
 class Rung:
-    """One score on the way, for the question of what size and data buy.
+    """One score during training, from which the scaling law is fitted.
 
     what              `supernet`, or the stage that trained a student
-    body_parameters   of the scored shape, without its tables of embeddings
-    examples          rows seen in training until then
-    flops             spent in training until then
+    body_parameters   of the scored shape, without embeddings
+    examples          rows seen in training so far
+    flops             spent in training so far
     """
 
     what: str
@@ -133,7 +133,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Something known to compare with: a recipe's fixed shape, a pruned student, another bundle."""
+    """Something to compare students with: the fixed shape of a recipe, a pruned student, another bundle."""
 
     name: str
     score: float | None
@@ -144,10 +144,10 @@ class Anchor:
 
 @dataclass(frozen=True)
 class ChoiceImportance:
-    """The share of what varies in `target` that each choice explains: shares that sum to 1.
+    """The share of the variation of `target` that each choice explains; shares sum to 1.
 
-    evaluator   Optuna's, by name
-    trials      so many complete ones it rests on
+    evaluator   name of Optuna's evaluator
+    trials      number of complete trials it is computed from
     """
 
     target: ObjectiveName
@@ -158,16 +158,16 @@ class ChoiceImportance:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """The findings of a search under its budgets, with all that is needed to judge and repeat it.
+    """The results of a search under its budgets, with all that is needed to judge and repeat it.
 
-    study        where it is, as `compress search show` takes it
-    teacher_ms   on the same device at the same setting, in the same race as the finalists
-    budgets      objective -> the most it may be; of the score, the least
-    objectives   what the front is over
-    split        whose rows the scores are of, and how many those are; train_rows: what there is to train on
-    front        the numbers of its points, by cost; winner: of the student that was distilled fully and ships
+    study        its folder, as given to `compress search show`
+    teacher_ms   on the same device and setting, in the same race as the finalists
+    budgets      objective -> its maximum; for the score, its minimum
+    objectives   of the front
+    split        the split that was scored, of split_rows rows; train_rows: number of rows to train on
+    front        trial numbers, by cost; winner: number of the student that was fully distilled and ships
     costs        part (`measuring`, `supernet`, `trials`, `short distillations`, `final` ...) -> seconds
-    ladder       scores of subnets and students while training went on
+    ladder       scores of subnets and students during training
     date         ISO 8601
     """
 
@@ -219,28 +219,26 @@ class SearchReport:
         return found
 
     def measured_ms(self, point: TrialRecord) -> float | None:
-        """Return what it took on the device at the search's setting."""
+        """Return the measured ms on the device at the setting of the search."""
         return finite((point.measured or {}).get(self.setting))
 
     def ms(self, point: TrialRecord) -> float | None:
-        """Return what it takes at the search's setting: measured, or else predicted."""
+        """Return the ms at the setting of the search: measured, or else predicted."""
         measured = self.measured_ms(point)
         return finite(point.predicted_ms) if measured is None else measured
 
     def value(self, point: TrialRecord, objective: ObjectiveName) -> float | None:
-        """Return the point's value of an objective."""
-        if objective == "score":
-            return point.score
+        """Return the value of an objective."""
         if objective == "latency":
             return self.ms(point)
         return finite(getattr(point, objective))
 
     def feasible(self, point: TrialRecord) -> bool:
-        """Return True if it was completed and is known to be within every budget."""
+        """Return True if the trial is complete and known to be within every budget."""
         return point.state == "complete" and point.score is not None and not self.exceeded(point)
 
     def exceeded(self, point: TrialRecord) -> tuple[ObjectiveName, ...]:
-        """List the budgets that it is not known to keep."""
+        """List the budgets that the trial is not known to keep."""
 
         def kept(objective: ObjectiveName, limit: float) -> bool:
             value = self.value(point, objective)
@@ -254,27 +252,24 @@ class SearchReport:
         return max(within, key=lambda point: (point.score, -(self.ms(point) or 0.0), -point.number), default=None)
 
     def nearest(self) -> TrialRecord | None:
-        """Return the point that exceeds its budgets by the least factor, where nothing is feasible; of equals, the
-        best."""
-        known = [(over, point) for point in self.points if (over := self._excess(point)) is not None]
+        """Return the point that exceeds its budgets by the least factor; of equals, the one that scores best."""
+        known = [(excess, point) for point in self.points if (excess := self._excess(point)) is not None]
         return min(known, key=lambda one: (one[0], -(one[1].score or 0.0), one[1].number), default=(0.0, None))[1]
 
     def compute_front(self, objectives: Sequence[ObjectiveName] | None = None) -> tuple[int, ...]:
-        """Return the feasible points that no other feasible one equals or beats in every objective; by the first
-        cost."""
-        wanted = tuple(objectives or self.objectives)
-        signs = [-1.0 if objective == "score" else 1.0 for objective in wanted]
+        """Return the feasible points that no other one equals or beats in every objective, by the first cost."""
+        names = tuple(dict.fromkeys(objectives or self.objectives))
         placed = []
-        for point in self.points:
-            values = [self.value(point, objective) for objective in wanted]
-            known = [value for value in values if value is not None]
-            if len(known) == len(wanted) and self.feasible(point):
-                placed.append((tuple(sign * one for sign, one in zip(signs, known, strict=True)), point.number))
-        costs = [index for index, objective in enumerate(wanted) if objective != "score"]
+        for point in filter(self.feasible, self.points):
+            values = {name: value for name in names if (value := self.value(point, name)) is not None}
+            if len(values) == len(names):
+                values_to_minimise = (-value if name == "score" else value for name, value in values.items())
+                placed.append((tuple(values_to_minimise), point.number))
+        costs = [index for index, name in enumerate(names) if name != "score"]
         return tuple(number for _, number in sorted(find_front(placed), key=lambda one: [one[0][i] for i in costs]))
 
     def counts(self) -> dict[State, int]:
-        """Count the trials that ended in each state, those that none ended in left out."""
+        """Count the trials by state."""
         return dict(Counter(point.state for point in self.points))
 
     def to_json(self) -> str:
@@ -287,7 +282,7 @@ class SearchReport:
         return from_json(SearchReport, source, SearchError, "search of this tool", "run the search again")
 
     def _excess(self, point: TrialRecord) -> float | None:
-        """Return the factor by which it is over the budget it is most over; None where not all are known."""
+        """Return the largest factor by which it exceeds a budget; None where not all values are known."""
         factors = []
         for objective, limit in self.budgets.items():
             value = self.value(point, objective)
