@@ -1,4 +1,4 @@
-"""Format numbers and names as people read them; None, and what is not finite, is an em dash everywhere."""
+"""Format numbers and names for people. None, and any number that is not finite, becomes an em dash."""
 
 import math
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from typing import TypeGuard
 
 MISSING = "—"
 GAP = "\u00a0"
-"""Between a number and its unit, which stay on one line."""
+"""Stands between a number and its unit, which stay on one line."""
 MOST_NAMED = 3
-"""Things that a sentence names before it counts."""
+"""Names that a sentence lists before it counts the others."""
 
 
 def is_known(value: float | None) -> TypeGuard[float]:
-    """Say whether there is a number to show."""
+    """Return True if there is a number to show."""
     return value is not None and math.isfinite(value)
 
 
 def capitalise(name: str) -> str:
-    """Begin a sentence with this name."""
+    """Make the first letter a capital, and leave the others as they are."""
     return name[:1].upper() + name[1:]
 
 
@@ -30,12 +30,12 @@ def join_names(names: Sequence[str], most: int = MOST_NAMED) -> str:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Name each path by what is below the folders that all of them are in."""
+    """Name each path relative to the folders that all of them share."""
     parts = [Path(path).as_posix().split("/") for path in paths]
     shared = 0
-    while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
+    while all(len(path) > shared + 1 for path in parts) and len({path[shared] for path in parts}) == 1:
         shared += 1
-    return {path: "/".join(each[shared:]) for path, each in zip(paths, parts, strict=True)}
+    return {name: "/".join(path[shared:]) for name, path in zip(paths, parts, strict=True)}
 
 
 def score(value: float | None) -> str:
@@ -119,16 +119,16 @@ def percent(ratio: float) -> str:
 
 
 def drop_shared_parts(names: Sequence[str]) -> list[str]:
-    """Drop the parts that all names of settings share: `64 tokens`, `16 tokens`. One alone stays whole."""
+    """Drop the parts that all names of settings share, which leaves `64 tokens`, `16 tokens`; keep a single name."""
     parts = [name.split(", ") for name in names]
-    if len(names) < 2 or len({len(each) for each in parts}) > 1:
+    if len(names) < 2 or len({len(name) for name in parts}) > 1:
         return list(names)
-    kept = [index for index, same in enumerate(zip(*parts, strict=True)) if len(set(same)) > 1]
-    return [", ".join(each[index] for index in kept) for each in parts]
+    different = [index for index, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1]
+    return [", ".join(name[index] for index in different) for name in parts]
 
 
 def metric(name: str) -> str:
-    """Name a score as a reader knows it; an unknown name is shown as it is."""
+    """Return the usual name of a metric; other names are returned as they are."""
     return {
         "f1": "F1",
         "f1_macro": "macro F1",

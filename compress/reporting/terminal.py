@@ -1,4 +1,4 @@
-"""Print results: tables laid out for a terminal, and what commands say as text or as JSON."""
+"""Print results in a terminal: tables, and the answers of commands as text or JSON."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 NAME_WIDTH = 40
-"""The longest name that columns make room for; a longer one is folded."""
+"""The longest name that gets a line of its own; a longer one is folded."""
 HEADING_WIDTH = 10
 CAPTION_WIDTH = 56
 MOST_SHOWN = 12
-"""Products that a terminal names; report.json has them all."""
+"""Matrix products that are listed in a terminal; report.json has them all."""
 
 
 def to_terminal(table: ResultTable, width: int | None = None, *, more: str = "") -> Table:
-    """Lay a table out for a terminal of this width (None: of any), with as many columns as fit, the most telling first.
+    """Lay out a table for a terminal of this width (None: any), with as many columns as fit, by rank.
 
-    more  where the other columns are, which the caption says if there are any
+    more  where the other columns are shown, for the caption
     """
-    measured = [one for one in table.columns if one.rank < LAST]
+    columns = [one for one in table.columns if one.rank < LAST]
     shown = [
         (one, "\n".join(textwrap.wrap(one.alone or one.heading, HEADING_WIDTH, break_long_words=False)), one.cells)
-        for one in measured
+        for one in columns
     ]
     names = [line.name if line.number is None else f"{line.number}  {line.name}" for line in table.rows]
     styles = {"student": "bold", "baseline": "dim"}
@@ -54,8 +54,8 @@ def to_terminal(table: ResultTable, width: int | None = None, *, more: str = "")
 
     room = min(NAME_WIDTH, max(map(len, names), default=0)) + 1
     while width and len(shown) > 1 and room + sum(wide(heading, cells) for _, heading, cells in shown) > width:
-        shown.remove(max(shown, key=lambda each: each[0].rank))
-    caption = [*table.caption, *([f"more columns: {more}"] if more and len(shown) < len(measured) else [])]
+        shown.remove(max(shown, key=lambda one: one[0].rank))
+    caption = [*table.caption, *([f"more columns: {more}"] if more and len(shown) < len(columns) else [])]
     laid = Table(
         title=Text(table.title, style="bold"), caption=Text("; ".join(caption), style="dim"), title_justify="left",
         caption_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
@@ -72,7 +72,7 @@ def to_terminal(table: ResultTable, width: int | None = None, *, more: str = "")
 
 
 ANY_WIDTH = 1000
-"""Columns of a terminal, of which no table needs as many."""
+"""More characters than any table is wide."""
 
 
 def print_table(console: Console, table: ResultTable, *, wide: bool = False, more: str = "--wide") -> None:
@@ -84,7 +84,7 @@ def print_table(console: Console, table: ResultTable, *, wide: bool = False, mor
 
 
 def print_wide(console: Console, table: Table) -> None:
-    """Print a table in as many columns of the terminal as it needs."""
+    """Print a table as wide as it is, whatever the width of the terminal."""
     width = console.width
     console.width = ANY_WIDTH
     console.print(table)
@@ -92,20 +92,20 @@ def print_wide(console: Console, table: Table) -> None:
 
 
 def print_bench(console: Console, result: BenchResult, *, wide: bool = False) -> None:
-    """Print what was measured on one device: what it is, the race at each setting, sustained curves."""
+    """Print a result of `compress bench`: the device, a table for each setting, and the sustained runs."""
     facts = Table.grid(padding=(0, 2))
     for name, value in {"measured on": result.device, **result.machine}.items():
         facts.add_row(name, value)
     console.print(facts)
-    known = units.short_names([*(one.name for one in result.latencies), *(one.name for one in result.sustained)])
-    for table in latency_tables((known[time.name], time) for time in result.latencies):
+    names = units.short_names([*(one.name for one in result.latencies), *(one.name for one in result.sustained)])
+    for table in latency_tables((names[time.name], time) for time in result.latencies):
         print_table(console, table, wide=wide)
     if result.sustained:
-        print_table(console, _curves(result, known), wide=wide)
+        print_table(console, _tabulate_sustained(result, names), wide=wide)
 
 
-def _curves(result: BenchResult, known: Mapping[str, str]) -> ResultTable:
-    """Lay out p50 of each minute, and the temperature at its end; files in the order in which they ran."""
+def _tabulate_sustained(result: BenchResult, names: Mapping[str, str]) -> ResultTable:
+    """Lay out the p50 of each minute and the temperature at its end, for each file in the order in which it ran."""
     curves = result.sustained
 
     def degrees(celsius: float | None) -> str:
@@ -122,25 +122,25 @@ def _curves(result: BenchResult, known: Mapping[str, str]) -> ResultTable:
     columns.append(of("last / first", lambda one: f"{one.minutes[-1] / one.minutes[0]:.2f}", 0))
     raced = {(time.name, time.setting): time.p50_ms for time in result.latencies}
     notes = [
-        f"{one.name}: {one.minutes[0] / beside:.2f} times its p50 in the race from the first minute on: "
+        f"{one.name}: {one.minutes[0] / race:.2f} times its p50 in the race from the first minute on: "
         "something else used the machine, or it was hot already"
         for one in curves
-        if (beside := raced.get((one.name, one.setting))) and one.minutes[0] > NOISE_FACTOR * beside
+        if (race := raced.get((one.name, one.setting))) and one.minutes[0] > NOISE_FACTOR * race
     ]
     title = f"without pause, one file after another: {curves[0].setting}"
-    return ResultTable.build((Line(known[one.name]) for one in curves), columns, title, notes)
+    return ResultTable.build((Line(names[one.name]) for one in curves), columns, title, notes)
 
 
 def format_quantized(done: "Quantized") -> str:
-    """Say what quantisation cost, what stayed in float32, and the verdict."""
+    """Describe what quantisation costs, what stays in float32, and the verdict."""
     from compress.exporters.rewrite.graph import layer
 
-    proof, kept = done.proof, units.join_names([layer(name) for name in done.proof.kept], MOST_SHOWN)
+    proof, in_float = done.proof, units.join_names([layer(name) for name in done.proof.kept], MOST_SHOWN)
     lines = [
         f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, {proof.device}, {proof.runtime}",
         f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; agreement {proof.agreement:.4f}",
         "; ".join(f"{name} {size:.1f} MB" for name, size in done.sizes.items()),
-        f"in float32: {kept or 'no product'}",
+        f"in float32: {in_float or 'no product'}",
         done.mixed.price() or "",
         f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}",
     ]
@@ -153,18 +153,18 @@ def format_quantized(done: "Quantized") -> str:
 
 
 def quantized_values(done: "Quantized") -> dict[str, Any]:
-    """Return certificate, costs and latencies in values that JSON can hold."""
+    """Return certificate, costs and latencies as JSON values."""
     return {
         "bundle": str(done.bundle.path),
         "certificate": asdict(done.proof),
         "float_cost": asdict(done.mixed.cost) if done.mixed.cost else None,
-        "sensitivity": [asdict(each) for each in done.mixed.sensitivity],
-        "latencies": [asdict(each) for each in done.times],
+        "sensitivity": [asdict(one) for one in done.mixed.sensitivity],
+        "latencies": [asdict(one) for one in done.times],
     }
 
 
 def print_export(console: Console, exported: "ExportResult", *, wide: bool = False) -> None:
-    """Print what an export says: what was raced and the files as tables, then verdicts and warnings."""
+    """Print the result of an export: tables of the race and of the files, then verdicts and warnings."""
     say = partial(console.print, markup=False, highlight=False)
     if exported.tried:
         print_table(console, race_table(exported.tried), wide=wide)
@@ -192,7 +192,7 @@ def print_export(console: Console, exported: "ExportResult", *, wide: bool = Fal
 
 
 def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[str, Any]:
-    """Return what the table and the page say, in values that JSON can hold."""
+    """Return the contents of the table and the page as JSON values."""
     front = comparison.front(lambda one: one.median_ms(comparison.view))
     paths = {bundle.name: str(bundle.path) for bundle in comparison.bundles}
     view = comparison.view
@@ -231,19 +231,21 @@ def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[
     }
 
 
-def forecast_lines(found: Forecast) -> Iterator[str]:
-    """Yield what a terminal shows of a forecast: a line for each phase, the totals, and the budgets out of reach."""
-    yield found.title
-    width = max(len(phase.name) for phase in found.phases)
-    for phase in found.phases:
+def forecast_lines(forecast: Forecast) -> Iterator[str]:
+    """Yield the lines of a forecast: one for each phase, the totals, and the budgets out of reach."""
+    yield forecast.title
+    width = max(len(phase.name) for phase in forecast.phases)
+    for phase in forecast.phases:
         steps = f"{_span(*phase.steps, '{:,.0f}')} steps" if phase.steps[1] else ""
         speed = f"{phase.samples_per_second:,.1f} samples/s" if phase.samples_per_second else ""
         disk = f"{phase.disk_mb:,.0f} MB" if phase.disk_mb >= 1 else ""
         took = "cached" if phase.cached else _span(*phase.seconds, "{:.1f} min", 60)
-        yield f"  {phase.name:<{width}}  {', '.join(each for each in (took, steps, speed, disk, phase.note) if each)}"
-    memory = f"{found.peak_rss_mb / 1000:.1f} GB of memory at the peak" if found.peak_rss_mb else "memory not known"
-    yield f"together {_span(*found.minutes, '{:.1f} min')}, {memory}, {found.disk_mb:,.0f} MB of disk"
-    yield from (f"out of reach: {each}" for each in found.out_of_reach)
+        yield f"  {phase.name:<{width}}  {', '.join(filter(None, (took, steps, speed, disk, phase.note)))}"
+    memory = (
+        f"{forecast.peak_rss_mb / 1000:.1f} GB of memory at the peak" if forecast.peak_rss_mb else "memory not known"
+    )
+    yield f"together {_span(*forecast.minutes, '{:.1f} min')}, {memory}, {forecast.disk_mb:,.0f} MB of disk"
+    yield from (f"out of reach: {budget}" for budget in forecast.out_of_reach)
 
 
 def _span(least: float, most: float, form: str, unit: float = 1) -> str:
@@ -252,7 +254,7 @@ def _span(least: float, most: float, form: str, unit: float = 1) -> str:
 
 
 def gate_table(result: GateResult) -> ResultTable:
-    """Show each check on a line: both values, the change with its interval, the limit, the outcome."""
+    """Lay out the checks: both values, the change with its interval, the limit, the outcome."""
     of = partial(column, result.checks, "")
     columns = [
         of("old", lambda one: _value(one, one.old), 2),
@@ -266,7 +268,7 @@ def gate_table(result: GateResult) -> ResultTable:
 
 
 def gate_markdown(result: GateResult) -> str:
-    """Write a section with the table, a sentence on each check, and what it was measured on."""
+    """Write a Markdown section with the table, a sentence on each check, and the device."""
     table = gate_table(result)
     lines = [
         f"## Gate: {result.outcome}",
@@ -285,7 +287,7 @@ def gate_markdown(result: GateResult) -> str:
 
 
 def gate_junit(result: GateResult) -> str:
-    """Write a test case for each check: failed is a failure, what cannot be told an error."""
+    """Write JUnit XML with a test case for each check: `failed` is a failure, `cannot be told` an error."""
     count = [one.outcome for one in result.checks].count
     suite = ElementTree.Element(
         "testsuite", name="compress gate", tests=str(len(result.checks)), failures=str(count("failed")),
