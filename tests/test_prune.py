@@ -1,4 +1,4 @@
-"""Pruning a model, end to end at tiny size: to sizes, resumed, refused."""
+"""Pruning a model end to end at tiny size: results, resumed runs, refusals, families, processes."""
 
 import io
 import json
@@ -31,11 +31,14 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run to the end of its stages: half the width and heads, 24 neurons, 3 layers."""
+    """A run to the end of its stages: half the width and heads, 24 neurons, 3 layers; its output is beside it."""
     folder = tmp_path_factory.mktemp("whole")
+    console = Console(file=io.StringIO(), record=True, width=200)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(folder / "home"))
-        return pruned(given, folder / "run", layers=3, hidden=0.5, heads=0.5, ffn=24)
+        run = pruned(given, folder / "run", layers=3, hidden=0.5, heads=0.5, ffn=24, console=console)
+    console.save_text(str(folder / "output.txt"))
+    return run
 
 
 def result(run: Path, stage: str) -> Path:
@@ -52,7 +55,7 @@ def words(given: dict[str, Any], out: Path, *more: str) -> list[str]:
     return ["prune", given["model"], *options, "--out", str(out), *more]
 
 
-# What comes out
+# Results
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "run"
 
 
-def test_the_bundle_is_a_plain_checkpoint_of_the_sizes_that_were_asked(shipped: Path) -> None:
+def test_the_bundle_is_a_plain_checkpoint_of_the_requested_sizes(shipped: Path) -> None:
     bundle = Bundle.load(shipped / "bundle")
     model = AutoModelForSequenceClassification.from_pretrained(bundle.path).eval()
     config = model.config
@@ -84,7 +87,7 @@ def test_the_bundle_is_a_plain_checkpoint_of_the_sizes_that_were_asked(shipped: 
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in last.items())
 
 
-def test_the_bundle_says_what_was_asked_and_what_is_left(shipped: Path) -> None:
+def test_the_bundle_records_target_and_result(shipped: Path) -> None:
     recipe = (shipped / "bundle" / "recipe.yaml").read_text(encoding="utf-8")
     assert "target:\n  layers: 0.5\n  hidden: 0.75\n  ffn: 40.0\n" in recipe
     report = json.loads((shipped / "bundle" / "report.json").read_text(encoding="utf-8"))
@@ -93,7 +96,7 @@ def test_the_bundle_says_what_was_asked_and_what_is_left(shipped: Path) -> None:
     assert set(report["stage_seconds"]) == set(STAGES), "pruning takes time too"
 
 
-def test_minitron_prunes_a_llama_with_a_head_for_the_task(tmp_path: Path) -> None:
+def test_minitron_prunes_a_llama_classifier(tmp_path: Path) -> None:
     """The heads go in the groups that share keys and values; the bundle answers as the model does."""
     model = generative.llama(layers=3).model
     model.save_pretrained(tmp_path / "model")
@@ -116,11 +119,11 @@ def test_minitron_prunes_a_llama_with_a_head_for_the_task(tmp_path: Path) -> Non
         assert bundle.logits([tokenizer(text)], precision="fp32") == pytest.approx(expected, abs=1e-4)
 
 
-def test_fewer_heads_that_save_nothing_are_told(given: dict[str, Any], tmp_path: Path) -> None:
-    for asked, told in (({"heads": 0.5}, True), ({"heads": 0.5, "hidden": 0.5}, False)):
-        console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
-        pruned(given, tmp_path / str(told), console=console, **asked)
-        assert ("fewer heads are larger heads" in console.export_text()) == told
+def test_fewer_heads_alone_print_a_note(whole: Path, given: dict[str, Any], tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), record=True, width=200)
+    pruned(given, tmp_path / "run", console=console, heads=0.5)
+    assert "fewer heads are larger heads" in console.export_text()
+    assert "fewer heads are larger heads" not in (whole.parent / "output.txt").read_text()
 
 
 def test_a_bundle_can_be_pruned_again(shipped: Path, given: dict[str, Any], tmp_path: Path) -> None:
@@ -128,10 +131,10 @@ def test_a_bundle_can_be_pruned_again(shipped: Path, given: dict[str, Any], tmp_
     assert read_record(result(run, "all"))["sizes"]["after"]["ffn"] == 20
 
 
-# What a prune stage keeps
+# Prune stages
 
 
-def test_each_prune_stage_says_what_it_kept_of_its_model_and_of_the_teacher(whole: Path, given: dict[str, Any]) -> None:
+def test_records_name_the_units_kept_of_model_and_teacher(whole: Path, given: dict[str, Any]) -> None:
     first, second = (read_record(result(whole, stage)) for stage in ("half", "all"))
     assert first["sizes"]["before"] == {"layers": 4, "hidden": 32, "heads": 4, "head_size": 8, "ffn": 64}
     assert second["sizes"]["after"] == {"layers": 3, "hidden": 16, "heads": 2, "head_size": 8, "ffn": 24}
@@ -158,18 +161,14 @@ def test_the_kept_units_are_the_most_important(whole: Path) -> None:
     assert note["layers"] == sorted(rated["layers"].topk(len(note["layers"])).indices.tolist())
 
 
-def test_layers_stay_by_a_rule_where_one_is_given(given: dict[str, Any], tmp_path: Path) -> None:
-    rules = [f"stages.{stage}.copy_layers=last" for stage in ("half", "all")]
-    run = pruned(given, tmp_path / "run", layers=2, overrides=[*rules, "stages.half.way=0.1"])
-    assert read_record(result(run, "all"))["of_teacher"]["layers"] == [2, 3]
-
-
-def test_projections_begin_as_the_dimensions_the_student_came_from(
+def test_layers_follow_a_rule_and_projections_begin_as_the_kept_dimensions(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compress.training.run.Run.finish", lambda _: None)  # which removes the checkpoints
-    still = [f"stages.{stage}.{key}" for stage in ("between", "recover") for key in ("lr=1e-30", "steps=1")]
-    run = pruned(given, tmp_path / "run", hidden=0.5, overrides=still)
+    overrides = [f"stages.{stage}.{key}" for stage in ("between", "recover") for key in ("lr=1e-30", "steps=1")]
+    overrides += [f"stages.{stage}.copy_layers=last" for stage in ("half", "all")]
+    run = pruned(given, tmp_path / "run", layers=2, hidden=0.5, overrides=overrides)
+    assert read_record(result(run, "all"))["of_teacher"]["layers"] == [2, 3]
     for stage, cut in (("between", "half"), ("recover", "all")):
         (checkpoint,) = (run / "stages" / stage / "checkpoints").iterdir()
         saved = load_file(checkpoint / "model.safetensors")
@@ -178,34 +177,32 @@ def test_projections_begin_as_the_dimensions_the_student_came_from(
         assert torch.equal(map_DS, torch.eye(32)[:, origin])
 
 
-# Resumed
+# Resumed runs
 
 
 class Killed(BaseException):
-    """As a signal, nothing catches it."""
+    """Like a signal, it is caught by nothing."""
 
 
-@pytest.mark.parametrize("stage", ["half", "between", "all", "recover"])
-def test_a_run_killed_before_any_stage_continues_to_the_same_weights(
-    stage: str, whole: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_killed_before_every_stage_ends_with_the_same_weights(
+    whole: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"layers": 3, "hidden": 0.5, "heads": 0.5, "ffn": 24}
-    student = StageModels.student
+    student, sizes = StageModels.student, {"layers": 3, "hidden": 0.5, "heads": 0.5, "ffn": 24}
+    for number, stage in enumerate(STAGES):
 
-    def dies(self: StageModels, at: Any, *rest: Any) -> Any:
-        if at.name == stage:
-            raise Killed
-        return student(self, at, *rest)
+        def die(self: StageModels, at: Any, *rest: Any, stage: str = stage) -> Any:
+            if at.name == stage:
+                raise Killed
+            return student(self, at, *rest)
 
-    monkeypatch.setattr(StageModels, "student", dies)
-    with pytest.raises(Killed):
-        pruned(given, tmp_path / "run", **sizes)
-    monkeypatch.setattr(StageModels, "student", student)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(StageModels, "student", die)
+            pruned(given, tmp_path / "run", **sizes, resume=number > 0)
     run = pruned(given, tmp_path / "run", **sizes, resume=True)
-    for each in STAGES:
-        mine, theirs = weights(run, each), weights(whole, each)
-        assert all(torch.equal(mine[name], tensor) for name, tensor in theirs.items()), each
-        assert mine.keys() == theirs.keys()
+    for stage in STAGES:
+        ours, expected = weights(run, stage), weights(whole, stage)
+        assert ours.keys() == expected.keys()
+        assert all(torch.equal(ours[name], tensor) for name, tensor in expected.items()), stage
 
 
 def test_a_run_is_not_continued_to_other_sizes(given: dict[str, Any], tmp_path: Path) -> None:
@@ -215,7 +212,7 @@ def test_a_run_is_not_continued_to_other_sizes(given: dict[str, Any], tmp_path: 
     assert "is another run: the recipe differs" in told.err
 
 
-# Refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -233,7 +230,7 @@ def test_a_run_is_not_continued_to_other_sizes(given: dict[str, Any], tmp_path: 
         ("--speedup 2 --device toaster", ["--device toaster: no such device"]),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_trained(
+def test_impossible_requests_are_refused_before_any_training(
     asked: str, said: list[str], given: dict[str, Any], tmp_path: Path
 ) -> None:
     told = command.run(*words(given, tmp_path / "run", *asked.split()))
@@ -241,7 +238,7 @@ def test_what_cannot_be_is_said_before_anything_is_trained(
     assert not (tmp_path / "run" / "stages").exists()
 
 
-def test_a_family_without_a_plan_is_told_what_there_is(given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_family_without_a_plan_is_refused_with_an_alternative(given: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.checkpoint(tmp_path / "model", tiny.model("xlnet", labels=2))
     told = command.run(*words({**given, "model": model}, tmp_path / "run", "--ffn", "0.5"))
     assert command.refused(
@@ -292,7 +289,7 @@ def test_two_processes_keep_the_same_units_as_one(
         assert torch.allclose(weights(tmp_path / "two", "recover")[name], tensor, atol=2e-3), name
 
 
-def test_a_narrower_student_of_any_recipe_begins_as_the_most_important_part_of_its_teacher(
+def test_a_narrower_student_starts_as_the_most_important_part_of_its_teacher(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the importance that pruning goes by; its projections begin as the dimensions that are left."""

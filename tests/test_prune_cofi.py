@@ -59,7 +59,7 @@ def test_sizes_leave_a_plain_model(given: dict[str, Any], tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hastened")
-def test_what_was_interrupted_ends_with_the_same_gates_and_weights(
+def test_an_interrupted_run_ends_with_the_same_weights(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"teacher": given["model"], **{name: given[name] for name in ("data", "gate", "precision")}}

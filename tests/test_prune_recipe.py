@@ -89,7 +89,7 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         ({"target": {"speedup": 1}}, "target.speedup: Input should be greater than 1"),
     ],
 )
-def test_what_contradicts_itself(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert any(said in problem for problem in problems(tmp_path, **changes))
 
 
@@ -113,7 +113,7 @@ def test_a_stage_with_a_student_of_its_own_cannot_follow(tmp_path: Path) -> None
         ("{by: molchanov.taylor, targets: label}", "targets: Input should be"),
     ],
 )
-def test_importance_is_looked_up_before_anything_runs(tmp_path: Path, line: str, said: str) -> None:
+def test_importance_is_checked_before_anything_runs(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(RecipeError) as refused:
         load_functions(recipe(tmp_path, f"stages.all.importance={line}"), 1, None)
     (found,) = refused.value.problems
@@ -124,7 +124,7 @@ def test_importance_is_looked_up_before_anything_runs(tmp_path: Path, line: str,
 # What the command asks for
 
 
-def test_what_is_asked_takes_the_place_of_the_recipes_own(tmp_path: Path) -> None:
+def test_the_commands_target_replaces_the_recipes(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"ffn": 0.5})
     assert set_target(found, {"layers": None}, SETTING) == found
     assert set_target(found, {"layers": 2, "ffn": None}, SETTING).target.sizes == {"layers": 2}
@@ -132,7 +132,7 @@ def test_what_is_asked_takes_the_place_of_the_recipes_own(tmp_path: Path) -> Non
     assert (budget.sizes, budget.budgets, budget.seq) == ({}, {"speedup": 2.0, "max_params": 5_000_000}, 16)
 
 
-def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) -> None:
+def test_settings_of_command_and_recipe_are_merged(tmp_path: Path) -> None:
     found = recipe(tmp_path, target={"precision": "fp32", "threads": 2, "ffn": 0.5})
     budget = set_target(found, {"speedup": 2.0}, SETTING | {"seq": 16}).target
     assert (budget.precision, budget.threads, budget.seq, budget.sizes) == ("fp32", 2, 16, {})
@@ -151,7 +151,9 @@ def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) 
         ({"max_latency_ms": float("nan")}, {}, "--max-latency-ms nan: expected a number above 0"),
     ],
 )
-def test_what_cannot_be_asked(tmp_path: Path, asked: dict[str, float], setting: dict[str, Any], said: str) -> None:
+def test_impossible_targets_are_refused(
+    tmp_path: Path, asked: dict[str, float], setting: dict[str, Any], said: str
+) -> None:
     with pytest.raises(PruneError) as error:
         set_target(recipe(tmp_path), asked, SETTING | setting)
     assert said in str(error.value)
@@ -162,7 +164,7 @@ def test_a_recipe_that_does_not_prune_names_those_that_do() -> None:
         set_target(Recipe.load("tinybert"), {"layers": 2}, SETTING)
 
 
-def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_path: Path) -> None:
+def test_a_step_that_learns_gates_gets_the_commands_sizes(tmp_path: Path) -> None:
     stage = {"distill": "gates", "lr": 1e-3, "step": {"by": "cofi.Gated", "sizes": {"ffn": 0.5}, "warm": 0.2}}
     found = recipe(tmp_path, stages=[stage])
 
@@ -190,14 +192,14 @@ def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_pat
         ((4, 64, 4, 16, 128), (4, 16, 1, 16, 128), (4, 48, 3, 16, 128)),
     ],
 )
-def test_half_way_is_between_and_can_be(whole: tuple[int, ...], target: tuple[int, ...], half: tuple[int, ...]) -> None:
+def test_halfway_sizes_are_possible(whole: tuple[int, ...], target: tuple[int, ...], half: tuple[int, ...]) -> None:
     begin, end = Sizes(*whole), Sizes(*target)
     assert interpolate_sizes(begin, end, 0.5) == Sizes(*half)
     assert interpolate_sizes(begin, end, 1.0) == end
     assert interpolate_sizes(begin, end, 0.0) == begin
 
 
-def test_heads_that_turn_by_places_change_by_whole_factors_on_the_way() -> None:
+def test_rotary_heads_change_by_whole_factors() -> None:
     begin = Sizes(4, 32, 2, 16, 64)
     for step in range(21):
         found = interpolate_sizes(begin, Sizes(3, 8, 2, 4, 32), step / 20, rotary=True)
@@ -206,7 +208,7 @@ def test_heads_that_turn_by_places_change_by_whole_factors_on_the_way() -> None:
     assert interpolate_sizes(begin, Sizes(3, 16, 2, 8, 32), 0.5).head_size == 12
 
 
-def test_a_rule_that_drops_the_first_layer_is_refused_before_anything_is_rated(tmp_path: Path) -> None:
+def test_a_rule_that_drops_modernberts_first_layer_is_refused(tmp_path: Path) -> None:
     config = tiny.config("modernbert", layers=4)
     for rule in ("even", "first"):
         found = recipe(tmp_path, f"stages.half.copy_layers={rule}", target={"layers": 2})
@@ -226,12 +228,12 @@ def test_every_share_of_the_way_is_within_the_model_and_not_below_the_target() -
         assert found.attention == found.hidden
 
 
-def test_a_t5s_heads_and_width_go_each_its_way() -> None:
+def test_untied_heads_and_width_are_interpolated_separately() -> None:
     begin, end = Sizes(6, 512, 8, 64, 2048), Sizes(6, 256, 2, 64, 2048)
     assert interpolate_sizes(begin, end, 0.5, tied=False) == Sizes(6, 384, 5, 64, 2048)
 
 
-def test_the_heads_of_a_llama_go_in_groups_that_divide_its_width() -> None:
+def test_grouped_heads_stay_in_groups_that_divide_the_width() -> None:
     begin, end = Sizes(6, 576, 9, 64, 1536), Sizes(6, 432, 3, 64, 768)
     assert interpolate_sizes(begin, end, 0.5, tied=False, together=3) == Sizes(6, 504, 6, 64, 1152)
     for step in range(21):

@@ -54,7 +54,7 @@ axes: {layers: [1, 2], hidden: [16, 32], ffn: [16, 32], config.hidden_act: [gelu
 teacher: {steps: 24, batch: 16, lr: 1.0e-2, max_length: 32, evaluate: 1, checkpoint: 6}
 short:
   distill: trial
-  steps: 8
+  steps: 4
   batch: 16
   max_length: 32
   lr: 1.0e-2

@@ -1,4 +1,4 @@
-"""Whole searches, as whoever types `compress search` sees them: what they leave, and what they refuse."""
+"""Whole searches from the command line: their results, interruptions, workers, and refusals."""
 
 import errno
 import json
@@ -72,21 +72,17 @@ def found(searched: Path) -> SearchReport:
     return record.load_report(searched)
 
 
-def test_every_shape_is_judged_once(found: SearchReport) -> None:
+def test_every_shape_is_evaluated_once(found: SearchReport) -> None:
     keys = [tuple(sorted(point.choice.items())) for point in found.points if point.state != "duplicate"]
     assert len(keys) == len(set(keys)) == 18
     assert found.counts()["too slow"] > 0, "some have too many parameters"
     assert all(point.parameters is None or point.parameters > 15000 for point in found.points if not point.scores)
-
-
-def test_the_front_is_of_points_within_the_budget(found: SearchReport) -> None:
     assert found.front
     assert all((found.point(number).parameters or 0) <= 15000 for number in found.front)
-    assert found.budgets == {"parameters": 15000}
-    assert found.objectives == ("score", "latency")
+    assert (found.budgets, found.objectives) == ({"parameters": 15000}, ("score", "latency"))
 
 
-def test_the_record_has_what_the_page_and_the_laws_need(found: SearchReport) -> None:
+def test_the_report_is_complete(found: SearchReport) -> None:
     assert found.prediction is not None
     assert len(found.prediction.timings) == 5
     assert {*found.costs} >= {"measuring", "supernet", "trials", "short distillations", "final", "timing finalists"}
@@ -107,19 +103,14 @@ def test_finalists_are_trained_and_measured_and_the_winner_ships(found: SearchRe
     assert found.winner is not None
     winner = found.point(found.winner)
     assert {*winner.scores} == {"subnet", "short", "final", "shipped"}
-    assert winner.bundle is not None
-
-
-def test_the_winner_is_a_plain_checkpoint_of_its_shape(found: SearchReport) -> None:
-    winner = found.point(found.winner or 0)
-    loaded = plainly(Path(str(winner.bundle)))
+    loaded = load_plain(Path(str(winner.bundle)))
     config = loaded.config
     assert (config.num_hidden_layers, config.hidden_size) == (winner.choice["layers"], winner.choice["hidden"])
     assert sum(each.numel() for each in loaded.parameters()) == winner.parameters
 
 
-def plainly(folder: Path) -> Any:
-    """What plain transformers reads; it answers as the bundle's fp32 file does."""
+def load_plain(folder: Path) -> Any:
+    """Load a bundle with plain transformers, and check that it computes the same as the bundle's fp32 file."""
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         said = model(**tokenizer(["a good film"], return_tensors="pt")).logits
@@ -129,7 +120,7 @@ def plainly(folder: Path) -> Any:
     return model
 
 
-def test_what_was_asked_was_written_down_in_full(searched: Path) -> None:
+def test_search_yaml_is_complete(searched: Path) -> None:
     text = (searched / "search.yaml").read_text()
     again = SearchConfig.load(searched)
     assert again.to_yaml() == text
@@ -137,7 +128,7 @@ def test_what_was_asked_was_written_down_in_full(searched: Path) -> None:
     assert yaml.safe_load(text)["space"]["supernet"]["schedule"] == "linear", "defaults too"
 
 
-def test_the_page_and_the_front_are_there(searched: Path, found: SearchReport) -> None:
+def test_the_page_and_the_front_are_shown(searched: Path, found: SearchReport) -> None:
     assert (searched / "search.html").read_text().startswith("<!doctype html>")
     told = command.run("search", "show", str(searched))
     assert told.code == 0
@@ -149,12 +140,12 @@ def test_the_page_and_the_front_are_there(searched: Path, found: SearchReport) -
     assert json.loads(command.run("search", "show", str(searched), "--json").out)["front"] == list(found.front)
 
 
-def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found: SearchReport) -> None:
+def test_the_nearest_is_named_where_no_trial_keeps_the_budgets(copied: Path, found: SearchReport) -> None:
     none = replace(found, budgets={"parameters": 10}, front=())
-    with pytest.raises(SearchError, match=r"no trial keeps the budgets; .* or for more --trials with --resume"):
+    with pytest.raises(SearchError, match=r"no trial keeps the budgets; .* or add --trials with --resume"):
         shortlist(none, 2)
-    record.write_report(none, mine)
-    told = command.run("search", "show", str(mine)).out
+    record.write_report(none, copied)
+    told = command.run("search", "show", str(copied)).out
     least = min(one.parameters for one in found.points if one.parameters)
     assert "no trial keeps the budgets; the nearest is trial" in told
     assert f"parameters {magnitude(least)}, asked for 10.0" in told
@@ -170,30 +161,28 @@ def test_a_family_without_a_plan_has_no_supernet(shelf: Searched, tmp_path: Path
 
 
 @pytest.fixture
-def mine(searched: Path, tmp_path: Path) -> Path:
-    """A copy of the search, to change."""
-    return Path(shutil.copytree(searched, tmp_path / "mine"))
+def copied(searched: Path, tmp_path: Path) -> Path:
+    """A copy of the search that a test may change."""
+    return Path(shutil.copytree(searched, tmp_path / "study"))
 
 
 @pytest.mark.slow
-def test_any_trial_becomes_a_bundle_that_says_what_it_was_trained_by(
-    mine: Path, found: SearchReport, tmp_path: Path
+def test_any_trial_becomes_a_bundle_whose_card_names_its_training(
+    copied: Path, found: SearchReport, tmp_path: Path
 ) -> None:
     other = next(point for point in found.points if point.state == "too slow")
-    told = command.run("search", "show", str(mine), str(other.number), "--bundle", str(tmp_path / "b"))
+    told = command.run("search", "show", str(copied), str(other.number), "--bundle", str(tmp_path / "b"))
     assert told.code == 0, told.err
-    assert plainly(tmp_path / "b").config.hidden_size == other.choice["hidden"]
+    assert load_plain(tmp_path / "b").config.hidden_size == other.choice["hidden"]
     card = (tmp_path / "b" / "README.md").read_text()
     assert "Its only training was that of the supernet it is a part of, stage `supernet`" in card
-    after = record.load_report(mine)
+    after = record.load_report(copied)
     assert "shipped" in after.point(other.number).scores
     assert after.costs == found.costs, "what a search cost stays what it was"
 
 
 @pytest.mark.slow
-def test_any_trial_may_be_distilled_fully_though_its_short_distillation_is_damaged(
-    searched: Path, found: SearchReport, tmp_path: Path
-) -> None:
+def test_a_damaged_short_distillation_is_trained_again(searched: Path, found: SearchReport, tmp_path: Path) -> None:
     other = next(point for point in found.points if "short" in point.scores and point.number != found.winner)
     made = []
     for name in ("whole", "damaged"):
@@ -213,7 +202,7 @@ def test_any_trial_may_be_distilled_fully_though_its_short_distillation_is_damag
     assert [stage["distill"] for stage in stages] == ["supernet", "short", "final"]
 
 
-def test_the_winners_bundle_is_copied_not_made_again(searched: Path, found: SearchReport, tmp_path: Path) -> None:
+def test_the_winners_bundle_is_copied(searched: Path, found: SearchReport, tmp_path: Path) -> None:
     told = command.run("search", "show", str(searched), str(found.winner), "--bundle", str(tmp_path / "b"))
     assert told.code == 0
     copied, made = (
@@ -230,14 +219,14 @@ def test_the_winners_bundle_is_copied_not_made_again(searched: Path, found: Sear
         (["--bundle", "B"], "give both a trial and --bundle"),
     ],
 )
-def test_what_cannot_be_shown(searched: Path, tmp_path: Path, words: list[str], said: str) -> None:
+def test_impossible_requests_to_show_are_refused(searched: Path, tmp_path: Path, words: list[str], said: str) -> None:
     words = [str(tmp_path / "b") if word == "B" else word for word in words]
     told = command.run("search", "show", str(searched), *words)
     assert (told.code, told.out) == (2, "")
     assert said in told.err
 
 
-def test_what_is_no_search_is_not_shown(tmp_path: Path) -> None:
+def test_another_folder_is_not_shown(tmp_path: Path) -> None:
     assert "has no search.json" in command.run("search", "show", str(tmp_path)).err
     told = command.run("search", "show", str(tmp_path), "1", "--bundle", str(tmp_path / "b"))
     assert "holds no search" in told.err
@@ -275,7 +264,7 @@ def waits_in_its_supernet() -> None:
 PHASES = (
     ("compress.nas.costs:sample", 0),
     ("compress.nas.supernet:run_stage", 0),
-    ("compress.training.stage:_keep", 0),
+    ("compress.training.stage:_save_result", 0),
     ("compress.nas.context:SupernetEvaluator.score", 2),
     ("compress.nas.context:SupernetEvaluator.score", 2),
     ("compress.nas.finalists:train_student", 1),
@@ -284,14 +273,14 @@ PHASES = (
 """Measuring, before the supernet, at its end, trials, the second short distillation, shipping."""
 
 
-def test_a_search_stopped_in_every_phase_goes_on(
+def test_a_search_interrupted_in_every_phase_continues(
     shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted, and once killed; when its trials are interrupted again, a worker runs the others."""
     out, done = tmp_path / "study", dict[Path, bytes]()
     for at, (name, after) in enumerate(PHASES):
         resumed = ["--resume"] if at and (out / "run.json").is_file() else []
-        if name.endswith(":_keep"):
+        if name.endswith(":_save_result"):
             kill(shelf.words(out, *resumed), out)
         mend = interrupting(monkeypatch, name, after)
         told = command.run(*shelf.words(out, *resumed))
@@ -301,7 +290,7 @@ def test_a_search_stopped_in_every_phase_goes_on(
         assert told.err.endswith("--resume\n")
         assert {path: path.read_bytes() for path in done} == done, "what was done is not done again"
         done |= {path: path.read_bytes() for path in kept(out)}
-        if name.endswith(":_keep"):
+        if name.endswith(":_save_result"):
             assert "supernet: 12/12 steps (100%)" in told.out
             assert "supernet: 5/12" not in told.out, "this process had the rest alone"
         if at == 4:
@@ -370,14 +359,6 @@ def kept(out: Path) -> list[Path]:
     return [path for pattern in wanted for path in out.glob(pattern)]
 
 
-def test_a_finished_search_resumed_is_the_same(searched: Path, found: SearchReport, shelf: Searched) -> None:
-    told = command.run(*shelf.words(searched, *BUDGET, "--set", "short.evaluate=1", "--resume", trials="40"))
-    assert told.code == 0, told.err
-    after = record.load_report(searched)
-    assert after.points == found.points
-    assert (after.front, after.winner) == (found.front, found.winner)
-
-
 def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
     told = command.run("search", "--worker")
     assert "needs --storage" in told.err
@@ -385,26 +366,26 @@ def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
     assert (told.code, "no such file" in told.err) == (2, True)
 
 
-def test_a_stated_time_ends_workers_too_and_more_of_it_goes_on(
-    searched: Path, found: SearchReport, shelf: Searched, tmp_path: Path
-) -> None:
-    mine = Path(shutil.copytree(searched, tmp_path / searched.name))
-    words = shelf.words(mine, *BUDGET, "--set", "short.evaluate=1", "--resume", "--minutes", "60")
+def test_a_finished_search_given_more_time_is_the_same(copied: Path, found: SearchReport, shelf: Searched) -> None:
+    words = shelf.words(copied, *BUDGET, "--set", "short.evaluate=1", "--resume", "--minutes", "60")
     at = words.index("--trials")
-    del words[at : at + 2]
-    told = command.run(*words)
+    told = command.run(*words[:at], *words[at + 2 :])
     assert told.code == 0, told.err
-    study = join_study(mine / "study.db")
-    assert study.user_attrs["over"]
+    after = record.load_report(copied)
+    assert [replace(point, bundle=None) for point in after.points] == [
+        replace(each, bundle=None) for each in found.points
+    ]
+    assert (after.front, after.winner) == (found.front, found.winner)
+    study = join_study(copied / "study.db")
+    assert study.user_attrs["over"], "workers end too"
     close_study(study)
-    assert command.run(*words).code == 0
 
 
 @pytest.mark.slow
-def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None:
+def test_students_trained_from_scratch(shelf: Searched, tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text(PLAIN)
     out = tmp_path / "study"
-    words = shelf.words(out, "--objective", "parameters", space=str(tmp_path / "plain.yaml"), trials="4")
+    words = shelf.words(out, "--objective", "parameters", space=str(tmp_path / "plain.yaml"), trials="3", finalists="1")
     told = command.run(*words)
     assert told.code == 0, told.err
     found = record.load_report(out)
@@ -412,7 +393,7 @@ def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None
     assert {one.state for one in found.points} <= {"complete", "pruned", "duplicate"}
     winner = found.point(found.winner or 0)
     assert {*winner.scores} == {"subnet", "final", "shipped"}
-    assert plainly(Path(str(winner.bundle))).config.hidden_act == winner.choice["config.hidden_act"]
+    assert load_plain(Path(str(winner.bundle))).config.hidden_act == winner.choice["config.hidden_act"]
     told = command.run("search", "--storage", str(out / "study.db"), "--worker")
     assert told.code == 0, told.err
 
@@ -434,7 +415,7 @@ def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None
         (["--anchor", "nowhere"], ["nowhere"]),
     ],
 )
-def test_what_cannot_be_searched_is_told_before_anything_is_trained(
+def test_impossible_searches_are_refused_before_any_training(
     shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], said: list[str]
 ) -> None:
     def begin(*_: object, **__: object) -> NoReturn:
@@ -445,7 +426,7 @@ def test_what_cannot_be_searched_is_told_before_anything_is_trained(
     assert command.refused(command.run(*shelf.words(out, *more)), out, *said)
 
 
-def test_a_beginning_that_no_student_has_is_told_before_any_trial(shelf: Searched, tmp_path: Path) -> None:
+def test_an_unknown_initialisation_is_refused_before_any_trial(shelf: Searched, tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text(PLAIN, encoding="utf-8")
     out = tmp_path / "study"
     told = command.run(*shelf.words(out, "--set", "student.init=rando", space=str(tmp_path / "plain.yaml")))
@@ -453,7 +434,7 @@ def test_a_beginning_that_no_student_has_is_told_before_any_trial(shelf: Searche
     assert "trial" not in told.out
 
 
-def test_a_storage_of_another_search_is_left_as_it_was(shelf: Searched, tmp_path: Path) -> None:
+def test_a_storage_of_another_search_is_refused_unchanged(shelf: Searched, tmp_path: Path) -> None:
     file = tmp_path / "study.db"
     close_study(open_study(file, "study", {"teacher": "another"}, objectives=("score",)))
     before = file.read_bytes()
@@ -463,23 +444,22 @@ def test_a_storage_of_another_search_is_left_as_it_was(shelf: Searched, tmp_path
     assert file.read_bytes() == before
 
 
-def test_another_search_does_not_go_on_in_the_same_folder(searched: Path, shelf: Searched) -> None:
+def test_another_search_in_the_same_folder_is_refused(searched: Path, shelf: Searched) -> None:
     told = command.run(*shelf.words(searched, "--max-params", "9000", "--resume"))
     assert (told.code, "the search differs (compare its search.yaml)" in told.err) == (2, True)
     told = command.run(*shelf.words(searched, *BUDGET))
     assert (told.code, "holds a run already; --resume continues it" in told.err) == (2, True)
 
 
-def test_a_full_disk_leaves_a_search_that_goes_on(mine: Path, shelf: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_continues_after_a_full_disk(copied: Path, shelf: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "study.db")
 
-    out = mine.rename(mine.with_name("study"))  # by which the study is known
-    words = shelf.words(out, *BUDGET, "--set", "short.evaluate=1", "--resume", trials="40")
+    words = shelf.words(copied, *BUDGET, "--set", "short.evaluate=1", "--resume", trials="40")
     with monkeypatch.context() as patch:
         patch.setattr("compress.nas.record.write_report", full)
         told = command.run(*words)
     assert told.code == 2
     assert "study.db: No space left on device" in told.err
-    assert not command.partial(out)
+    assert not command.partial(copied)
     assert command.run(*words).code == 0

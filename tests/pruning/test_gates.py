@@ -72,7 +72,7 @@ def test_every_group_of_the_plan_is_rated(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_a_unit_whose_gate_is_shut_is_a_unit_that_is_masked(family: str) -> None:
+def test_a_closed_gate_equals_masked_weights(family: str) -> None:
     """The taps are all of a unit: heads and neurons, of which no norm makes the two differ."""
     asked, batch = model(family), tiny.batch()
     plan = SlicePlan.from_model(asked)
@@ -102,7 +102,7 @@ def zero(model: Any, plan: SlicePlan, group: Group) -> None:
                 weights[name].narrow(place.dim, width, width).zero_()
 
 
-def test_a_layer_is_rated_by_what_passing_it_over_changes() -> None:
+def test_layer_importance_is_the_gates_finite_difference() -> None:
     """d loss / d g of x + g (f(x) - x), by finite differences of an explicit gate."""
     asked = tiny.model("bert", layers=3, labels=3).double()
     step = 1e-5
@@ -121,7 +121,7 @@ def test_a_layer_is_rated_by_what_passing_it_over_changes() -> None:
 
 
 @pytest.mark.parametrize("family", [family for family in families.FAMILIES if family != "albert"])
-def test_passing_a_layer_over_is_masking_it(family: str) -> None:
+def test_skipping_a_layer_equals_masking_it(family: str) -> None:
     asked, batch = model(family), tiny.batch()
     plan = SlicePlan.from_model(asked)
     importance = {group: torch.ones(plan.groups[group]) for group in (*counts(plan, plan.sizes), *plan.heads)}
@@ -132,7 +132,7 @@ def test_passing_a_layer_over_is_masking_it(family: str) -> None:
         torch.testing.assert_close(families.logits(asked, batch), passed, rtol=1e-5, atol=1e-6)
 
 
-def test_the_model_is_as_before(family: str = "bert") -> None:
+def test_the_model_is_unchanged(family: str = "bert") -> None:
     asked = model(family).train()
     asked.classifier.eval()
     asked.bert.embeddings.requires_grad_(False)

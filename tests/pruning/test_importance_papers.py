@@ -3,6 +3,7 @@
 import copy
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_a_layers_importance_may_be_the_loss_without_it() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_movement_is_the_weights_times_where_they_go() -> None:
+def test_movement_is_weight_times_update() -> None:
     """Three steps of AdamW, scores from the weights of before each."""
     model, size, steps = bert(), 5, 3
     found = measured.rated("movement.movement", model, batch=size, steps=steps, lr=1e-2)
@@ -131,7 +132,7 @@ def test_movement_rates_a_llamas_heads_by_the_group() -> None:
     assert found[Group("heads", "1")].shape == (2,) and found[Group("heads", "1")].any()
 
 
-def test_movement_rates_what_grows_above_what_shrinks() -> None:
+def test_movement_has_both_signs() -> None:
     """A neuron whose gradient asks for less of it is rated below 0."""
     found = measured.rated("movement.movement", bert(), steps=20, lr=1e-3)
     assert any((vector < 0).any() for vector in found.values())
@@ -152,22 +153,27 @@ def effects(model: Any, plan: SlicePlan, group: Group) -> Tensor:
     return torch.stack(found)
 
 
+@cache
+def effects_of_seed(seed: int) -> dict[Group, Tensor]:
+    model = bert(seed=seed)
+    plan = SlicePlan.from_model(model)
+    return {group: effects(model, plan, group) for group in (Group("ffn", "0"), Group("ffn", "2"), Group("value", "1"))}
+
+
 @pytest.mark.parametrize("name", ["molchanov.taylor", "theis.fisher"])
-def test_what_is_rated_least_does_least(name: str) -> None:
-    """Against taking every unit away in turn, on random models."""
+def test_importance_ranks_units_by_their_effect(name: str) -> None:
+    """Compare with removing every unit in turn, on random models."""
     order, ranks = [], []
     for seed in range(4):
-        model = bert(seed=seed)
-        plan, found = SlicePlan.from_model(model), measured.rated(name, model)
-        for group in (Group("ffn", "0"), Group("ffn", "2"), Group("value", "1")):
-            effect = effects(model, plan, group)
+        found = measured.rated(name, bert(seed=seed))
+        for group, effect in effects_of_seed(seed).items():
             order.append(spearmanr(found[group], effect).statistic)
             ranks.append(int((effect < effect[found[group].argmin()]).sum()) / len(effect))
     assert sum(order) / len(order) > 0.9
     assert sum(ranks) / len(ranks) < 0.05  # the unit rated least is among the few that do least
 
 
-def test_gradients_tell_more_than_weights() -> None:
+def test_inactive_neurons_rank_last_by_gradient() -> None:
     """By brute force again: a neuron with large weights that is never active does nothing."""
     from compress.slicing.select import magnitude
 

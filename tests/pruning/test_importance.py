@@ -75,7 +75,7 @@ def test_answers_without_labels_do_not_depend_on_batches(targets: Targets) -> No
 
 
 @pytest.mark.parametrize("config", [{"num_labels": 1}, {"num_labels": 3, "problem_type": "multi_label_classification"}])
-def test_numbers_and_several_labels_are_drawn_and_taught_too(config: dict[str, Any]) -> None:
+def test_regression_and_multilabel_answers_are_supported(config: dict[str, Any]) -> None:
     labels = config["num_labels"]
     model, other = (tiny.bert(labels, seed=seed, problem_type=config.get("problem_type")) for seed in range(2))
     data = measured.rows().remove_columns("labels")
@@ -91,7 +91,7 @@ def of_model(model: Any) -> Teacher:
     return Teacher("other", Path("other"), model, tiny.tokenizer(), digest="other", trained=True)
 
 
-def test_drawn_answers_follow_what_the_model_says() -> None:
+def test_drawn_answers_follow_the_models_probabilities() -> None:
     """Over many texts each class is drawn as often as it is likely."""
     model = tiny.bert(3, initializer_range=1e-4)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_low_precision_ranks_alike() -> None:
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_the_size_of_weights_can_be_asked_for_in_a_recipe(family: str) -> None:
+def test_li_magnitude_is_magnitude(family: str) -> None:
     model = families.model(family)
     found, expected = measured.rated("li.magnitude", model), magnitude(model)
     assert found.keys() == expected.keys()
@@ -127,7 +127,7 @@ def test_the_size_of_weights_can_be_asked_for_in_a_recipe(family: str) -> None:
 # On disk
 
 
-def test_it_is_computed_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_cached(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.bert(3)
     first = measured.rated("theis.fisher", model)
     (file,) = (home / "importance").iterdir()
@@ -140,7 +140,7 @@ def test_it_is_computed_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(torch.equal(first[group], recomputed[group]) for group in first)
 
 
-def test_what_it_depends_on_is_what_it_is_kept_by(home: Path) -> None:
+def test_the_cache_key_covers_call_rows_and_weights(home: Path) -> None:
     model = tiny.bert(3)
     measured.rated("molchanov.taylor", model)
     measured.rated("theis.fisher", model)
@@ -161,7 +161,7 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def test_two_processes_find_what_one_does_and_stop_where_they_would_keep_other_units(tmp_path: Path) -> None:
+def test_two_processes_agree_with_one_and_refuse_to_disagree(tmp_path: Path) -> None:
     """Also movement, whose processes train together. Each has a cache of its own; afterwards only the first has it."""
     together(tmp_path)
     for name, options in TOGETHER.items():
@@ -237,23 +237,23 @@ def says_zero(student: Any, batches: Any, plan: SlicePlan) -> Importance:
         (Call("movement.movement", {"steps": 40, "lr": 1e30}), "lower lr"),
     ],
 )
-def test_is_refused(call: Call, said: str, home: Path) -> None:
+def test_invalid_importance_is_refused(call: Call, said: str, home: Path) -> None:
     with pytest.raises(PruneError, match=said):
         measured.rated(call, tiny.bert(3))
     assert not (home / "importance").exists()
 
 
-def test_rows_without_labels_are_told_what_to_do() -> None:
+def test_rows_without_labels_are_refused() -> None:
     with pytest.raises(PruneError, match="use targets: drawn"):
         measured.rated("molchanov.taylor", tiny.bert(3), measured.rows().remove_columns("labels"))
 
 
-def test_no_rows_tell_nothing() -> None:
+def test_no_rows_are_refused() -> None:
     with pytest.raises(PruneError, match="there are none"):
         measured.rated("molchanov.taylor", tiny.bert(3), measured.rows().select([]))
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
+def test_a_student_equal_to_its_teacher_is_refused() -> None:
     model, call = tiny.bert(3), Call("molchanov.taylor", {"targets": "teacher"})
     with pytest.raises(PruneError, match="answers as its teacher does"):
         compute_importance(
@@ -261,7 +261,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
         )
 
 
-def test_a_slip_of_the_pen_is_named() -> None:
+def test_misspelled_options_are_named() -> None:
     with pytest.raises(RecipeError, match="Did you mean 'targets'"):
         measured.rated("molchanov.taylor", tiny.bert(3), target="drawn")
     with pytest.raises(RecipeError, match="targets"):
