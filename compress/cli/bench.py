@@ -20,12 +20,10 @@ def bench(
     threads: opt.ThreadCounts = "1",
     batch: opt.BatchSizes = "1",
     seq: opt.Lengths = "128",
-    rounds: Annotated[int, opt.device_option(min=2, help="Measure in so many rounds, half in each pass.")] = 8,
-    runs: Annotated[int, opt.device_option(min=1, help="Time so many runs in each round.")] = 15,
-    sustain: Annotated[str, opt.device_option(help="Then run each for so long without a pause, such as 5m.")] = "",
-    visitors: Annotated[
-        int, opt.device_option(min=1, help="browser: measure so many browsers in turn; a file each.")
-    ] = 1,
+    rounds: Annotated[int, opt.device_option(min=2, help="Number of rounds, half of them in each pass.")] = 8,
+    runs: Annotated[int, opt.device_option(min=1, help="Timed runs in each round.")] = 15,
+    sustain: Annotated[str, opt.device_option(help="Then run each without a pause for this time, such as 5m.")] = "",
+    visitors: Annotated[int, opt.device_option(min=1, help="browser: measure this many in turn, a file each.")] = 1,
     out: Annotated[Path | None, opt.output(help="Write the result to this JSON file.")] = None,
     wide: opt.Wide = False,
     as_json: opt.Json = False,
@@ -61,13 +59,11 @@ def bench(
 def gate(
     old: Annotated[Path, typer.Argument(help="The model in use: a bundle, or an .onnx file of one.")],
     new: Annotated[Path, typer.Argument(help="The model to replace it with.")],
-    max_slower: Annotated[str, opt.budget(help="Allow it to be so much slower, such as 5%.")] = "5%",
+    max_slower: Annotated[str, opt.budget(help="Allow it to be this much slower, such as 5%.")] = "5%",
     max_drop: Annotated[
-        float, opt.budget("--max-drop", min=0, max=100, help="Allow it to lose so many points of the score.")
+        float, opt.budget("--max-drop", min=0, max=100, help="Allow it to lose this many points of the score.")
     ] = 0.5,
-    max_larger: Annotated[
-        str | None, opt.budget(help="Allow its file to be so much larger; default: any size.")
-    ] = None,
+    max_larger: Annotated[str | None, opt.budget(help="Allow its file to be this much larger; default: any.")] = None,
     data: Annotated[str | None, opt.data_option(help="Score both on this data, as for distill.")] = None,
     text: opt.TextColumns = None,
     label: opt.LabelColumn = None,
@@ -78,7 +74,7 @@ def gate(
     threads: opt.Threads = 1,
     batch: opt.Batch = 1,
     seq: Annotated[int | None, opt.device_option(min=1, help="Tokens; default: 128, or the bundles' maximum.")] = None,
-    minutes: Annotated[float, opt.budget(min=0.1, help="Measure latency for at most so long.")] = 5.0,
+    minutes: Annotated[float, opt.budget(min=0.1, help="Maximum minutes to measure latency.")] = 5.0,
     markdown: Annotated[Path | None, opt.output(help="Write the result to this file as Markdown.")] = None,
     junit: Annotated[Path | None, opt.output(help="Write the result to this file as JUnit XML.")] = None,
     as_json: opt.Json = False,

@@ -188,7 +188,7 @@ def predict(
     text: opt.TextColumns = None,
     pair: Annotated[str | None, opt.data_option(help="Second text of a pair, or the questions' context.")] = None,
     against: Annotated[Path | None, opt.data_option(help="Find the nearest lines of this file by embedding.")] = None,
-    top: Annotated[int | None, opt.data_option(min=1, help="Return so many nearest texts; default: 5.")] = None,
+    top: Annotated[int | None, opt.data_option(min=1, help="Return this many nearest texts; default: 5.")] = None,
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"], opt.output(help="Answer with this file.")
     ] = "int8",

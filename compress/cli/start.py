@@ -216,7 +216,7 @@ def init(
     goal: Annotated[
         str | None, opt.budget(help="What matters most: score, size, speed, or a maximum latency in ms.")
     ] = None,
-    minutes: Annotated[float | None, opt.training(min=0, help="Take about so many minutes; 0: no limit.")] = None,
+    minutes: Annotated[float | None, opt.training(min=0, help="Take about this many minutes; 0: no limit.")] = None,
     device: Annotated[str | None, opt.device_option(help="Where it will run: local, browser, adb or ssh:HOST.")] = None,
     file: Annotated[Path | None, opt.output(help="Write the recipe to this new .yaml file, for you to edit.")] = None,
     as_json: opt.Json = False,

@@ -402,11 +402,11 @@ class StageModels:
                 student = self.prune(stage, student)
                 continue
             teacher = self.teacher(stage)
-            kept = self.choose_units(stage, teacher)
-            student = self.student(stage, student, teacher, kept)
+            units = self.choose_units(stage, teacher)
+            student = self.student(stage, student, teacher, units)
             student = run_stage(
                 stage, student, teacher, self.context, self.run,
-                teacher_logits=teacher_logits, origin_D=self.origin(stage, student, kept),
+                teacher_logits=teacher_logits, origin_D=self.origin(stage, student, units),
             )  # fmt: skip
         assert student is not None, "a recipe has at least one stage"
         return student
@@ -431,7 +431,7 @@ class StageModels:
         return teacher
 
     def student(
-        self, stage: AnyStage, before: PreTrainedModel | None, teacher: Teacher | None, kept: Kept | None = None
+        self, stage: AnyStage, before: PreTrainedModel | None, teacher: Teacher | None, units: Kept | None = None
     ) -> PreTrainedModel:
         """Build the student of a stage, or put the stage's head on the model of the stage before."""
         set_seed(self.run.seed)  # a new head gets the same weights whether the stage before ran just now or earlier
@@ -441,7 +441,7 @@ class StageModels:
             return heads.under(before, stage.head, self.context.kind)
         source = self._source(teacher)
         words = Words.from_tokenizer(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
-        student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words, kept=kept)
+        student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words, kept=units)
         last = self.recipe.stages[-1]
         if last.head == "task" and self.context.kind is not None:
             check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.max_length)
@@ -477,13 +477,13 @@ class StageModels:
         record = read_record(self._result(last)) if last is not None else None
         return prune_stage(stage, model, self.task_teacher, self.context, self.run, sizes=sizes, before=record)
 
-    def origin(self, stage: Stage, student: PreTrainedModel, kept: Kept | None) -> Tensor | None:
+    def origin(self, stage: Stage, student: PreTrainedModel, units: Kept | None) -> Tensor | None:
         """Return which of the teacher's hidden dimensions each dimension of the student was cut out of.
 
         None if the student was not cut out of the teacher in this stage.
         """
         if not self.recipe.pruning:
-            return None if kept is None else kept.indices.get(HIDDEN, torch.arange(kept.sizes.hidden))
+            return None if units is None else units.indices.get(HIDDEN, torch.arange(units.sizes.hidden))
         last = self._last_pruned(stage)
         if last is None:
             return torch.arange(Shape.from_config(student.config).hidden)

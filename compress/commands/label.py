@@ -194,10 +194,10 @@ def check_score(soft: SoftLabels, texts: TextsToLabel, teacher: str, *, strict: 
     """Score the labels against those of the data, if it has any. Raises TeacherError for a useless teacher."""
     if texts.labelled is None:
         return []
-    given = np.asarray(texts.rows["label"][:])
-    constant = np.tile(np.bincount(given, minlength=len(soft.labels)), (len(given), 1))
+    labels_N = np.asarray(texts.rows["label"][:])
+    constant_NC = np.tile(np.bincount(labels_N, minlength=len(soft.labels)), (len(labels_N), 1))
     task = texts.labelled.task
-    own, always = (metrics.scores(task, logits, given)[task.metric] for logits in (soft.log_p_NC, constant))
+    own, always = (metrics.scores(task, logits, labels_N)[task.metric] for logits in (soft.log_p_NC, constant_NC))
     note = f"{task.metric} {own:.3f} against the labels in the data; always the most frequent one: {always:.3f}"
     if own <= always and strict:
         raise TeacherError(f"teacher {teacher} is no teacher for this task: {note}. --gate warn writes them anyway")

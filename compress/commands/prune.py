@@ -68,8 +68,8 @@ def set_target(recipe: Recipe, target: Mapping[str, float | None], setting: Mapp
 
     Settings that are not the default replace the recipe's own. Raises PruneError.
     """
-    given = {name: value for name, value in target.items() if value is not None}
-    _check_numbers(given)
+    values = {name: value for name, value in target.items() if value is not None}
+    _check_numbers(values)
     learns = [
         stage for stage in recipe.training if stage.step is not None and "sizes" in options_of(stage.step.function)
     ]
@@ -77,8 +77,8 @@ def set_target(recipe: Recipe, target: Mapping[str, float | None], setting: Mapp
         known = [name for name in names() if name.startswith("prune-")]
         raise PruneError(f"recipe {recipe.name}: has no stage that prunes; these have one: {', '.join(known)}")
     if not recipe.pruning:
-        return _with_learned_sizes(recipe, learns[0], given)
-    values = given or {**recipe.target.sizes, **recipe.target.budgets}
+        return _with_learned_sizes(recipe, learns[0], values)
+    values = values or {**recipe.target.sizes, **recipe.target.budgets}
     if not values:
         raise PruneError(
             f"no target: give sizes ({_options(SIZES)}), as counts or shares of the model's, or a budget "
@@ -97,30 +97,30 @@ def set_target(recipe: Recipe, target: Mapping[str, float | None], setting: Mapp
     return recipe.model_copy(update={"target": validated})
 
 
-def _check_numbers(given: Mapping[str, float]) -> None:
+def _check_numbers(values: Mapping[str, float]) -> None:
     """Raise PruneError for values that exclude each other, or are out of range."""
-    sizes, budgets = ([name for name in of if name in given] for of in (SIZES, BUDGETS))
+    sizes, budgets = ([name for name in of if name in values] for of in (SIZES, BUDGETS))
     if sizes and budgets:
         raise PruneError(f"{_options(sizes)} and {_options(budgets)}: a budget decides the sizes; give one of the two")
-    if {"max_latency_ms", "speedup"} <= set(given):
+    if {"max_latency_ms", "speedup"} <= set(values):
         raise PruneError("--max-latency-ms and --speedup: both limit the latency; give one of the two")
-    for name, value in given.items():
+    for name, value in values.items():
         limit = 1 if name in ("speedup", "max_params") else 0
         if not limit < value < math.inf:
             raise PruneError(f"{_options([name])} {value:g}: expected a number above {limit}")
 
 
-def _with_learned_sizes(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe:
+def _with_learned_sizes(recipe: Recipe, stage: Stage, values: Mapping[str, float]) -> Recipe:
     """Set the sizes of a recipe whose step learns what to prune."""
     assert stage.step is not None, "the caller looked at its options"
-    if budgets := [name for name in BUDGETS if name in given]:
+    if budgets := [name for name in BUDGETS if name in values]:
         raise PruneError(
             f"{_options(budgets)}: {stage.step.by} only prunes to given sizes; prune-taylor finds sizes for a budget"
         )
-    if not given:
+    if not values:
         return recipe
     changed = stage.model_copy(
-        update={"step": replace(stage.step, options={**stage.step.options, "sizes": dict(given)})}
+        update={"step": replace(stage.step, options={**stage.step.options, "sizes": dict(values)})}
     )
     return recipe.model_copy(update={"stages": tuple(changed if each is stage else each for each in recipe.stages)})
 

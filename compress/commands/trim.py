@@ -103,16 +103,16 @@ def trim(
     CompressError with neither data nor corpus, BundleError for data of another task, and the errors of `trim_bundle`.
     """
     check_max_drop(max_drop)
-    bundle, found, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
+    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
     if bundle is None:
         return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
     with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (small, trimmed):
-        if found is None:
+        if task_data is None:
             return TrimResult(trimmed)
-        split, name = (found.validation, "validation") if found.test is None else (found.test, "test")
+        split, name = (task_data.validation, "validation") if task_data.test is None else (task_data.test, "test")
         method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
         proofs = certify_files(
-            bundle, small, split, max_drop=max_drop, method=method, name=name, data=found.name, threads=threads
+            bundle, small, split, max_drop=max_drop, method=method, name=name, data=task_data.name, threads=threads
         )
         result = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
@@ -132,17 +132,17 @@ def _load_texts(
         raise CompressError("trim: no texts; give --data, whose training texts show which tokens are used, or --corpus")
     check_new(out)
     bundle = Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
-    found: TaskData | None = None
+    task_data: TaskData | None = None
     sources = list[Callable[[], Iterable[str]]]()
     if data is not None:
         if bundle is None:
-            found = load_task(data, text=text, label=label)
+            task_data = load_task(data, text=text, label=label)
         else:
-            found = bundle.load_data(data, text=text, label=label)
-        sources.append(partial(texts_of, found.train))
+            task_data = bundle.load_data(data, text=text, label=label)
+        sources.append(partial(texts_of, task_data.train))
     if corpus is not None:
         sources.append(partial(_lines, load_corpus(corpus)))
-    return bundle, found, CorpusTexts(tuple(sources))
+    return bundle, task_data, CorpusTexts(tuple(sources))
 
 
 SCORED = 64
@@ -166,7 +166,7 @@ def forecast_trimming(
 
     All texts are read once and counted; everything else is done with the first thousand, into a temporary folder.
     """
-    bundle, found, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
+    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
     folder = resolve(model) if bundle is None else bundle.path
     first, phases = next(chunks(texts), []), list[Phase]()
     began = time.perf_counter()
@@ -176,20 +176,20 @@ def forecast_trimming(
     count_tokens(tokenizer, first)  # the first call is slower
     encoding = time_call(lambda: count_tokens(tokenizer, first)) * characters / max(1, sum(map(len, first)))
     passes = 2 if min_count == 1 else 1  # over the texts, comparing their tokens before and after
-    taken = (1 + passes) * reading + (1 + 2 * passes) * encoding
-    phases.append(Phase("counting tokens", seconds=(taken, taken), note=f"{characters:,} characters"))
+    seconds = (1 + passes) * reading + (1 + 2 * passes) * encoding
+    phases.append(Phase("counting tokens", seconds=(seconds, seconds), note=f"{characters:,} characters"))
     with TemporaryDirectory() as scratch, (console or Console(quiet=True)).status("trying each phase"):
         write = partial(trim_checkpoint, folder) if bundle is None else partial(trim_bundle, bundle)
-        taken = time_call(lambda: write(first, Path(scratch) / out.name, min_count=min_count, keep=keep))
-    phases.append(Phase("writing", seconds=(taken, taken), disk_mb=size_mb(folder)))
-    if bundle is not None and found is not None:
-        split = found.validation if found.test is None else found.test
+        seconds = time_call(lambda: write(first, Path(scratch) / out.name, min_count=min_count, keep=keep))
+    phases.append(Phase("writing", seconds=(seconds, seconds), disk_mb=size_mb(folder)))
+    if bundle is not None and task_data is not None:
+        split = task_data.validation if task_data.test is None else task_data.test
         rows, files = bundle.evaluator(split).subsample(SCORED).rows, [each for each in FILES if each in bundle.files()]
         for each in files:
             bundle.logits(rows.select(range(1)), precision=each, threads=threads)  # the first call is slower
-        taken = sum(time_call(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
-        taken *= 2 * len(split) / min(SCORED, len(split))
-        phases.append(Phase("scoring", seconds=(taken, taken), note=f"{len(split):,} rows"))
+        seconds = sum(time_call(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
+        seconds *= 2 * len(split) / min(SCORED, len(split))
+        phases.append(Phase("scoring", seconds=(seconds, seconds), note=f"{len(split):,} rows"))
     return Forecast(f"{model}, trimmed", tuple(phases), peak_rss_mb())
 
 
