@@ -57,7 +57,10 @@ class Collate:
                 padded[mask] = np.fromiter(chain.from_iterable(cells), np.int64, lengths.sum())
                 batch[name] = torch.from_numpy(padded)
             elif name == "labels":
-                batch[name] = _labels(cells)
+                labels = np.asarray(cells)
+                is_int = labels.dtype.kind == "i"
+                labels = labels.astype(np.int64) if is_int else labels.astype(np.float32).reshape(len(cells), -1)
+                batch[name] = torch.from_numpy(labels)
                 if "null" in rows[0]:  # positions in the row, which begins after its padding
                     batch[name] += torch.from_numpy(starts)[:, None]
             elif isinstance(cells[0], int):
@@ -80,13 +83,6 @@ def _per_token(cells: Sequence[Any], lengths: NDArray[np.int64]) -> bool:
     if not isinstance(cells[0], list) or [len(cell) for cell in cells] != lengths.tolist():
         return False
     return all(isinstance(number, int) for number in next(filter(None, cells), []))
-
-
-def _labels(values: list[Any]) -> torch.Tensor:
-    labels = np.asarray(values)
-    if labels.dtype.kind == "i":
-        return torch.from_numpy(labels.astype(np.int64))
-    return torch.from_numpy(labels.astype(np.float32).reshape(len(values), -1))
 
 
 class Seq2SeqCollate:

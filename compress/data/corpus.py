@@ -6,7 +6,7 @@ import http.client
 import json
 import re
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -94,28 +94,21 @@ def load_corpus(source: str) -> Corpus:
     text is what `documents.read_parallel` reads; its documents are pairs. DataError, within 30 seconds, if the source
     does not exist or has no text.
     """
-    kind, path = sources.corpus_kind(source), sources.local(source)
-    match kind:
-        case "pydoc":
-            corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
-        case "parallel":
-            pair = documents.find_parallel(path)
-            corpus = Corpus(path.name, _contents(path, pair), partial(documents.read_parallel, pair), parallel=True)
-        case "local":
-            with reading(path):
-                files = documents.find(path)
-            corpus = Corpus(path.resolve().name, _contents(path, files), partial(documents.read, files))
-        case "hub":
-            corpus = _hub(source)
+    kind, files = sources.find_corpus(source)
+    if kind == "pydoc":
+        corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
+    elif kind == "hub":
+        corpus = _hub(source)
+    else:
+        path, parallel = sources.local(source), kind == "parallel"
+        names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
+        with reading(path):
+            fingerprint = cache.digest("files", *names, *files)
+        read = documents.read_parallel if parallel else documents.read
+        corpus = Corpus(path.name if parallel else path.resolve().name, fingerprint, partial(read, files), parallel)
     if not any(document.strip() for document in corpus.documents()):
         raise DataError(f"{source}: has no text.")
     return corpus
-
-
-def _contents(path: Path, files: Sequence[Path]) -> str:
-    names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
-    with reading(path):
-        return cache.digest("files", *names, *files)
 
 
 def _hub(source: str) -> Corpus:

@@ -98,7 +98,13 @@ def read(files: Sequence[Path]) -> Iterator[str]:
                 case "tar":
                     yield from _archive(path)
                 case "parquet":
-                    yield from _parquet(path)
+                    from compress.data.readers import open_file  # pyarrow
+
+                    split = open_file(path)
+                    if "text" not in split.columns:
+                        raise DataError(f"{path}: no column 'text'.{did_you_mean('text', split.columns)}")
+                    for batch in split.read(("text",)):
+                        yield from (text for text in batch.column(0).to_pylist() if text is not None)
                 case _:
                     with path.open("rb") as file:
                         yield from _stream(file, path.name, str(path))
@@ -201,16 +207,6 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
         raise DataError(f"{where}: is truncated; it ends inside an article, without its </doc>. Download it again.")
 
 
-def _parquet(path: Path) -> Iterator[str]:
-    from compress.data.readers import open_file  # pyarrow
-
-    split = open_file(path)
-    if "text" not in split.columns:
-        raise DataError(f"{path}: no column 'text'.{did_you_mean('text', split.columns)}")
-    for batch in split.read(("text",)):
-        yield from (text for text in batch.column(0).to_pylist() if text is not None)
-
-
 _CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
 """A language code: en, fra, pt_BR."""
 
@@ -234,9 +230,8 @@ def find_parallel(source: Path) -> list[Path]:
 
 def read_parallel(files: Sequence[Path]) -> Iterator[str]:
     """Yield each pair as two lines, in the order of the columns or of the language codes."""
-    pairs = _align(*files) if len(files) == 2 else _rows(files[0])
-    for first, second in pairs:
-        sides = " ".join(first.split()), " ".join(second.split())
+    for texts in _align(*files) if len(files) == 2 else _rows(files[0]):
+        sides = [" ".join(text.split()) for text in texts]
         if all(sides):
             yield "\n".join(sides)
 

@@ -181,7 +181,7 @@ def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSpl
     """Open the delimited files of one folder; `named` are the requested columns, if any."""
     heads = {path: _head(path) for path in paths if path.suffix.lower() != ".csv"}
     clean = {path for path, head in heads.items() if _CLEAN.fullmatch(head)}
-    proven = any(_needs_quoting(heads[path]) for path in clean)
+    proven = any(map(_needs_quoting, (heads[path] for path in clean)))
     looks = [_look(path, quoted=path not in heads or (proven and path in clean)) for path in paths]
     labelled = Header(("text", "label"), own=False)
     headers = {look.path: labelled if look.delimiter == FASTTEXT else _header(look, looks, named) for look in looks}

@@ -90,24 +90,24 @@ def is_beir(folder: Path) -> bool:
 
 def check_corpus(source: str) -> None:
     """Refuse a source of unlabelled text that is missing; reading it shows whether it has text."""
-    if corpus_kind(source) == "local":
-        with reading(source):
-            for file in documents.find(local(source)):
-                refuse_special(file)
+    kind, files = find_corpus(source)
+    with reading(source):
+        for file in files if kind == "local" else ():
+            refuse_special(file)
 
 
-def corpus_kind(source: str) -> CorpusKind:
-    """Return the kind of an unlabelled source. DataError if it does not exist."""
+def find_corpus(source: str) -> tuple[CorpusKind, list[Path]]:
+    """Return the kind of an unlabelled source, and its files if it is local. DataError if it does not exist."""
     if source == "pydoc":
-        return "pydoc"
+        return "pydoc", []
     path = local(source)
     with reading(source):
-        if documents.find_parallel(path):
-            return "parallel"
+        if pair := documents.find_parallel(path):
+            return "parallel", pair
         if path.exists():
-            return "local"
+            return "local", documents.find(path)
     if _is_hub_id(source) and documents.kind(path.name) is None and not source.startswith("."):
-        return "hub"
+        return "hub", []
     raise _missing(source)
 
 

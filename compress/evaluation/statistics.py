@@ -57,13 +57,13 @@ def paired_share_interval(only_one: int, only_other: int, rows: int) -> tuple[fl
 
 
 def bootstrap_interval(
-    statistic: Callable[[NDArray[Any]], float], rows: int, *, resamples: int = 1000, seed: int = 0
+    statistic: Callable[[NDArray[Any]], float], rows: int, *, resamples: int = 1000
 ) -> tuple[float, float]:
     """Compute the 95 % bootstrap interval of a statistic of rows (Efron 1979, percentiles).
 
     `statistic` takes the numbers of the rows that were drawn with replacement.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     low, high = np.percentile([statistic(rng.integers(0, rows, rows)) for _ in range(resamples)], (2.5, 97.5))
     return float(low), float(high)
 
