@@ -87,7 +87,7 @@ TOKENIZERS = {"wordpiece": wordpiece, "byte bpe": byte_bpe, "unigram": unigram}
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("seed", range(2))
-def test_the_corpus_is_read_as_before_and_the_rest_is_spelled(kind: str, seed: int) -> None:
+def test_the_corpus_is_encoded_as_before(kind: str, seed: int) -> None:
     before = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
     draw = random.Random(seed)
     corpus = ["".join(draw.choice((*tiny.WORDS, *LETTERS, " ", " ", " ")) for _ in range(20)) for _ in range(12)]
@@ -104,7 +104,7 @@ def test_the_corpus_is_read_as_before_and_the_rest_is_spelled(kind: str, seed: i
     assert [other.ids[0], other.ids[-1]] == [after.token_to_id(token) for token in (other.tokens[0], other.tokens[-1])]
 
 
-def test_byte_bpe_keeps_what_its_merges_need_and_every_byte() -> None:
+def test_byte_bpe_keeps_merges_and_bytes() -> None:
     found = trim_tokenizer(byte_bpe().backend_tokenizer, ["the film"], min_count=1, keep=(), pinned=set())
     vocabulary, merges = found.config["model"]["vocab"], found.config["model"]["merges"]
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
@@ -115,7 +115,7 @@ def test_byte_bpe_keeps_what_its_merges_need_and_every_byte() -> None:
     assert found.tokenizer.decode(found.tokenizer.encode(text).ids) == text
 
 
-def test_wordpiece_drops_what_is_unused_and_keeps_both_forms_of_letters() -> None:
+def test_wordpiece_keeps_used_tokens_and_letters() -> None:
     tokens = trim_tokenizer(
         wordpiece().backend_tokenizer, ["good films"], min_count=1, keep=["zebra plot"], pinned=set()
     )
@@ -125,7 +125,7 @@ def test_wordpiece_drops_what_is_unused_and_keeps_both_forms_of_letters() -> Non
     }  # fmt: skip
 
 
-def test_min_count_drops_what_is_rare() -> None:
+def test_min_count_drops_rare_tokens() -> None:
     corpus = ["good film", "good plot", "good film"]
     kept = trim_tokenizer(
         wordpiece().backend_tokenizer, corpus, min_count=2, keep=(), pinned=set()
@@ -134,7 +134,7 @@ def test_min_count_drops_what_is_rare() -> None:
     assert "plot" not in kept
 
 
-def test_a_word_that_was_unknown_stays_so() -> None:
+def test_unknown_words_stay_unknown() -> None:
     """`abc` + ♥ was unknown as nothing goes on after `abc`; without `abc`, `ab` and `##c♥` would read it."""
     before = wordpiece("abc", "ab", "##c♥").backend_tokenizer
     corpus = ["abc♥", "ab xc♥ good"]
@@ -201,7 +201,7 @@ def test_the_weights_answer_as_the_files_do(bundle: Bundle, trimmed: Trimmed) ->
     assert small.manifest.parameters == sum(each.numel() for each in model.parameters()) < bundle.manifest.parameters
 
 
-def test_what_is_of_the_old_vocabulary_stays_behind(bundle: Bundle, trimmed: Trimmed) -> None:
+def test_files_of_the_old_vocabulary_are_not_copied(bundle: Bundle, trimmed: Trimmed) -> None:
     small = Bundle.load(trimmed.path)
     assert TEXT in bundle.manifest.files
     assert set(small.manifest.files) == set(bundle.manifest.files) - {TEXT}
@@ -209,7 +209,7 @@ def test_what_is_of_the_old_vocabulary_stays_behind(bundle: Bundle, trimmed: Tri
     assert text_model(small.copy_to(trimmed.path.parent / "again")).path.is_dir()
 
 
-def test_a_bundle_that_would_answer_otherwise_is_not_written(
+def test_a_bundle_with_other_logits_is_not_written(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trim_file = tables.trim_file
@@ -242,23 +242,23 @@ def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "whole"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    told = trim_checkpoint(folder, CORPUS, tmp_path / "small")
-    small = head.from_pretrained(told.path).eval()
-    words = AutoTokenizer.from_pretrained(told.path)
-    assert small.config.vocab_size == len(words) == len(told.kept) < len(tokenizer)
+    result = trim_checkpoint(folder, CORPUS, tmp_path / "small")
+    small = head.from_pretrained(result.path).eval()
+    words = AutoTokenizer.from_pretrained(result.path)
+    assert small.config.vocab_size == len(words) == len(result.kept) < len(tokenizer)
     assert words.convert_ids_to_tokens(small.config.pad_token_id) == words.pad_token
     for text in CORPUS:
         with torch.no_grad():
             expected = model(**tokenizer(text, return_tensors="pt"))["logits"]
             found = small(**words(text, return_tensors="pt"))["logits"]
-        expected = expected if expected.shape == found.shape else expected[..., list(told.kept)]
+        expected = expected if expected.shape == found.shape else expected[..., list(result.kept)]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     if head is AutoModelForMaskedLM:
-        assert small.get_output_embeddings().weight.shape[0] == len(told.kept)
+        assert small.get_output_embeddings().weight.shape[0] == len(result.kept)
         assert small.get_output_embeddings().weight is small.get_input_embeddings().weight, "still tied"
 
 
-def test_a_table_that_transformers_does_not_name_is_noticed(tmp_path: Path) -> None:
+def test_an_unreported_table_is_noticed(tmp_path: Path) -> None:
     """MobileBERT's language model has a second, untied part of its output layer."""
     tokenizer = wordpiece()
     model = tiny.model("mobilebert", head=AutoModelForMaskedLM, vocab_size=len(tokenizer))
@@ -289,7 +289,7 @@ def test_bad_input_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_score_is_measured_before_and_after_and_kept_in_the_report(bundle: Bundle, tmp_path: Path) -> None:
+def test_scores_before_and_after_are_reported(bundle: Bundle, tmp_path: Path) -> None:
     data = tiny.reviews(tmp_path / "reviews")
     found = trim(str(bundle.path), tmp_path / "out", data=data)
     small = Bundle.load(tmp_path / "out")
@@ -306,15 +306,15 @@ def test_the_score_is_measured_before_and_after_and_kept_in_the_report(bundle: B
     assert json.loads(metadata["compress.certificate"])["method"] == found.certificates[1].method
 
 
-def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
+def test_a_lower_score_is_reported_and_not_certified(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
     outcome = ScoreDrop(0.96, 0.25, 0.3, 9.0, changed=28)
     monkeypatch.setattr("compress.commands.trim.compare_answers", lambda *_: outcome)
-    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(out), "--min-count", "10000", "--json")
-    assert told.code == 3
-    facts = json.loads(told.out)
+    result = command.run("trim", str(bundle.path), "--data", data, "--out", str(out), "--min-count", "10000", "--json")
+    assert result.code == 3
+    facts = json.loads(result.out)
     assert facts["alike"] == 0.0
     assert [proof["certified"] for proof in facts["certificates"]] == [False] * len(FILES)
     made = Bundle.load(out)
@@ -330,10 +330,8 @@ def dies_before_it_is_certified(bundle: Path, out: Path, data: str, home: str) -
         trim(str(bundle), out, data=data)
 
 
-def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works(
-    bundle: Bundle, tmp_path: Path, home: Path
-) -> None:
-    data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
+def test_a_kill_before_certification_leaves_nothing(tmp_path: Path, home: Path) -> None:
+    data, out, bundle = tiny.reviews(tmp_path / "reviews"), tmp_path / "out", write(tmp_path / "bundle")
     child = forks.context().Process(target=dies_before_it_is_certified, args=(bundle.path, out, data, str(home)))
     child.start()
     child.join(120)
@@ -341,18 +339,18 @@ def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works
     assert not out.exists()
     assert command.partial(tmp_path) != [], "the kill left its work beside"
     assert all(proof.certified for proof in trim(str(bundle.path), out, data=data).certificates)
-    assert {path.name for path in tmp_path.iterdir()} <= {"out", "reviews", "home"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"bundle", "out", "reviews", "home"}
     Bundle.load(out)
 
 
-def test_the_command_tells_sizes_and_scores(bundle: Bundle, tmp_path: Path) -> None:
+def test_the_command_reports_sizes_and_scores(bundle: Bundle, tmp_path: Path) -> None:
     data = tiny.reviews(tmp_path / "reviews")
-    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "a"), "--keep", "zebra")
-    assert told.code == 0, told.err
-    assert f"{len(wordpiece())} tokens to" in told.out
-    assert "100.00% of the texts of the" in told.out
-    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "b"), "--json")
-    facts = json.loads(told.out)
+    result = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "a"), "--keep", "zebra")
+    assert result.code == 0, result.err
+    assert f"{len(wordpiece())} tokens to" in result.out
+    assert "100.00% of the texts of the" in result.out
+    result = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "b"), "--json")
+    facts = json.loads(result.out)
     assert facts["trimmed"]["kept"] == len(Tokenizer.from_file(str(tmp_path / "b" / "tokenizer.json")).get_vocab())
     assert len(facts["certificates"]) == len(FILES)
     assert command.refused(
@@ -363,8 +361,8 @@ def test_the_command_tells_sizes_and_scores(bundle: Bundle, tmp_path: Path) -> N
 def test_the_command_trims_checkpoints_for_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("\n\n".join(CORPUS))
     checkpoint = tiny.checkpoint(tmp_path / "teacher")
-    told = command.run("trim", checkpoint, "--corpus", str(tmp_path / "corpus.txt"), "--out", str(tmp_path / "small"))
-    assert told.code == 0, told.err
+    result = command.run("trim", checkpoint, "--corpus", str(tmp_path / "corpus.txt"), "--out", str(tmp_path / "small"))
+    assert result.code == 0, result.err
     small = AutoTokenizer.from_pretrained(tmp_path / "small")
     assert small.tokenize(CORPUS[0]) == tiny.tokenizer().tokenize(CORPUS[0])
     assert "great" not in small.get_vocab()

@@ -99,16 +99,16 @@ def test_a_native_program_is_pushed_run_read_and_removed(
         "adb": "Android Debug Bridge version 0 (stand-in)",
         "runtime": "onnxruntime_perf_test",
     }
-    told = calls(log)
-    folder = next(each[3].split()[1] for each in told if each[-1].startswith("mkdir"))
+    result = calls(log)
+    folder = next(each[3].split()[1] for each in result if each[-1].startswith("mkdir"))
     assert folder.startswith("/data/local/tmp/compress-")
     entries = "optimization.disable_specified_optimizers|SkipLayerNormFusion;BiasSkipLayerNormFusion"
     call = ["taskset", "f0", f"{folder}/onnxruntime_perf_test", "-e", "cpu", "-m", "times", "-r", "8", "-x", "2"]
     call += ["-y", "1", "-C", entries, "0-1x8/model.onnx", "times.csv"]
     script = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
     on = ["-s", "SERIAL1"]
-    assert told[:2] == [["start-server"], ["devices"]]
-    assert [each[2:] for each in told if each[:2] == on and "compress-" in " ".join(each)] == [
+    assert result[:2] == [["start-server"], ["devices"]]
+    assert [each[2:] for each in result if each[:2] == on and "compress-" in " ".join(each)] == [
         ["shell", f"mkdir {folder}"],
         ["push", str(program), f"{folder}/onnxruntime_perf_test"],
         ["push", str(program.parent / "libonnxruntime.so"), f"{folder}/libonnxruntime.so"],
@@ -118,7 +118,7 @@ def test_a_native_program_is_pushed_run_read_and_removed(
         ["shell", f"ln -s ../0.onnx {folder}/0-1x8/model.onnx"],
         *(
             ["push", each[3], f"{folder}/0-1x8/test_data_set_0/input_{at}.pb"]
-            for at, each in enumerate(each for each in told if each[-1].endswith(".pb"))
+            for at, each in enumerate(each for each in result if each[-1].endswith(".pb"))
         ),
         *(["shell", shlex.join(["sh", "-c", script, "sh", folder, *call])], ["shell", f"cat {folder}/times.csv"]),
         *(["shell", shlex.join(["sh", "-c", script, "sh", folder, *call])], ["shell", f"cat {folder}/times.csv"]),
@@ -126,7 +126,7 @@ def test_a_native_program_is_pushed_run_read_and_removed(
     ]
 
 
-def test_the_inputs_are_those_of_other_devices(model: Path) -> None:
+def test_inputs_equal_those_of_other_devices(model: Path) -> None:
     made = android.serialize_inputs(model, Setting(1, 2, 8))
     tensors = [onnx.TensorProto.FromString(content) for content in made.values()]
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
@@ -136,17 +136,17 @@ def test_the_inputs_are_those_of_other_devices(model: Path) -> None:
     assert found["attention_mask"].all()
 
 
-def test_a_phone_that_is_unplugged_in_the_middle_is_an_error(
+def test_an_unplugged_phone_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, program: Path
 ) -> None:
     install(tmp_path, monkeypatch, gone_after=16)
-    said: list[str] = []
+    messages: list[str] = []
     with (
         pytest.raises(DeviceError, match=r"^adb:SERIAL1: adb ended with code 1: error: device 'SERIAL1' not found"),
-        open_device("adb", native=program, say=said.append) as device,
+        open_device("adb", native=program, say=messages.append) as device,
     ):
         device.race({"m": model}, [Setting(1, 1, 8)], rounds=2, runs=3)
-    assert "could not be removed from the phone" in said[-1]
+    assert "could not be removed from the phone" in messages[-1]
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,7 @@ def test_the_named_one_of_two_phones_is_measured(
     assert {each[1] for each in calls(log) if each[0] == "-s"} == {"host:5555"}
 
 
-def test_the_page_is_reached_through_the_cable_and_the_way_is_closed_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_is_reached_through_the_cable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = install(tmp_path, monkeypatch)
     link = "http://127.0.0.1:8123/#token-of-the-page"
 
@@ -188,22 +186,22 @@ def test_the_page_is_reached_through_the_cable_and_the_way_is_closed_after(
         visit(link)
         yield known
 
-    said: list[str] = []
-    with android.connect_phone("", 9) as phone, android.phone_browser(phone, page, said.append) as known:
+    messages: list[str] = []
+    with android.connect_phone("", 9) as phone, android.phone_browser(phone, page, messages.append) as known:
         pass
     assert known["name"] == "adb:SERIAL1"  # type: ignore[index]
     assert known["more"]["device"] == "Acme Phone 9"  # type: ignore[index]
-    assert link in said[0]
-    told = [each[2:] for each in calls(log) if each[0] == "-s"]
+    assert link in messages[0]
+    result = [each[2:] for each in calls(log) if each[0] == "-s"]
     port = "tcp:8123"
-    assert told[-3:] == [
+    assert result[-3:] == [
         ["reverse", port, port],
         ["shell", f"am start -a android.intent.action.VIEW -d '{link}'"],
         ["reverse", "--remove", port],
     ]
 
 
-def test_a_server_that_was_not_there_is_stopped_again(
+def test_an_adb_server_that_we_started_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path
 ) -> None:
     log = install(tmp_path, monkeypatch)
@@ -253,7 +251,7 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
     assert sum(call in each[-1] for each in calls(log)) == 2
 
 
-def test_what_programs_print() -> None:
+def test_parsing_of_program_output() -> None:
     """The columns of onnxruntime_perf_test's file became six in 2025."""
     six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(fake_adb.SECONDS))
     calls = [android.parse_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, fake_adb.TIMES)]

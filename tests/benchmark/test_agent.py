@@ -35,7 +35,7 @@ def sensor(folder: Path, name: str, milli: str, *, hwmon: bool = False) -> None:
     (folder / ("temp1_input" if hwmon else "temp")).write_text(f"{milli}\n")
 
 
-def test_the_temperature_is_the_processors_where_one_is_named(tmp_path: Path) -> None:
+def test_temperature_prefers_processor_sensors(tmp_path: Path) -> None:
     assert agent.temperature(tmp_path) is None
     sensor(tmp_path / "thermal" / "thermal_zone0", "acpitz", "91000")
     assert agent.temperature(tmp_path) == 91.0
@@ -46,7 +46,7 @@ def test_the_temperature_is_the_processors_where_one_is_named(tmp_path: Path) ->
     assert agent.temperature(tmp_path) == 52.5
 
 
-def test_which_cpus_are_the_fast_ones(tmp_path: Path) -> None:
+def test_clocks_are_grouped_by_speed(tmp_path: Path) -> None:
     assert agent.clocks(tmp_path) == ""
     for cpu in range(12):
         folder = tmp_path / f"cpu{cpu}" / "cpufreq"
@@ -73,7 +73,7 @@ def test_openvino_files_race_onnx_files(model: Path, tmp_path: Path) -> None:
     assert "onnxruntime 1." in facts["runtime"]
 
 
-def test_a_property_that_openvino_does_not_know_is_an_error(model: Path, tmp_path: Path) -> None:
+def test_an_unknown_openvino_property_is_an_error(model: Path, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino")
     (tmp_path / "config.json").write_text('{"vocab_size": 45}')
     openvino.save_model(openvino.convert_model(model), tmp_path / "model.xml")
@@ -82,7 +82,7 @@ def test_a_property_that_openvino_does_not_know_is_an_error(model: Path, tmp_pat
         device.race({"x": tmp_path / "model.xml"}, [Setting(1, 1, 8)], rounds=2, runs=1)
 
 
-def test_files_that_are_no_job_are_refused(model: Path, tmp_path: Path) -> None:
+def test_unsuitable_files_are_refused(model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text("<net/>")
     with pytest.raises(ExportError, match=r"a\.bin: no such file; expected an OpenVINO model"):
         jobs.timing_job(tmp_path / "a.xml")
@@ -103,9 +103,7 @@ def test_files_that_are_no_job_are_refused(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", [signal.SIGINT, signal.SIGKILL])
-def test_a_command_that_is_stopped_leaves_no_process_and_no_file(
-    model: Path, tmp_path: Path, stopped: signal.Signals
-) -> None:
+def test_a_stopped_command_leaves_nothing(model: Path, tmp_path: Path, stopped: signal.Signals) -> None:
     words = ["bench", str(model), "--seq", "16", "--sustain", "1h", "--rounds", "2", "--runs", "1", "--out", "x.json"]
     program = f"import sys; sys.argv = ['compress', *{words!r}]; from compress.cli import main; main()"
     with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
@@ -121,7 +119,7 @@ def test_a_command_that_is_stopped_leaves_no_process_and_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_login_shell_says_is_passed_over(tmp_path: Path) -> None:
+def test_output_of_a_login_shell_is_skipped(tmp_path: Path) -> None:
     from compress.benchmark.local import connect
 
     noisy = f'echo Welcome; echo "{{}}"; exec {sys.executable} -P {agent.__file__}'

@@ -65,7 +65,7 @@ def test_npm_fetches_once(tarball: Path, home: Path, tmp_path: Path, monkeypatch
     assert device.load_runtime() == first
 
 
-def test_without_npm_the_error_names_the_other_ways(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_npm_the_error_names_alternatives(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
         DeviceError, match=rf"Install Node\.js\. On a machine that has npm: npm pack {device.PACKAGE}\. .*--assets"
@@ -90,7 +90,7 @@ def test_npm_that_hangs_is_given_up(unpacked: Path, tmp_path: Path, monkeypatch:
         device.load_runtime()
 
 
-def test_a_tarball_is_taken_and_another_one_is_not(tarball: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_pinned_tarball_is_accepted(tarball: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in device.load_runtime(tarball)] == list(FILES)
     shutil.rmtree(home)
     tarball.write_bytes(tarball.read_bytes() + b"\0")
@@ -102,7 +102,7 @@ def test_a_tarball_is_taken_and_another_one_is_not(tarball: Path, home: Path, mo
 
 
 @pytest.mark.parametrize("inside", [".", "package", "package/dist"])
-def test_a_folder_is_taken_where_its_files_lie(unpacked: Path, home: Path, inside: str) -> None:
+def test_a_folder_may_hold_the_files_at_three_levels(unpacked: Path, home: Path, inside: str) -> None:
     assert [path.read_bytes() for path in device.load_runtime(unpacked / inside)] == list(FILES.values())
     assert not home.exists()  # used where they are
 
@@ -117,7 +117,7 @@ def test_files_that_are_not_the_pinned_ones_are_refused(unpacked: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", KINDS)
-def test_what_is_kept_is_checked_again(
+def test_cached_files_are_checked_again(
     damage: str, tarball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = device.load_runtime(tarball)
@@ -130,7 +130,7 @@ def test_what_is_kept_is_checked_again(
     assert [path.read_bytes() for path in device.load_runtime()] == list(FILES.values())
 
 
-def test_what_an_older_version_kept_is_used(tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_without_checksums_is_used(tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = device.load_runtime(tarball)
     (found[0].parent / CHECKSUMS).unlink()
     monkeypatch.setenv("PATH", "")

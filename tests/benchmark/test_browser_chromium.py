@@ -101,7 +101,7 @@ def test_it_races_files_on_one_thread_and_on_two(device: Browser, files: dict[st
         assert "hidden" not in latency.noise
 
 
-def test_it_answers_what_python_answers(device: Browser, files: dict[str, Path]) -> None:
+def test_logits_equal_those_of_python(device: Browser, files: dict[str, Path]) -> None:
     """In int8 a rounding now and then falls the other way, with and without VNNI, and moves its row; over all rows that
     is a small part of what int8 itself changes. Which row it is, and how far it goes, is up to the weights."""
     native = {name: _answers(path) for name, path in files.items()}
@@ -127,7 +127,7 @@ def test_it_keeps_measuring_for_a_while(device: Browser, files: dict[str, Path])
     assert curve.minutes[0] > 0
 
 
-def test_it_says_what_it_runs_on(device: Browser) -> None:
+def test_facts_describe_the_browser(device: Browser) -> None:
     facts = device.facts()
     assert "Chrome/" in facts["browser"]
     assert "threads" not in facts  # isolated: as many as asked for

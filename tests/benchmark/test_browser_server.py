@@ -50,7 +50,7 @@ def test_the_first_to_show_the_token_gets_the_secret_and_nobody_after(link: str)
     assert request(link, f"{first.json()['base']}worker.js").status == 200
 
 
-def test_two_who_claim_at_once_are_one_in(link: str) -> None:
+def test_only_one_of_several_claims_succeeds(link: str) -> None:
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(claim(link).status)) for _ in range(8)]
     for thread in threads:
@@ -80,7 +80,7 @@ def test_a_file_comes_whole_and_under_one_name(link: str, base: str, site: Site,
     assert reply.headers["Content-Type"] == "application/octet-stream"
 
 
-def test_a_file_that_is_written_anew_is_another_one(link: str, base: str, site: Site, tmp_path: Path) -> None:
+def test_a_rewritten_file_gets_another_name(link: str, base: str, site: Site, tmp_path: Path) -> None:
     before = site.offer(tmp_path / "model.onnx")
     (tmp_path / "model.onnx").write_bytes(b"other weights")
     after = site.offer(tmp_path / "model.onnx")
@@ -93,13 +93,13 @@ def test_a_file_that_is_written_anew_is_another_one(link: str, base: str, site: 
     ["ours.onnx", "../page.js", "files/../ours.onnx", "files/../../../../etc/passwd", "%2e%2e/page.js", "..%2fpage.js",
      "", "files", "files/", "/etc/passwd", "files/0.onnx/", "files/0.onnx%00", "\\..\\page.js"],
 )  # fmt: skip
-def test_nothing_but_what_is_offered_is_there(link: str, base: str, path: str) -> None:
+def test_only_offered_files_are_served(link: str, base: str, path: str) -> None:
     assert request(link, base + path).status == 404
     assert request(link, f"/{path.lstrip('/')}").status in {200, 403}  # 200: '/' itself is the page
     assert request(link, f"/../../{path}").status == 403
 
 
-def test_every_reply_isolates_the_page_and_lets_nothing_else_in(link: str, base: str) -> None:
+def test_every_reply_has_isolation_headers(link: str, base: str) -> None:
     for path in ("/", "/page.js", "/nowhere", f"{base}worker.js", f"{base}nowhere"):
         headers = request(link, path).headers
         assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
@@ -111,7 +111,7 @@ def test_every_reply_isolates_the_page_and_lets_nothing_else_in(link: str, base:
         assert not [name for name in headers if name.lower().startswith("access-control")]
 
 
-def test_names_pointed_at_this_machine_and_other_sites_pages_are_refused(link: str) -> None:
+def test_foreign_hosts_and_origins_are_refused(link: str) -> None:
     port = urlsplit(link).port
     assert request(link, "/", headers={"Host": f"localhost:{port}"}).status == 200
     for host in (f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port}.evil.example", ""):
@@ -123,7 +123,7 @@ def test_names_pointed_at_this_machine_and_other_sites_pages_are_refused(link: s
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b"\xff", b"[" * 900, b'{"token": 1}', b"{}"])
-def test_a_claim_that_is_none_is_refused_and_spoils_nothing(link: str, body: bytes) -> None:
+def test_malformed_claims_are_refused_without_harm(link: str, body: bytes) -> None:
     assert request(link, "/claim", body).status in {400, 403}
     assert claim(link).status == 200
 
@@ -187,7 +187,7 @@ def test_a_body_that_trickles_in_is_given_up(link: str, base: str, monkeypatch: 
         ([1.5, 1], [1.0]), ("12", [1.0]), ([True, "x"], [1.0]), (None, [1.0]), ([1, 1], []),
     ],
 )  # fmt: skip
-def test_a_tensor_that_is_none_is_told(dims: Any, data: list[float]) -> None:
+def test_malformed_tensors_are_refused(dims: Any, data: list[float]) -> None:
     sent = {"dims": dims, "data": base64.b64encode(np.array(data, "<f4").tobytes()).decode()}
     with pytest.raises(DeviceError, match="the page"):
         server.parse_answer({"ok": {"rows": [[sent]]}}, server.RowOutputs).logits()
@@ -201,7 +201,7 @@ def test_tensors_of_one_row_must_have_one_shape() -> None:
             server.parse_answer({"ok": {"rows": rows}}, server.RowOutputs).logits()
 
 
-def test_other_methods_are_not_there(link: str) -> None:
+def test_other_methods_are_not_implemented(link: str) -> None:
     url = urlsplit(link)
     for method in ("PUT", "DELETE", "OPTIONS"):
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=10)

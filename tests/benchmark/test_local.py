@@ -60,7 +60,7 @@ def test_race_orders_files_and_settings_sanely(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
-def test_a_load_that_stays_is_measured_though_both_passes_agree(folder: Path) -> None:
+def test_constant_load_of_others_is_measured(folder: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
     burn = f"import os\nos.sched_setaffinity(0, [{cpu}])\nprint(1, flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as other:
@@ -80,7 +80,7 @@ def test_peak_memory_is_the_workers_own(folder: Path) -> None:
     assert ballast.nbytes / 1e6 > 400 > latency.peak_rss_mb > 20
 
 
-def test_a_runner_that_dies_is_an_error_with_its_last_words_and_the_device_measures_on(folder: Path) -> None:
+def test_a_dead_runner_is_an_error_and_the_device_goes_on(folder: Path) -> None:
     files = {"shallow": folder / "shallow.onnx", "deep": folder / "deep.onnx"}
     with open_local() as device:
         with pytest.raises(
@@ -198,17 +198,17 @@ def test_logits_of_many_outputs_are_joined_and_rows_without_an_input_refused(tmp
 def test_a_sustained_run_has_a_median_for_each_minute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.benchmark.race.MINUTE", 0.1)
     files = {name: folder / f"{name}.onnx" for name in ("deep", "shallow")}
-    said: list[str] = []
-    with open_local(say=said.append) as device:
+    messages: list[str] = []
+    with open_local(say=messages.append) as device:
         deep, shallow = device.sustain(files, Setting(1, 1, 64), seconds=0.25)
     assert (deep.name, shallow.name, len(deep.minutes), len(deep.temperatures)) == ("deep", "shallow", 3, 3)
     assert min(deep.minutes) > min(shallow.minutes)
-    assert len(said) == 6
-    assert said[0].startswith("local: deep, 1 thread, batch 1, 64 tokens: minute 1: p50 ")
+    assert len(messages) == 6
+    assert messages[0].startswith("local: deep, 1 thread, batch 1, 64 tokens: minute 1: p50 ")
 
 
 @pytest.mark.parametrize(("module", "absent"), [(runner, "compress onnx torch psutil"), (agent, "numpy")])
-def test_what_goes_to_the_device_needs_no_more_than_is_promised(module: Any, absent: str) -> None:
+def test_remote_scripts_import_only_what_they_promise(module: Any, absent: str) -> None:
     source = Path(str(module.__file__)).read_text()
     ast.parse(source, feature_version=(3, 8))
     program = (

@@ -20,7 +20,7 @@ def test_settings_are_every_combination() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "two", "1,", "1.5", "-1", "²"])
-def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
+def test_malformed_lists_of_numbers_are_refused(text: str) -> None:
     with pytest.raises(DeviceError, match=r"--seq .*expected whole numbers separated by commas"):
         options.parse_settings("1", "1", text)
 
@@ -59,7 +59,7 @@ def test_lone_files_are_raced_under_their_own_path_and_only_once() -> None:
         options.list_files([Path("x.onnx"), Path("x.onnx")])
 
 
-def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+def test_outputs_are_checked_before_measuring(tmp_path: Path) -> None:
     options.check_output(None)
     options.check_output(tmp_path / "new.json")
     with pytest.raises(DeviceError, match="is a folder; expected a file"):
@@ -68,7 +68,7 @@ def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_pa
         options.check_output(tmp_path / "absent" / "x.json")
 
 
-def test_a_file_of_another_kind_is_told_from_a_bundle(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.ort").write_bytes(b"")
     with pytest.raises(DeviceError, match=r"model\.ort: expected the folder of a bundle, or a file ending in \.onnx"):
         options.list_files([tmp_path / "model.ort"])

@@ -11,7 +11,7 @@ def summary(*passes: list[float]) -> Latency:
     return summarise("x", Setting(2, 4, 8), first, second)
 
 
-def test_percentiles_are_over_every_run() -> None:
+def test_percentiles_cover_both_passes() -> None:
     latency = summary(*([float(value) for value in range(100 - at, 0, -2)] for at in range(2)))
     assert (latency.runs, latency.min_ms, latency.p50_ms) == (100, 1.0, 50.5)
     assert (latency.p95_ms, latency.p99_ms) == (pytest.approx(95.05), pytest.approx(99.01))
@@ -39,7 +39,7 @@ def test_a_setting_of_nothing_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "cpus", "threads", "said"),
+    ("other", "cpus", "threads", "expected"),
     [
         (0.1, 2, 1, False),
         (0.5, 2, 1, True),
@@ -49,10 +49,8 @@ def test_a_setting_of_nothing_is_refused(name: str) -> None:
         (None, 2, 1, False),
     ],
 )
-def test_a_load_is_told_where_it_takes_what_the_measurement_needs(
-    other: float | None, cpus: int, threads: int, said: bool
-) -> None:
-    assert bool(describe_load(other, cpus, threads)) is said
+def test_load_is_described_if_it_disturbs(other: float | None, cpus: int, threads: int, expected: bool) -> None:
+    assert bool(describe_load(other, cpus, threads)) is expected
 
 
 def test_more_tokens_in_one_forward_than_a_machine_holds_are_refused() -> None:

@@ -42,16 +42,16 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [("{", "Invalid JSON"), ('{"format": 2}', "format: Input should be 1"), ('{"format": 1}', "device: .*latencies: ")],
 )
-def test_what_is_no_result_is_refused_with_every_field_in_error(tmp_path: Path, content: str, said: str) -> None:
+def test_malformed_results_are_refused_with_every_error(tmp_path: Path, content: str, expected: str) -> None:
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(DeviceError, match=rf"x\.json: not a result of `compress bench --out` \(.*{said}"):
+    with pytest.raises(DeviceError, match=rf"x\.json: not a result of `compress bench --out` \(.*{expected}"):
         BenchResult.from_json(tmp_path / "x.json")
 
 
-def test_tables_have_a_ratio_a_verdict_and_the_curve_and_fit_80_columns() -> None:
+def test_tables_fit_80_columns() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     print_bench(console, RESULT)
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]

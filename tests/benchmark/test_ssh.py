@@ -83,10 +83,10 @@ def script(path: Path, *lines: str) -> Path:
 
 @needs_sshd
 def test_race(server: Server, files: dict[str, Path]) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     settings = [Setting(1, 1, 8), Setting(2, 1, 8)]
     mine = min(os.sched_getaffinity(0))
-    with open_device(f"ssh:{server.where}", **{**HERE, "say": said.append}, affinity=(mine,)) as device:
+    with open_device(f"ssh:{server.where}", **{**HERE, "say": messages.append}, affinity=(mine,)) as device:
         found = device.race(files, settings, rounds=2, runs=3)
         facts = device.facts()
         assert len(list(server.temporary.iterdir())) == 1
@@ -94,7 +94,7 @@ def test_race(server: Server, files: dict[str, Path]) -> None:
     assert all(0 < each.min_ms <= each.p50_ms and each.affinity == str(mine) for each in found)
     assert {"cpu", "cores", "load", "memory", "system", "python"} <= facts.keys()
     assert facts["runtime"].startswith("onnxruntime 1.")
-    assert said[0] == f"ssh:{server.where}: pass 1 of 2, 1 thread, batch 1, 8 tokens"
+    assert messages[0] == f"ssh:{server.where}: pass 1 of 2, 1 thread, batch 1, 8 tokens"
     check_clean(server)
 
 

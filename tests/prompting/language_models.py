@@ -1,4 +1,4 @@
-"""Tiny language models with tokenizers made here, and one that is only told what to say."""
+"""Tiny language models with tokenizers trained here, and a fake one with scripted answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ def saved(folder: Path, model: Any, tokenizer: Any) -> str:
 
 @dataclass
 class FakeLanguageModel:
-    """A Speaker that gives likelihoods by rule: for the first word found in a prompt, these; and counts its work."""
+    """A LanguageModel with likelihoods by the first known word in a prompt, which logs its prompts."""
 
     says: Mapping[str, Sequence[float]]
     otherwise: Sequence[float]

@@ -28,7 +28,7 @@ def kept(home: Path) -> Path:
     return file
 
 
-def test_rows_are_in_the_order_of_the_prompts_and_equal_prompts_are_asked_once() -> None:
+def test_rows_follow_the_prompts_and_duplicates_are_asked_once() -> None:
     speaker = told()
     found = ask(speaker, PROMPTS, ANSWERS, console=QUIET)
     assert found.log_p_NA.tolist() == [[-1, -2], [-3, -0.5], [-0.1, -0.25], [-3, -0.5], [-9, -8]]
@@ -37,7 +37,7 @@ def test_rows_are_in_the_order_of_the_prompts_and_equal_prompts_are_asked_once()
     assert (found.asked, found.absent) == (4, 0)
 
 
-def test_what_was_answered_is_not_asked_again(home: Path) -> None:
+def test_cached_answers_are_not_asked_again(home: Path) -> None:
     first = ask(told(), PROMPTS, ANSWERS, console=QUIET)
     again = told()
     second = ask(again, [*PROMPTS[::-1], "five"], ANSWERS, console=QUIET)
@@ -46,7 +46,7 @@ def test_what_was_answered_is_not_asked_again(home: Path) -> None:
     assert len(kept(home).read_text().splitlines()) == 5
 
 
-def test_an_interrupted_labelling_goes_on_where_it_stopped(home: Path) -> None:
+def test_an_interrupted_run_continues(home: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         ask(told(stop_after=2), PROMPTS, ANSWERS, console=QUIET)
     assert len(kept(home).read_text().splitlines()) == 2
@@ -56,7 +56,7 @@ def test_an_interrupted_labelling_goes_on_where_it_stopped(home: Path) -> None:
     assert found.log_p_NA.tolist() == ask(told(stop_after=0), PROMPTS, ANSWERS, console=QUIET).log_p_NA.tolist()
 
 
-def test_a_line_that_a_kill_has_torn_is_asked_again(home: Path) -> None:
+def test_an_incomplete_line_is_asked_again(home: Path) -> None:
     ask(told(), PROMPTS, ANSWERS, console=QUIET)
     whole = kept(home).read_bytes()
     kept(home).write_bytes(whole[:-9])
@@ -86,7 +86,7 @@ def test_only_damaged_answers_are_asked_again(
     assert not capsys.readouterr().err
 
 
-def test_answers_of_older_versions_are_not_paid_again(home: Path) -> None:
+def test_caches_of_older_versions_are_used(home: Path) -> None:
     ask(told(), PROMPTS, ANSWERS, console=QUIET)
     lines = [json.loads(line) for line in kept(home).read_text().splitlines()]
     kept(home).write_text("".join(json.dumps({k: v for k, v in x.items() if k != "check"}) + "\n" for x in lines))
@@ -95,7 +95,7 @@ def test_answers_of_older_versions_are_not_paid_again(home: Path) -> None:
     assert again.asked == []
 
 
-def test_kept_answers_are_read_where_nothing_can_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_cache_is_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ask(told(), PROMPTS, ANSWERS, console=QUIET).log_p_NA
 
     def refuse(*_: object) -> None:
@@ -108,20 +108,20 @@ def test_kept_answers_are_read_where_nothing_can_be_written(home: Path, monkeypa
 
 
 @pytest.mark.parametrize("change", ["speaker", "answers"])
-def test_another_speaker_or_other_answers_are_asked_anew(change: str) -> None:
+def test_other_models_or_answers_have_another_cache(change: str) -> None:
     ask(told(), PROMPTS, ANSWERS, console=QUIET)
     other = told(digest="other") if change == "speaker" else told()
     ask(other, PROMPTS, ANSWERS[::-1] if change == "answers" else ANSWERS, console=QUIET)
     assert len(other.asked) == 4
 
 
-def test_the_texts_themselves_are_not_kept(home: Path) -> None:
+def test_texts_are_not_cached(home: Path) -> None:
     ask(told(), ["a private remark"], ANSWERS, console=QUIET)
     assert "private" not in kept(home).read_text()
     assert set(json.loads(kept(home).read_text())) == {"prompt", "log_p", "tokens", "absent", "check"}
 
 
-def test_likelihoods_that_are_none_are_refused() -> None:
+def test_non_finite_likelihoods_are_refused() -> None:
     with pytest.raises(TeacherError, match="its likelihoods are not finite for 1 of 5 prompts"):
         ask(told(otherwise=(float("nan"), 0.0)), PROMPTS, ANSWERS, console=QUIET)
 

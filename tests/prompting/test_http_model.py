@@ -79,9 +79,9 @@ def test_a_model_of_ours_behind_the_endpoint_is_the_model_here(serve: Any) -> No
             ids = encoded["input_ids"]
             with torch.no_grad():
                 logits = lm(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-            told = [None, *(float(logits[at, token]) for at, token in enumerate(ids[1:]))]
+            log_p = [None, *(float(logits[at, token]) for at, token in enumerate(ids[1:]))]
             starts = [start for start, _ in encoded["offset_mapping"]]
-            shown = {"tokens": [tokenizer.decode([i]) for i in ids], "text_offset": starts, "token_logprobs": told}
+            shown = {"tokens": [tokenizer.decode([i]) for i in ids], "text_offset": starts, "token_logprobs": log_p}
             choices.append({"index": index, "logprobs": shown})
         return ok({"choices": choices})
 
@@ -101,21 +101,21 @@ def test_a_token_across_the_boundary_moves_the_beginning_for_all() -> None:
     assert sum_echoed([one, other], "ab", ("cd", "xy")) == Likelihood((-2.0, -4.0), (1, 2))
 
 
-def test_what_an_endpoint_generates_beyond_is_not_counted() -> None:
+def test_tokens_after_the_answer_are_ignored() -> None:
     shown = {"text_offset": [0, 2, 4], "token_logprobs": [None, -1.0, -7.0]}
     assert sum_echoed([{"index": 0, "logprobs": shown}], "ab", ("cd",)) == Likelihood((-1.0,), (1,))
 
 
 @pytest.mark.parametrize("mode", ["top", "chat"])
 def test_listed_tokens(mode: str, serve: Any) -> None:
-    told = {" Positive": math.log(0.6), "▁Positive": math.log(0.1), "the": math.log(0.2)}
+    probabilities = {" Positive": math.log(0.6), "▁Positive": math.log(0.1), "the": math.log(0.2)}
 
     def reply(_: int, path: str, body: dict[str, Any]) -> Reply:
         if path == "/v1/completions":
             assert body["logprobs"] == 5
-            return ok({"choices": [{"logprobs": {"top_logprobs": [told]}}]})
+            return ok({"choices": [{"logprobs": {"top_logprobs": [probabilities]}}]})
         assert body["messages"] == [{"role": "user", "content": "Good?"}]
-        listed = [{"token": token, "logprob": log_p} for token, log_p in told.items()]
+        listed = [{"token": token, "logprob": log_p} for token, log_p in probabilities.items()]
         return ok({"choices": [{"logprobs": {"content": [{"top_logprobs": listed}]}}]})
 
     (likelihood,) = found(model(serve(reply), mode=mode, top=5), ["Good?"])
@@ -124,7 +124,7 @@ def test_listed_tokens(mode: str, serve: Any) -> None:
     assert likelihood.tokens == (1, 1)
 
 
-def test_what_is_not_listed_is_the_most_it_can_be() -> None:
+def test_unlisted_answers_get_an_upper_bound() -> None:
     assert find_listed([("a", math.log(0.5)), ("b", math.log(0.4))], (" c",)).log_p[0] == pytest.approx(math.log(0.1))
     assert find_listed([("a", math.log(0.5)), ("b", math.log(0.01))], (" c",)).log_p[0] == pytest.approx(math.log(0.01))
     certain = find_listed([("a", 0.0)], (" a", " c"))
@@ -154,7 +154,7 @@ def test_retry_after_that_makes_no_sense_leaves_the_waiting_to_us(header: str | 
     assert http_model._retry_after(header) in {0.0, math.inf}
 
 
-def test_waiting_doubles_whatever_the_endpoint_asks_for(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_double_whatever_the_endpoint_asks_for(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that asks for no wait, or for one in the past, was asked again at once."""
     waits: list[float] = []
     move_on_after = anyio.move_on_after
@@ -178,7 +178,7 @@ def test_a_server_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         (b"<html>no</html>", "Invalid JSON"),
         (b'{"choices": [', "Invalid JSON"),
@@ -199,25 +199,25 @@ def test_a_server_that_is_not_there() -> None:
         (told([0, 10**400], [None, -1.0]), "text_offset"),
     ],
 )
-def test_answers_that_are_none_are_asked_for_again_and_told(answer: Any, said: str, serve: Any) -> None:
+def test_malformed_answers_are_retried_and_explained(answer: Any, expected: str, serve: Any) -> None:
     server = serve(lambda *_: ok(answer))
     with pytest.raises(TeacherError) as caught:
         found(model(server), ["a"], (" b",))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "teacher m at 127.0.0.1: no answer after 3 requests" in str(caught.value)
     assert len(server.seen) == 3
 
 
 @pytest.mark.parametrize("mode", ["top", "chat"])
 @pytest.mark.parametrize("log_p", [1000, math.nan, "-1", None])
-def test_listed_log_probabilities_that_are_none_are_told_with_their_value(mode: str, log_p: Any, serve: Any) -> None:
+def test_malformed_log_probabilities_are_quoted(mode: str, log_p: Any, serve: Any) -> None:
     top = {"top_logprobs": [{"a": log_p}], "content": [{"top_logprobs": [{"token": "a", "logprob": log_p}]}]}
     server = serve(lambda *_: ok({"choices": [{"logprobs": top}]}))
     with pytest.raises(TeacherError, match=f"m at 127.*not {log_p!r}"):
         found(model(server, mode=mode, retries=0), ["a"])
 
 
-def test_one_answer_that_is_none_ends_nothing(serve: Any) -> None:
+def test_one_malformed_answer_is_retried(serve: Any) -> None:
     answer = scripted()
 
     def reply(number: int, path: str, body: dict[str, Any]) -> Reply:
@@ -291,14 +291,14 @@ def test_an_endpoint_s_words_cannot_speak_to_the_terminal(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "expected"),
     [(401, "Is the key in the environment variable"), (404, "Check url, model and mode"), (400, "Check url")],
 )
-def test_a_refusal_for_good_is_told_at_once_without_the_key(status: int, said: str, serve: Any) -> None:
+def test_a_permanent_refusal_is_reported_without_the_key(status: int, expected: str, serve: Any) -> None:
     server = serve(lambda *_: (status, {}, f"wrong key {KEY}".encode()))
     with pytest.raises(TeacherError, match=rf"HTTP {status}: wrong key \*\*\*") as caught:
         found(model(server), ["a"])
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert KEY not in str(caught.value)
     assert len(server.seen) == 1
 
@@ -324,8 +324,8 @@ def test_the_key_is_in_the_header_and_nowhere_else(
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("soft-labels" in str(path) for path in kept)
     assert all(KEY.encode() not in path.read_bytes() for path in kept)
-    told = capsys.readouterr()
-    assert KEY not in json.dumps(body) + repr(speaker) + speaker.name + speaker.digest + told.out + told.err
+    result = capsys.readouterr()
+    assert KEY not in json.dumps(body) + repr(speaker) + speaker.name + speaker.digest + result.out + result.err
 
 
 def test_no_key_no_header(serve: Any) -> None:
@@ -335,7 +335,7 @@ def test_no_key_no_header(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (f"url: http://h/v1\nmodel: m\nkey: {KEY}", "key: expected the name of an environment variable"),
         ("url: http://user:word@h/v1\nmodel: m", "url: contains more than an address"),
@@ -347,16 +347,16 @@ def test_no_key_no_header(serve: Any) -> None:
         ("[]", "valid dictionary"),
     ],
 )
-def test_an_endpoint_file_with_a_mistake(text: str, said: str, tmp_path: Path) -> None:
+def test_an_endpoint_file_with_a_mistake(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(PromptError) as caught:
         Endpoint.load(str(tmp_path / "e.yaml"))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert KEY not in str(caught.value)
     assert "word@" not in str(caught.value)
 
 
-def test_a_key_that_is_not_set_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     (tmp_path / "e.yaml").write_text("url: http://h\nmodel: m\nkey: NO_SUCH_KEY", encoding="utf-8")
     with pytest.raises(TeacherError, match="NO_SUCH_KEY is empty or not set"):
@@ -376,7 +376,7 @@ def test_requests_are_under_way_together(serve: Any) -> None:
     assert len(found(model(serve(reply), concurrency=3), ["a b", "c d", "e f"])) == 3
 
 
-def test_what_was_answered_before_a_failure_is_not_paid_for_again(serve: Any) -> None:
+def test_answers_before_a_failure_are_cached(serve: Any) -> None:
     """The third prompt fails for good: the others are kept, and a second run asks for it alone."""
     answer, broken = scripted(), threading.Event()
     broken.set()
@@ -397,14 +397,14 @@ def test_what_was_answered_before_a_failure_is_not_paid_for_again(serve: Any) ->
     assert found.log_p_NA.tolist() == [[-0.5, -0.5]] * 3
 
 
-def test_a_failure_stops_what_was_not_begun(serve: Any) -> None:
+def test_a_failure_stops_waiting_requests(serve: Any) -> None:
     server = serve(lambda *_: (400, {}, b"no"))
     with pytest.raises(TeacherError):
         found(model(server, concurrency=2), [f"p {n}" for n in range(200)])
     assert len(server.seen) < 50
 
 
-def test_tokens_are_estimated_to_tell_what_fits() -> None:
+def test_tokens_are_estimated_from_bytes() -> None:
     speaker = RemoteModel(Endpoint(url="http://h", model="m"))
     assert speaker.count("four") == 2
     assert speaker.count("字字") == 2

@@ -81,7 +81,7 @@ def test_both_texts_of_a_pair_are_without_content() -> None:
     assert speaker.asked == ["one / two:", "N/A / N/A:", " / :", "[MASK] / [MASK]:"]
 
 
-def test_other_settings_for_the_same_questions_cost_nothing() -> None:
+def test_other_settings_reuse_the_cache() -> None:
     """What is kept are the likelihoods, so reading them in another way asks only for what that way needs."""
     teacher(FakeLanguageModel(SAYS, (-2.0, -2.0))).label([[text] for text in TEXTS])
     again = FakeLanguageModel(SAYS, (-2.0, -2.0))
@@ -89,7 +89,7 @@ def test_other_settings_for_the_same_questions_cost_nothing() -> None:
     assert again.asked == ["Review: \nSentiment:"]
 
 
-def test_cut_texts_are_told_once() -> None:
+def test_cut_texts_are_reported_once() -> None:
     tutor = teacher(max_length=16)
     soft = tutor.label([["dull " * 30], ["warm"], ["dull " * 40]])
     assert soft.notes == ("2 of 3 texts were cut to fit 16 tokens with their prompt",)
@@ -104,7 +104,7 @@ def test_the_model_s_own_length_is_not_exceeded() -> None:
     assert np.isfinite(soft.log_p_NC).all()
 
 
-def test_answers_that_were_not_listed_are_counted() -> None:
+def test_unlisted_answers_are_counted() -> None:
     from collections.abc import Iterator
 
     from compress.prompting.answers import Likelihood
@@ -129,7 +129,7 @@ def test_balance_and_entropy() -> None:
     )
 
 
-def test_one_answer_for_everything_is_refused() -> None:
+def test_the_same_label_everywhere_is_refused() -> None:
     soft = teacher().label([[f"dull {n}"] for n in range(20)])
     with pytest.raises(TeacherError, match=r"every one of 20 train rows the label 'negative'"):
         check_labels(soft, "told", "train", strict=True)
@@ -147,7 +147,7 @@ def test_a_prompt_answers_with_classes() -> None:
         build_task_prompt(Prompt.model_validate(PLAIN), task, train=rows(), seed=0)
 
 
-def test_the_digest_is_of_all_that_decides_the_labels() -> None:
+def test_digest_covers_everything_that_decides_the_labels() -> None:
     def of(**changes: Any) -> str:
         return teacher(FakeLanguageModel(SAYS, (0.0, 0.0), digest=changes.pop("speaker", "told")), **changes).digest
 

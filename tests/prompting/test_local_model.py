@@ -63,7 +63,7 @@ def test_they_are_the_direct_computation_s(answers: Sequence[str], head: str, to
 
 
 @pytest.mark.parametrize("family", language_models.CAUSAL)
-def test_whatever_kind_of_positions_a_model_has(family: str, tokenizer: Any) -> None:
+def test_models_with_every_kind_of_positions(family: str, tokenizer: Any) -> None:
     model = language_models.causal(family)
     prompts = [EXAMPLES + prompt for prompt in PROMPTS]
     theirs = [[expected(model, tokenizer, prompt, answer) for answer in MIXED] for prompt in prompts]
@@ -134,7 +134,7 @@ def test_padding_is_never_counted(tokenizer: Any) -> None:
         assert found(speaker, [prompt], MIXED)[0] == pytest.approx(together, abs=1e-4)
 
 
-def test_an_encoder_reads_the_prompt_and_a_decoder_says_the_answer_to_its_end() -> None:
+def test_seq2seq_scores_the_answer_with_its_end() -> None:
     model, tokenizer = language_models.t5(), language_models.pieces()
     rows = []
     for prompt in PROMPTS:
@@ -171,7 +171,7 @@ def test_models_are_opened_from_folders(tmp_path: Path, tokenizer: Any) -> None:
         assert opened.longest == (256 if name == "gpt2" else None)
 
 
-def test_what_cannot_be_prompted_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_models_that_cannot_be_prompted_are_refused(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(TeacherError, match="a bert model does not generate text"):
         open_model(tiny.checkpoint(tmp_path / "bert"))
     with pytest.raises(TeacherError, match=r"expected a checkpoint with its language modelling head"):

@@ -80,19 +80,19 @@ def test_a_pair_is_asked_as_two_texts() -> None:
     "text",
     ["{{ label }}", "{% for i in range(9) %}x{% endfor %}", "{{ ''.__class__.__mro__ }}", "{# gone #}", "{{", "%}<b>&"],
 )
-def test_what_looks_like_a_template_in_a_text_stays_as_it_is(text: str) -> None:
+def test_texts_are_not_interpreted_as_templates(text: str) -> None:
     assert asked(made(), text) == f"Review: {text}\nSentiment:"
     shown = made(examples=({"text": text, "label": "negative"},))
     assert f"Review: {text}\nSentiment: bad\n\n" in asked(shown, "x", examples=shown.examples)
 
 
-def test_a_template_reaches_nothing_but_what_it_is_given(tmp_path: Path) -> None:
+def test_templates_are_sandboxed(tmp_path: Path) -> None:
     reaching = "{{ text.__class__.__mro__[1].__subclasses__() }} {{ label }}"
     with pytest.raises(PromptError, match="template: cannot be filled: access to attribute '__class__'"):
         Prompt.load(written(tmp_path, f"template: '{reaching}'\nlabels: {{a: x, b: y}}"))
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(PromptError) as caught:
         Prompt.load(
             written(
@@ -101,22 +101,22 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
                 "examples: [{txt: b, label: c}]\nnormalise: lenght\nmax_length: ten\ncalibrate: no\n",
             )
         )
-    told = "\n".join(caught.value.problems)
-    assert "p.yaml: template: no variable 'labl'. Did you mean 'label'?" in told
-    assert "c has no word that stands for it" in told
-    assert "' x' is empty, or begins or ends with white space" in told
-    assert "'x' occurs twice" in told
-    assert "exampels: no such setting. Did you mean 'examples'?" in told
-    assert "examples[0].txt: no such setting. Did you mean 'text'?" in told
-    assert "examples[0].text: is missing" in told
-    assert "normalise: Input should be 'length', 'none' or 'unconditional', found 'lenght'" in told
-    assert "max_length:" in told
-    assert "calibrate:" in told
-    assert "valid integer, found [" not in told, "of a list, that it is no number is not said"
+    result = "\n".join(caught.value.problems)
+    assert "p.yaml: template: no variable 'labl'. Did you mean 'label'?" in result
+    assert "c has no word that stands for it" in result
+    assert "' x' is empty, or begins or ends with white space" in result
+    assert "'x' occurs twice" in result
+    assert "exampels: no such setting. Did you mean 'examples'?" in result
+    assert "examples[0].txt: no such setting. Did you mean 'text'?" in result
+    assert "examples[0].text: is missing" in result
+    assert "normalise: Input should be 'length', 'none' or 'unconditional', found 'lenght'" in result
+    assert "max_length:" in result
+    assert "calibrate:" in result
+    assert "valid integer, found [" not in result, "of a list, that it is no number is not said"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("template: '{{ label }}: {{ text }}'\nlabels: {a: x, b: y}", "{{ label }} must occur once, at the end"),
         ("template: '{{ text }} {{ label }} {{ label }}'\nlabels: {a: x, b: y}", "must occur once"),
@@ -135,10 +135,10 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         ("- a list", "expected a mapping of template and labels, found list"),
     ],
 )
-def test_a_prompt_that_is_none_says_why(text: str, said: str, tmp_path: Path) -> None:
+def test_malformed_prompts_are_explained(text: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"p\.yaml: ") as caught:
         Prompt.load(written(tmp_path, text))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_misspelled_name_is_answered_with_the_nearest() -> None:
@@ -149,7 +149,7 @@ def test_a_misspelled_name_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", ["sentiment", "topic", "entailment", "intents"])
-def test_the_prompts_that_come_along_are_whole(name: str) -> None:
+def test_included_prompts_are_complete(name: str) -> None:
     prompt = Prompt.load(name)
     assert prompt.about
     questions = TaskPrompt.from_prompt(prompt, tuple(prompt.labels), (), pair=prompt.pair)
@@ -157,7 +157,7 @@ def test_the_prompts_that_come_along_are_whole(name: str) -> None:
     assert set(questions.owners) == set(range(len(prompt.labels)))
 
 
-def test_every_prompt_that_comes_along_is_tested_and_explained() -> None:
+def test_every_included_prompt_is_tested_and_documented() -> None:
     assert prompts.names() == ["entailment", "intents", "sentiment", "topic"]
     table = (loader.folder() / "prompts" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z]+)` \|", table, flags=re.MULTILINE) == [

@@ -36,9 +36,9 @@ QUICK = ["stages.0.steps=30", "stages.0.batch=16", "stages.0.max_length=32", "st
 @pytest.fixture
 def speaker(monkeypatch: pytest.MonkeyPatch) -> FakeLanguageModel:
     """Whatever the teacher is called, this one answers."""
-    told = FakeLanguageModel(KNOWS, (-1.0, -1.0), parameters=1_500_000_000)
-    monkeypatch.setattr(teaching, "open_language_model", lambda *_, **__: told)
-    return told
+    model = FakeLanguageModel(KNOWS, (-1.0, -1.0), parameters=1_500_000_000)
+    monkeypatch.setattr(teaching, "open_language_model", lambda *_, **__: model)
+    return model
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def unlabelled_but_for_scores(data: str) -> None:
     train.write_text("\n".join([header, *map("\t".join, zip(texts, wrong, strict=True))]) + "\n", encoding="utf-8")
 
 
-def test_a_student_learns_what_the_language_model_says_and_not_the_labels(
+def test_a_student_learns_from_the_model_not_the_labels(
     given: dict[str, Any], speaker: FakeLanguageModel, tmp_path: Path
 ) -> None:
     unlabelled_but_for_scores(given["data"])
@@ -120,7 +120,7 @@ def test_a_resumed_run_asks_nothing_again(given: dict[str, Any], speaker: FakeLa
     assert len(speaker.asked) == len(set(speaker.asked)), "no prompt was asked twice"
 
 
-def test_the_validation_split_is_asked_first(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
+def test_the_validation_split_is_labelled_first(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     speaker.says = {"good": (-0.5, -2.5), "bad": (-2.5, -0.5)}
     with pytest.raises(TeacherError, match=r"teacher told is no teacher for this task.*Try other words for the labels"):
         tiny.call(compress.distill, **given)
@@ -128,7 +128,7 @@ def test_the_validation_split_is_asked_first(given: dict[str, Any], speaker: Fak
     assert {question.removeprefix("Review: ").partition("\n")[0] for question in speaker.asked} <= texts
 
 
-def test_a_teacher_that_says_one_thing_of_all_is_refused(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
+def test_a_constant_teacher_is_refused(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     speaker.says, speaker.otherwise = {}, (-1.0, -2.0)
     with pytest.raises(TeacherError, match="is no teacher for this task"):
         tiny.call(compress.distill, **given)
@@ -143,7 +143,7 @@ def test_another_prompt_is_another_run(given: dict[str, Any], speaker: FakeLangu
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("recipe", "messages"),
     [
         ("hinton", ["student.init: a prompted teacher has no encoder"]),
         ("tinybert", ["student.init", "tinybert.embeddings reads embeddings; this teacher has only logits"]),
@@ -151,11 +151,11 @@ def test_another_prompt_is_another_run(given: dict[str, Any], speaker: FakeLangu
     ],
 )
 def test_a_recipe_that_asks_for_more_than_probabilities_is_refused_before_anything(
-    recipe: str, said: list[str], given: dict[str, Any], speaker: FakeLanguageModel
+    recipe: str, messages: list[str], given: dict[str, Any], speaker: FakeLanguageModel
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         tiny.call(compress.distill, **given | {"recipe": recipe, "overrides": []})
-    assert [part for part in said if part not in str(caught.value)] == []
+    assert [part for part in messages if part not in str(caught.value)] == []
     assert not given["out"].exists()
     assert speaker.asked == []
 
@@ -175,7 +175,7 @@ def test_a_prompt_for_another_task_is_refused(given: dict[str, Any], speaker: Fa
         tiny.call(compress.distill, **given | {"prompt": "topics"})
 
 
-def test_a_student_that_is_nowhere_is_said(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
+def test_an_unknown_student_is_an_error(given: dict[str, Any], speaker: FakeLanguageModel) -> None:
     with pytest.raises((TeacherError, StudentError), match="no teacher 'minilmm'"):
         tiny.call(compress.distill, **given | {"overrides": [*QUICK, "student.init=minilmm"]})
 

@@ -50,7 +50,7 @@ def test_each_text_gets_its_own_vector(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "expected"),
     [
         (lambda folder: array(folder, texts=None), "its texts are missing; expected made.txt beside it"),
         (lambda folder: array(folder, VECTORS[:3]), "3 vectors, but made.txt has 4 lines"),
@@ -68,9 +68,9 @@ def test_each_text_gets_its_own_vector(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_vectors_that_are_not_of_these_texts_are_refused(
-    made: Callable[[Path], Path], said: str, tmp_path: Path
+    made: Callable[[Path], Path], expected: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(TeacherError, match=said):
+    with pytest.raises(TeacherError, match=expected):
         open_source(str(made(tmp_path))).vectors(TEXTS)
 
 
@@ -109,7 +109,7 @@ def test_an_endpoint_is_asked_once_for_each_text(serve: Start) -> None:
     assert server.seen[-1][1]["input"] == ["another"]
 
 
-def test_an_endpoint_that_fails_midway_has_not_to_be_paid_again(serve: Start) -> None:
+def test_answers_before_a_failure_are_cached(serve: Start) -> None:
     healthy = scripted()
     server = serve(lambda number, path, body: healthy(number, path, body) if number == 0 else (401, {}, b"no"))
     with pytest.raises(TeacherError, match="HTTP 401"):
@@ -129,7 +129,7 @@ def test_an_endpoint_that_changes_its_width_is_refused_and_nothing_is_lost(serve
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         ({"data": []}, "0 vectors for 2 texts"),
         ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}, "differ in length"),
@@ -137,12 +137,12 @@ def test_an_endpoint_that_changes_its_width_is_refused_and_nothing_is_lost(serve
         ({"error": "busy"}, "data: Field required"),
     ],
 )
-def test_answers_that_are_no_vectors_are_told(answer: Any, said: str, serve: Start) -> None:
-    with pytest.raises(TeacherError, match=said):
+def test_malformed_vectors_are_explained(answer: Any, expected: str, serve: Start) -> None:
+    with pytest.raises(TeacherError, match=expected):
         kept(serve(lambda *_: ok(answer))).vectors(TEXTS[:2])
 
 
-def test_kept_vectors_that_are_damaged_are_asked_for_again(serve: Start) -> None:
+def test_damaged_vectors_are_asked_for_again(serve: Start) -> None:
     server = serve(scripted())
     kept(server).vectors(TEXTS)
     (file,) = (cache.home() / "vectors").rglob("3.bin")

@@ -21,7 +21,7 @@ def watched(source: Path, name: str) -> list[np.ndarray]:
     return [session.run([name], {key: np.array([value]) for key, value in row.items()})[0] for row in graphs.rows()]
 
 
-def test_minmax_is_what_the_products_read_when_each_row_runs_alone(tmp_path: Path) -> None:
+def test_minmax_equals_rows_run_alone(tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx")
     found = calibration.compute_ranges(source, graphs.rows(), method="minmax")
     read = {product.reads for product in products(onnx.load_model(source).graph)}
@@ -54,7 +54,7 @@ def test_methods_differ_by_what_they_clip(tmp_path: Path) -> None:
     assert all_of_it != middle
 
 
-def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
+def test_unsuitable_calibration_is_refused(tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx")
     with pytest.raises(ExportError, match="at least one row"):
         calibration.compute_ranges(source, [])

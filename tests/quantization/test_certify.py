@@ -42,7 +42,7 @@ def proof(shipped: tuple[Bundle, Evaluator], here: Device, max_drop: float) -> C
     )  # fmt: skip
 
 
-def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
+def test_certificates_compare_the_logits_of_both_files(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
     made, evaluator = shipped
     found = proof(shipped, here, 1.0)
     exact, small = (made.logits(evaluator.rows, precision=each) for each in ("fp32", "int8"))
@@ -64,7 +64,7 @@ def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Evaluator], here: 
     assert "1.00 more than" in missed.reason
 
 
-def test_a_gain_is_certified_and_told() -> None:
+def test_a_gain_is_certified() -> None:
     assert verdict(ScoreDrop(0.9, 0.91, 0.99, 0.1), 0.0) == (True, "gains 1.00 points where 0 are allowed")
     assert verdict(ScoreDrop(0.9, 0.89, 0.99, 0.1), 0.005) == (
         False,
@@ -73,7 +73,7 @@ def test_a_gain_is_certified_and_told() -> None:
     assert verdict(ScoreDrop(0.9, 0.9 - 0.1, 0.99, 0.1), 0.1)[0], "what is allowed may be used up"
 
 
-def test_a_class_that_collapses_is_no_certificate_though_the_score_is_kept() -> None:
+def test_a_collapsed_class_is_not_certified() -> None:
     outcome = ScoreDrop(
         0.95, 0.949, 0.99, 0.1, (ClassChange("rare", 6 / 9, 0.0, 9), ClassChange("often", 0.9, 0.9, 500))
     )
@@ -135,7 +135,7 @@ def test_two_answers_are_allowed_on_any_number_of_rows_and_beyond_them_the_limit
     assert outcome.near(outcome.least_limit)
 
 
-def test_the_verdict_says_when_it_is_the_rows_that_decide() -> None:
+def test_the_verdict_mentions_unresolved_changes() -> None:
     good, reason = verdict(changed(100, 2), 0.005)
     assert good
     assert "1.50 more than the 0.5 allowed" in reason

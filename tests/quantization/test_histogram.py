@@ -40,7 +40,7 @@ def test_percentile_is_the_middle_of_it() -> None:
     assert of(np.full(100, 2.0)).range("percentile", 99.0)[0] == 0.0
 
 
-def test_entropy_gives_up_a_lone_outlier_but_not_what_is_everywhere() -> None:
+def test_entropy_clips_a_lone_outlier_only() -> None:
     draw = np.random.default_rng(0)
     with_outlier = np.concatenate([draw.normal(size=50_000), [400.0]])
     assert of(with_outlier).range("entropy")[1] < 100
@@ -51,6 +51,6 @@ def test_entropy_gives_up_a_lone_outlier_but_not_what_is_everywhere() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_what_is_not_finite_is_refused(broken: float) -> None:
+def test_non_finite_values_are_refused(broken: float) -> None:
     with pytest.raises(ValueError, match="not finite"):
         of(np.array([1.0, broken]))

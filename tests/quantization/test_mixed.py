@@ -155,8 +155,8 @@ def test_of_two_equal_products_the_cheaper_is_tried_first(make: Callable[..., Ma
     names = outputs(shipped)
     for dear in names:
         costs = {each.name: 1e6 if each.name == dear else 1.0 for each in parts(shipped)}
-        said: list[str] = []
-        mixed = mix(attempt.make, parts(shipped), files, limit=0.6, costs=lambda: costs, say=said.append)  # noqa: B023
+        messages: list[str] = []
+        mixed = mix(attempt.make, parts(shipped), files, limit=0.6, costs=lambda: costs, say=messages.append)  # noqa: B023
         assert dear not in mixed.keep
         assert mixed.outcome.near(0.6)
     both = mix(

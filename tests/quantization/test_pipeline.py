@@ -99,7 +99,7 @@ def test_every_kind_of_task_is_quantised_and_certified(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("--method dynamic", "dynamic int8"),
         ("--method static", "static int8, "),
@@ -109,12 +109,14 @@ def test_every_kind_of_task_is_quantised_and_certified(kind: str, tmp_path: Path
         ("--method auto", "static int8, "),
     ],
 )
-def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said: str, tmp_path: Path) -> None:
+def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, expected: str, tmp_path: Path) -> None:
     made = reviews[0].copy_to(tmp_path / "bundle")
-    told = command.run("quantize", str(made.path), "--data", reviews[1], "--max-drop", "100", "--json", *words.split())
-    assert told.code == 0, told.err
-    found = json.loads(told.out)
-    assert said in found["certificate"]["method"]
+    result = command.run(
+        "quantize", str(made.path), "--data", reviews[1], "--max-drop", "100", "--json", *words.split()
+    )
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert expected in found["certificate"]["method"]
     after = Bundle.load(made.path)
     assert after.manifest.files["onnx/model.onnx"] == made.manifest.files["onnx/model.onnx"]
     assert metadata(read_model(after.files()["int8"]))["compress.precision"] == "int8"
@@ -122,13 +124,14 @@ def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said:
     assert command.partial(tmp_path) == []
 
 
-def test_auto_smooths_where_static_alone_is_not_near(
+def test_auto_smooths_if_static_is_not_near(
     reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScoreDrop, "near", lambda *_, **__: False)
+    near = iter([False])  # static is not; afterwards every file is
+    monkeypatch.setattr(ScoreDrop, "near", lambda *_, **__: next(near, True))
     made = reviews[0].copy_to(tmp_path / "bundle")
-    told = command.run("quantize", str(made.path), "--data", reviews[1], "--json")
-    assert json.loads(told.out)["certificate"]["method"].startswith("SmoothQuant")
+    result = command.run("quantize", str(made.path), "--data", reviews[1], "--json")
+    assert json.loads(result.out)["certificate"]["method"].startswith("SmoothQuant")
 
 
 @pytest.fixture
@@ -146,11 +149,11 @@ def broken(reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.Monk
     return reviews[0], str(source)
 
 
-def test_a_target_that_is_missed_leaves_the_nearest_file_marked_so(broken: tuple[Bundle, str], tmp_path: Path) -> None:
+def test_a_missed_target_leaves_an_uncertified_file(broken: tuple[Bundle, str], tmp_path: Path) -> None:
     words = ("--data", broken[1], "--method", "dynamic", "--max-drop", "1", "--out", str(tmp_path / "new"))
-    told = command.run("quantize", str(broken[0].path), *words)
-    assert told.code == 3
-    assert "NOT certified: " in told.out
+    result = command.run("quantize", str(broken[0].path), *words)
+    assert result.code == 3
+    assert "NOT certified: " in result.out
     made = Bundle.load(tmp_path / "new")
     (proof,) = Report.from_json(made.path / "report.json").certificates
     assert not proof.certified
@@ -162,7 +165,7 @@ def test_a_target_that_is_missed_leaves_the_nearest_file_marked_so(broken: tuple
     "bad",
     [{"max_drop": -1.0}, {"max_drop": math.nan}, {"max_drop": math.inf}, {"rows": 0}, {"percentile": 101.0}],
 )
-def test_numbers_that_mean_nothing_are_refused_before_any_work(
+def test_invalid_numbers_are_refused_before_any_work(
     bad: dict[str, Any], reviews: tuple[Bundle, str], tmp_path: Path
 ) -> None:
     with pytest.raises(CompressError, match=next(iter(bad))):
@@ -177,7 +180,7 @@ def test_a_bundle_that_cannot_be_written_is_refused_before_any_work(
         quantize.quantize(reviews[0], "no such data")
 
 
-def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
+def test_a_kill_at_any_write_leaves_a_valid_bundle(
     reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A certificate is never of another file than the one beside it."""
@@ -211,23 +214,21 @@ def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
     assert Bundle.load(made.path) == again.bundle
 
 
-def test_data_of_another_task_are_refused_and_the_bundle_is_untouched(
-    reviews: tuple[Bundle, str], tmp_path: Path
-) -> None:
+def test_data_of_another_task_are_refused(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
     for split in ("train", "dev"):
         lines = [f"a {label} film\t{label}" for label in ("good", "bad", "fine")] * 5
         (folder / f"{split}.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
     stamps = reviews[0].manifest.files
-    told = command.run("quantize", str(reviews[0].path), "--data", str(folder))
-    assert told.code == 2
-    assert "classification of 3 labels (bad, fine, good)" in told.err
-    assert "2 labels (negative, positive)" in told.err
+    result = command.run("quantize", str(reviews[0].path), "--data", str(folder))
+    assert result.code == 2
+    assert "classification of 3 labels (bad, fine, good)" in result.err
+    assert "2 labels (negative, positive)" in result.err
     assert Bundle.load(reviews[0].path).manifest.files == stamps
 
 
-def test_what_was_trained_is_held_against_the_model_before(
+def test_qat_is_compared_with_the_former_model(
     reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training that moves the float model too is a loss that its own fp32 file would not show."""
@@ -235,8 +236,8 @@ def test_what_was_trained_is_held_against_the_model_before(
     words = ["--method", "qat", "--out", str(tmp_path / "trained"), "--max-drop", "100", "--json"]
     for each in ("steps=20", "batch=8", "lr=0.05", "warmup=0"):
         words += ["--set", f"stages.0.{each}"]
-    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], *words)
-    assert told.code == 0, told.err
+    result = command.run("quantize", str(reviews[0].path), "--data", reviews[1], *words)
+    assert result.code == 0, result.err
     made = Bundle.load(tmp_path / "trained")
     proof = json.loads(metadata(read_model(made.files()["int8"]))[KEY])
     assert "learned in training" in proof["method"]
@@ -262,9 +263,9 @@ def test_an_interruption_leaves_the_bundle_as_it_was(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(moment, interrupt)
-    told = command.run("quantize", str(made.path), "--data", reviews[1], "--method", "dynamic")
-    assert told.code == 130
-    assert "not changed" in told.err
+    result = command.run("quantize", str(made.path), "--data", reviews[1], "--method", "dynamic")
+    assert result.code == 130
+    assert "not changed" in result.err
     assert Bundle.load(made.path) == made
     assert {path.name for path in tmp_path.iterdir()} <= {"bundle", "home"}
 
@@ -283,16 +284,18 @@ def test_a_smoothed_graph_that_answers_differently_is_refused(
         return found
 
     monkeypatch.setattr(select, "smooth", broken)
-    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--method", "smoothquant")
-    assert told.code == 2
-    assert "answers differently" in told.err
+    result = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--method", "smoothquant")
+    assert result.code == 2
+    assert "answers differently" in result.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [(("--set", "stages.0.lr=1"), "--set"), (("--device", "lokal"), "local"), (("--method", "qat"), "--out")],
 )
-def test_options_that_do_not_apply_are_refused(words: tuple[str, str], said: str, reviews: tuple[Bundle, str]) -> None:
-    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], *words)
-    assert told.code == 2
-    assert said in told.err
+def test_options_that_do_not_apply_are_refused(
+    words: tuple[str, str], expected: str, reviews: tuple[Bundle, str]
+) -> None:
+    result = command.run("quantize", str(reviews[0].path), "--data", reviews[1], *words)
+    assert result.code == 2
+    assert expected in result.err

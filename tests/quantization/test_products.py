@@ -13,7 +13,7 @@ from tests import tiny
 from tests.quantization import graphs
 
 
-def test_every_linear_of_a_bert_is_one_and_no_product_of_activations(tmp_path: Path) -> None:
+def test_products_are_the_linear_layers(tmp_path: Path) -> None:
     graph = onnx.load_model(graphs.exported(tmp_path / "model.onnx", layers=2)).graph
     found = products(graph)
     assert [layer(product.name) for product in found] == [
@@ -50,14 +50,14 @@ def test_a_bias_belongs_to_the_product_it_is_added_to(bias: np.ndarray | None, t
     assert found.ends == (("y",) if bias is None else ("raw", "y"))
 
 
-def test_what_is_added_where_others_look_on_is_no_bias(tmp_path: Path) -> None:
+def test_an_addition_with_other_readers_is_no_bias(tmp_path: Path) -> None:
     model = onnx.load_model(graphs.one_product(tmp_path / "m.onnx", np.eye(4), np.ones(4)))
     model.graph.node.append(onnx.helper.make_node("Neg", ["raw"], ["z"], name="neg"))
     assert products(model.graph)[0].bias is None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("/model/bert/encoder/layer.11/attention/self/query/MatMul", "layer 11, attention query"),
         ("/model/bert/encoder/layer.0/attention/qkv/MatMul", "layer 0, attention qkv"),
@@ -74,12 +74,12 @@ def test_what_is_added_where_others_look_on_is_no_bias(tmp_path: Path) -> None:
         ("product", "product"),
     ],
 )
-def test_a_product_is_told_by_its_place(name: str, said: str) -> None:
-    assert layer(name) == said
+def test_layer_names(name: str, expected: str) -> None:
+    assert layer(name) == expected
 
 
 @pytest.mark.parametrize("kept", ["/model/classifier/Gemm", "/model/bert/encoder/layer.0/output/dense/MatMul"])
-def test_what_stays_in_float_is_found_in_the_file(kept: str, tmp_path: Path) -> None:
+def test_products_in_float32_are_listed(kept: str, tmp_path: Path) -> None:
     """A head, too, which onnxruntime's quantiser takes apart under another name."""
     to_onnx(tiny.bert(), tmp_path / "fp32.onnx")
     quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", keep=[kept])

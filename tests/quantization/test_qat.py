@@ -23,7 +23,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, str]:
     return write(folder / "bundle", task=task), tiny.reviews(folder / "data")
 
 
-def test_the_result_is_another_bundle_with_static_int8(
+def test_qat_makes_another_bundle_with_static_int8(
     places: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))

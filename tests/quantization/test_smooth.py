@@ -78,7 +78,7 @@ def test_a_scale_is_equation_4(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
-def test_int8_comes_nearer_where_channels_are_uneven(family: str, tmp_path: Path) -> None:
+def test_smoothing_helps_if_channels_are_uneven(family: str, tmp_path: Path) -> None:
     source, given = uneven(tmp_path / "model.onnx", family), graphs.rows(40)
     full = graphs.logits(source, given)
     error = {}
@@ -92,7 +92,7 @@ def test_int8_comes_nearer_where_channels_are_uneven(family: str, tmp_path: Path
     assert error["smooth"] < 0.7 * error["plain"]
 
 
-def test_scales_are_folded_where_that_is_exact_and_multiplied_once_elsewhere(tmp_path: Path) -> None:
+def test_scales_are_folded_if_exact_else_multiplied_once(tmp_path: Path) -> None:
     source = uneven(tmp_path / "model.onnx", layers=2)
     by_read = {product.reads: layer(product.name) for product in products(read_model(source).graph)}
     assert [by_read[name] for name in producers(read_model(source).graph)] == [
@@ -107,7 +107,7 @@ def test_scales_are_folded_where_that_is_exact_and_multiplied_once_elsewhere(tmp
     assert graphs.operators(tmp_path / "folded.onnx") == before
 
 
-def test_norms_that_products_alone_read_and_relus_take_the_scales(tmp_path: Path) -> None:
+def test_norms_and_relus_take_scales(tmp_path: Path) -> None:
     folded = {
         family: [layer(p.name) for p in products(graph) if p.reads in producers(graph)]
         for family in ("modernbert", "mobilebert")
@@ -118,7 +118,7 @@ def test_norms_that_products_alone_read_and_relus_take_the_scales(tmp_path: Path
 
 
 @pytest.mark.parametrize("form", [Form(tokens_first=False), Form(), Form(merged=True)], ids=str)
-def test_graphs_rewritten_to_be_faster_are_smoothed_and_quantised_too(form: Form, tmp_path: Path) -> None:
+def test_rewritten_graphs_are_smoothed_and_quantised(form: Form, tmp_path: Path) -> None:
     source, given, fast = uneven(tmp_path / "model.onnx"), graphs.rows(), tmp_path / "fast.onnx"
     onnx.save_model(rewrite_graph(read_model(source), form).model, fast)
     found = smooth(fast, tmp_path / "smooth.onnx", observe_channels(fast, given), alpha=0.6)

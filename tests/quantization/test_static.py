@@ -77,7 +77,7 @@ def test_every_family_stays_near_and_a_quarter_of_the_size(family: str, form: Fo
     assert metadata(read_model(small)) == {**metadata(read_model(source)), "compress.precision": "int8"}
 
 
-def test_what_reads_one_tensor_shares_its_quantisation(tmp_path: Path) -> None:
+def test_readers_of_a_tensor_share_its_quantisation(tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx", layers=2)
     quantize_static(source, tmp_path / "int8.onnx", compute_ranges(source, graphs.rows()))
     found = graphs.operators(tmp_path / "int8.onnx")
@@ -107,7 +107,7 @@ def test_onnxruntime_runs_no_product_behind_a_dequantised_weight(form: Form, per
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_kept_is_float_and_what_is_no_product_is_refused(form: Form, tmp_path: Path) -> None:
+def test_keep_takes_products_only(form: Form, tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx")
     names = [product.name for product in products(read_model(source).graph)]
     keep = [names[1], names[-1]]
