@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from compress.training.logging import Journal, curves, forget_after, mend
 
 
-def test_tensorboard_shows_what_the_log_has(tmp_path: Path) -> None:
+def test_tensorboard_has_the_values_of_the_log(tmp_path: Path) -> None:
     journal = Journal("lesson", tmp_path / "log.jsonl", tmp_path / "tensorboard", Console(quiet=True), batch=8)
     arguments, control = TrainingArguments(output_dir=str(tmp_path), report_to=[]), TrainerControl()
     for step, loss in ((1, 0.5), (3, 0.25)):
@@ -31,34 +31,34 @@ LINES = ('{"stage": "a", "step": 1, "loss": 0.5}', '{"stage": "a", "step": 2, "l
     "damaged",
     ["{}", '{"stage": "a" "step": 1}', '{"stage": "a", "step": 1, "loss": "x"}', "\0" * 9, "[" * 20_000, "\udcff"],
 )
-def test_a_damaged_line_is_dropped_and_told(tmp_path: Path, damaged: str) -> None:
-    log, said = tmp_path / "log.jsonl", list[str]()
+def test_a_damaged_line_is_dropped_with_a_warning(tmp_path: Path, damaged: str) -> None:
+    log, warnings = tmp_path / "log.jsonl", list[str]()
     log.write_bytes("\n".join([LINES[0], damaged, LINES[1], ""]).encode("utf-8", "surrogateescape"))
     assert curves(log) == {"a": [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]}
-    mend(log, said.append)
+    mend(log, warnings.append)
     assert log.read_text(encoding="utf-8").splitlines() == list(LINES)
-    (warning,) = said
+    (warning,) = warnings
     assert str(log) in warning
     assert "line 2 " in warning
-    mend(log, said.append)
-    assert len(said) == 1
+    mend(log, warnings.append)
+    assert len(warnings) == 1
 
 
-def test_a_line_that_a_kill_has_torn_is_not_told(tmp_path: Path) -> None:
-    log, said = tmp_path / "log.jsonl", list[str]()
+def test_a_line_torn_by_a_kill_is_dropped_silently(tmp_path: Path) -> None:
+    log, warnings = tmp_path / "log.jsonl", list[str]()
     log.write_text(f"{LINES[0]}\n{LINES[1][:20]}", encoding="utf-8")
-    forget_after(log, "a", 1, said.append)
+    forget_after(log, "a", 1, warnings.append)
     assert log.read_text(encoding="utf-8") == f"{LINES[0]}\n"
-    assert not said
+    assert not warnings
 
 
-def test_a_log_without_what_a_checkpoint_has_is_told(tmp_path: Path) -> None:
-    said = list[str]()
-    forget_after(tmp_path / "log.jsonl", "a", 0, said.append)
-    assert not said
+def test_a_log_behind_its_checkpoint_gives_a_warning(tmp_path: Path) -> None:
+    warnings = list[str]()
+    forget_after(tmp_path / "log.jsonl", "a", 0, warnings.append)
+    assert not warnings
     for content in (None, "", f"{LINES[0]}\n".replace('"a"', '"b"')):
         if content is not None:
             (tmp_path / "log.jsonl").write_text(content, encoding="utf-8")
-        forget_after(tmp_path / "log.jsonl", "a", 4, said.append)
-    assert len(said) == 3
-    assert "4 steps of stage a" in said[0]
+        forget_after(tmp_path / "log.jsonl", "a", 4, warnings.append)
+    assert len(warnings) == 3
+    assert "4 steps of stage a" in warnings[0]

@@ -1,4 +1,4 @@
-"""A run's directory: one run, one process at a time, and nothing in it that is half there."""
+"""The folder of a run: one run, one process at a time, and no half-written files."""
 
 import json
 import signal
@@ -28,19 +28,19 @@ def recipe(tmp_path: Path) -> Recipe:
     return Recipe.load(tiny.recipe(tmp_path / "recipes"))
 
 
-def opened(path: Path, recipe: Recipe, *, resume: bool = False, **changes: Any) -> Run:
+def open_run(path: Path, recipe: Recipe, *, resume: bool = False, **changes: Any) -> Run:
     return Run.open(path, recipe, IDENTITY | changes, resume=resume)
 
 
-def begun(path: Path, recipe: Recipe) -> Path:
-    """A run that has something to keep."""
-    with closing(opened(path, recipe)):
+def start_run(path: Path, recipe: Recipe) -> Path:
+    """Start a run and leave a log in it."""
+    with closing(open_run(path, recipe)):
         (path / "log.jsonl").write_text("", encoding="utf-8")
     return path
 
 
-def test_what_it_is_of_is_written_first(tmp_path: Path, recipe: Recipe) -> None:
-    with closing(opened(tmp_path / "deep" / "run", recipe, command="compress distill")) as run:
+def test_recipe_and_identity_are_written_first(tmp_path: Path, recipe: Recipe) -> None:
+    with closing(open_run(tmp_path / "deep" / "run", recipe, command="compress distill")) as run:
         assert Recipe.load(str(run.path / "recipe.yaml")).plain() == recipe.plain() | {"name": "tiny"}
         assert json.loads((run.path / "run.json").read_text(encoding="utf-8")) == IDENTITY | {
             "command": "compress distill"
@@ -48,18 +48,18 @@ def test_what_it_is_of_is_written_first(tmp_path: Path, recipe: Recipe) -> None:
         assert (run.seed, run.main) == (3, True)
 
 
-def test_a_run_is_not_begun_twice_but_resumed(tmp_path: Path, recipe: Recipe) -> None:
-    path = begun(tmp_path / "run", recipe)
+def test_an_existing_run_is_resumed_not_started_again(tmp_path: Path, recipe: Recipe) -> None:
+    path = start_run(tmp_path / "run", recipe)
     with pytest.raises(RunError, match="holds a run already; --resume continues it, another --out starts a new one"):
-        opened(path, recipe)
-    opened(path, recipe, resume=True, command="typed otherwise").close()
+        open_run(path, recipe)
+    open_run(path, recipe, resume=True, command="typed otherwise").close()
 
 
-def test_there_must_be_a_run_to_resume(tmp_path: Path, recipe: Recipe) -> None:
+def test_resume_needs_a_run(tmp_path: Path, recipe: Recipe) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "not there"):
         with pytest.raises(RunError, match=r"holds no run .* without --resume"):
-            opened(tmp_path / name, recipe, resume=True)
+            open_run(tmp_path / name, recipe, resume=True)
     assert {each.name for each in tmp_path.rglob("*")} == {"recipes", "tiny.yaml", "empty"}
 
 
@@ -67,50 +67,50 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path, recipe: Recipe) -> None:
     "left",
     [".lock", ".lock recipe.yaml", ".lock recipe.yaml run.json costs.json", ".lock recipe.yaml .run.json.partial"],
 )
-def test_killed_before_it_began_it_begins_again(tmp_path: Path, recipe: Recipe, left: str) -> None:
+def test_a_run_killed_before_it_began_starts_again(tmp_path: Path, recipe: Recipe, left: str) -> None:
     for name in left.split():
         (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "run" / name).write_text("cut sho", encoding="utf-8")
     for resume in (True, False):
-        opened(tmp_path / "run", recipe, resume=resume).close()
+        open_run(tmp_path / "run", recipe, resume=resume).close()
         assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8")) == IDENTITY
     assert not (tmp_path / "run" / "costs.json").exists()
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path, recipe: Recipe) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(RunError, match=r"file/run: cannot be made .*choose an --out that can be written"):
-        opened(tmp_path / "file" / "run", recipe)
+        open_run(tmp_path / "file" / "run", recipe)
 
 
-def test_every_difference_to_the_run_there_is_named(tmp_path: Path, recipe: Recipe) -> None:
-    path = begun(tmp_path / "run", recipe)
+def test_every_difference_from_the_existing_run_is_named(tmp_path: Path, recipe: Recipe) -> None:
+    path = start_run(tmp_path / "run", recipe)
     other = Recipe.load(tiny.recipe(tmp_path / "recipes"), ["stages.0.lr=1e-5"])
     with pytest.raises(RunError) as caught:
-        opened(path, other, resume=True, teacher="bert-base", seed=4)
+        open_run(path, other, resume=True, teacher="bert-base", seed=4)
     message = str(caught.value)
     assert "teacher was 'minilm', now 'bert-base'; seed was 3, now 4; the recipe differs" in message
     assert "precision" not in message
-    opened(path, recipe, resume=True).close()
+    open_run(path, recipe, resume=True).close()
 
 
-def test_directories_of_others_are_left_alone(tmp_path: Path, recipe: Recipe) -> None:
+def test_other_folders_are_left_alone(tmp_path: Path, recipe: Recipe) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "recipe.yaml").write_text("soup", encoding="utf-8")
     for resume in (True, False):
         with pytest.raises(RunError, match="is not empty and not a run of compress; choose another --out"):
-            opened(tmp_path / "notes", recipe, resume=resume)
+            open_run(tmp_path / "notes", recipe, resume=resume)
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["recipe.yaml"]
     with pytest.raises(RunError, match="is a file"):
-        opened(tmp_path / "notes" / "recipe.yaml", recipe)
+        open_run(tmp_path / "notes" / "recipe.yaml", recipe)
 
 
 # The lock
 
 
 @contextmanager
-def held(lock: Path) -> Iterator[subprocess.Popen[str]]:
-    """By another process, as long as it lives."""
+def hold_lock(lock: Path) -> Iterator[subprocess.Popen[str]]:
+    """Hold the lock in another process."""
     code = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -123,23 +123,23 @@ def held(lock: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_one_process_at_a_time(tmp_path: Path, recipe: Recipe) -> None:
-    path = begun(tmp_path / "run", recipe)
+    path = start_run(tmp_path / "run", recipe)
     (path / ".lock").write_text("4711", encoding="utf-8")
-    with held(path / ".lock") as other:
+    with hold_lock(path / ".lock") as other:
         with pytest.raises(
             RunError, match=r"another process \(pid 4711\) is running this run; wait for it, or stop it"
         ):
-            opened(path, recipe, resume=True)
+            open_run(path, recipe, resume=True)
         other.send_signal(signal.SIGKILL)
         other.wait()
-        opened(path, recipe, resume=True).close()
+        open_run(path, recipe, resume=True).close()
 
 
-def test_a_refused_run_is_not_locked_afterwards(tmp_path: Path, recipe: Recipe) -> None:
-    path = begun(tmp_path / "run", recipe)
+def test_a_refused_run_is_unlocked(tmp_path: Path, recipe: Recipe) -> None:
+    path = start_run(tmp_path / "run", recipe)
     with pytest.raises(RunError, match="seed"):
-        opened(path, recipe, resume=True, seed=4)
-    opened(path, recipe, resume=True).close()
+        open_run(path, recipe, resume=True, seed=4)
+    open_run(path, recipe, resume=True).close()
 
 
 def test_only_the_first_process_of_several_writes(tmp_path: Path, recipe: Recipe) -> None:
@@ -152,31 +152,31 @@ def test_only_the_first_process_of_several_writes(tmp_path: Path, recipe: Recipe
 # The cursor
 
 
-def result(run: Run, stage: str) -> None:
+def write_result(run: Run, stage: str) -> None:
     with atomic_folder(run.result(stage), sealed=True) as folder:
         (folder / "weights").write_text("0.5", encoding="utf-8")
 
 
 def test_a_stage_is_done_when_its_result_is_there(tmp_path: Path, recipe: Recipe) -> None:
-    with closing(opened(tmp_path / "run", recipe)) as run:
+    with closing(open_run(tmp_path / "run", recipe)) as run:
         first, second = recipe.stages
         assert run.remaining(recipe.stages, QUIET) == (None, [first, second])
         (run.stage(first.name) / "checkpoints" / "checkpoint-4").mkdir(parents=True)
         (run.stage(first.name) / ".model.partial").mkdir()
         assert run.remaining(recipe.stages, QUIET) == (None, [first, second])
-        result(run, first.name)
+        write_result(run, first.name)
         assert run.remaining(recipe.stages, QUIET) == (run.result(first.name), [second])
-        result(run, second.name)
+        write_result(run, second.name)
         assert run.remaining(recipe.stages, QUIET) == (run.result(second.name), [])
 
 
 @pytest.mark.parametrize("name", ["weights", "checksums.json"])
 def test_a_stage_with_a_damaged_result_is_not_done(tmp_path: Path, recipe: Recipe, name: str) -> None:
     console = Console(file=StringIO(), width=500)
-    with closing(opened(tmp_path / "run", recipe)) as run:
+    with closing(open_run(tmp_path / "run", recipe)) as run:
         first, second = recipe.stages
         for stage in recipe.stages:
-            result(run, stage.name)
+            write_result(run, stage.name)
         (run.result(second.name) / name).write_bytes(b"")
         assert run.remaining(recipe.stages, console) == (run.result(first.name), [second])
         assert not run.result(second.name).exists()
@@ -186,27 +186,27 @@ def test_a_stage_with_a_damaged_result_is_not_done(tmp_path: Path, recipe: Recip
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"seed": 3, "teacher', "\0" * 40])
-def test_a_run_whose_papers_are_damaged_is_told(tmp_path: Path, recipe: Recipe, content: str) -> None:
-    path = begun(tmp_path / "run", recipe)
+def test_a_damaged_run_json_or_recipe_is_refused(tmp_path: Path, recipe: Recipe, content: str) -> None:
+    path = start_run(tmp_path / "run", recipe)
     (path / "run.json").write_text(content, encoding="utf-8")
     with pytest.raises(DamagedError, match=r"run\.json: is damaged: .* another --out") as caught:
-        opened(path, recipe, resume=True)
+        open_run(path, recipe, resume=True)
     assert caught.value.path == path / "run.json"
-    opened(begun(tmp_path / "other", recipe), recipe, resume=True).close()
+    open_run(start_run(tmp_path / "other", recipe), recipe, resume=True).close()
     (tmp_path / "other" / "recipe.yaml").write_bytes(b"\xff\0")
     with pytest.raises(RunError, match=r"recipe\.yaml"):
-        opened(tmp_path / "other", recipe, resume=True)
+        open_run(tmp_path / "other", recipe, resume=True)
 
 
-# What it is of
+# Identity
 
 
 def test_a_teacher_that_has_changed_is_refused(tmp_path: Path, recipe: Recipe) -> None:
-    path = begun(tmp_path / "run", recipe)
-    with closing(opened(path, recipe, resume=True)) as run:
+    path = start_run(tmp_path / "run", recipe)
+    with closing(open_run(path, recipe, resume=True)) as run:
         run.confirm(teacher="3f2a")
         run.confirm(teacher="3f2a", data="77ab")
-    with closing(opened(path, recipe, resume=True)) as run:
+    with closing(open_run(path, recipe, resume=True)) as run:
         run.confirm(teacher="3f2a", data="77ab")
         for changed, told in (({"teacher": "9999"}, "minilm"), ({"data": "0000"}, "glue/sst2")):
             with pytest.raises(RunError, match="has changed") as caught:
@@ -218,26 +218,26 @@ def test_a_teacher_that_has_changed_is_refused(tmp_path: Path, recipe: Recipe) -
             other.confirm(teacher="9999")
 
 
-# What it took, and what it keeps
+# Time and disk
 
 
-def test_seconds_are_of_all_processes(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_add_up_over_processes(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("compress.training.run.time.monotonic", lambda: clock[0])
-    path = begun(tmp_path / "run", recipe)
+    path = start_run(tmp_path / "run", recipe)
     for before in (0.0, 10.0, 20.0):
-        with closing(opened(path, recipe, resume=True)) as run:
+        with closing(open_run(path, recipe, resume=True)) as run:
             assert run.before == before
             clock[0] += 10.0
             run.save_seconds()
             clock[0] += 5.0  # whose work was not kept
     (path / "seconds.json").write_text('{"secondr": 20}', encoding="utf-8")
     with pytest.raises(DamagedError, match=r"seconds\.json.* Remove it"):
-        opened(path, recipe, resume=True)
+        open_run(path, recipe, resume=True)
 
 
-def filled_in(path: Path) -> int:
-    """What a stage and a kill leave in a run; the bytes of what is not needed once it is finished."""
+def leave_files(path: Path) -> int:
+    """Write what a stage and a kill leave in a run; return the bytes that a finished run does not need."""
     needless = ("checkpoints/checkpoint-2/optimizer.pt", "best.safetensors", ".partial/checkpoint-4/optimizer.pt")
     needless = (*needless, ".model.partial/model.safetensors")
     for name in (*needless, "model/model.safetensors"):
@@ -248,31 +248,31 @@ def filled_in(path: Path) -> int:
     return 1000 * len(needless)
 
 
-def kept_in(path: Path) -> set[str]:
+def list_files(path: Path) -> set[str]:
     return {each.name for each in path.rglob("*") if each.is_file()} - {".lock", "run.json", "recipe.yaml", "log.jsonl"}
 
 
-def test_a_finished_run_keeps_its_results_alone(tmp_path: Path, recipe: Recipe) -> None:
-    path = begun(tmp_path / "run", recipe)
-    with closing(opened(path, recipe, resume=True)) as run:
-        filled_in(path)
+def test_a_finished_run_keeps_only_its_results(tmp_path: Path, recipe: Recipe) -> None:
+    path = start_run(tmp_path / "run", recipe)
+    with closing(open_run(path, recipe, resume=True)) as run:
+        leave_files(path)
         run.finish()
-    assert kept_in(path) == {"model.safetensors", "report.html"}
-    size = filled_in(path)
+    assert list_files(path) == {"model.safetensors", "report.html"}
+    size = leave_files(path)
     assert clean(path, dry_run=True) == size
-    assert len(kept_in(path)) > 2
+    assert len(list_files(path)) > 2
     assert clean(path) == size
     assert clean(path) == 0
-    assert kept_in(path) == {"model.safetensors", "report.html"}
-    opened(path, recipe, resume=True).close()
+    assert list_files(path) == {"model.safetensors", "report.html"}
+    open_run(path, recipe, resume=True).close()
 
 
-def test_an_unfinished_run_is_not_cleaned_unless_that_is_asked_for(tmp_path: Path, recipe: Recipe) -> None:
-    path = begun(tmp_path / "run", recipe)
-    size = filled_in(path)
+def test_an_unfinished_run_is_cleaned_only_with_the_option(tmp_path: Path, recipe: Recipe) -> None:
+    path = start_run(tmp_path / "run", recipe)
+    size = leave_files(path)
     with pytest.raises(RunError, match=r"is not finished.* --unfinished"):
         clean(path)
-    with held(path / ".lock"), pytest.raises(RunError, match="another process"):
+    with hold_lock(path / ".lock"), pytest.raises(RunError, match="another process"):
         clean(path, unfinished=True)
     assert clean(path, unfinished=True) == size
     with pytest.raises(RunError, match="holds no run"):

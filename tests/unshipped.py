@@ -1,4 +1,4 @@
-"""Runs that end when their last stage is done, or ship in haste: shipping takes longer than a tiny training."""
+"""Skip or shorten what follows the last stage of a run: shipping takes longer than a tiny training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from tests.latencies import steady
 
 
 class Trained(Exception):  # noqa: N818
-    """The last stage is done."""
+    """Raised when the last stage is done."""
 
 
 class Unshipped:
-    """Stands for Bundle."""
+    """Takes the place of Bundle."""
 
     @staticmethod
     def write(path: Path, **_: Any) -> None:
@@ -23,7 +23,7 @@ class Unshipped:
 
 
 def hasten(patch: pytest.MonkeyPatch) -> None:
-    """Take files' sizes for their times, and estimate the error of a teacher's lead from fewer groups."""
+    """Use the sizes of files as their times, and fewer groups for the error of a teacher's lead."""
     from compress.commands import ship
     from compress.evaluation import baselines
 
