@@ -189,8 +189,8 @@ def _fill(entry: Path, make: Callable[[Path], object]) -> None:
 
 def _remove_leftovers(entry: Path) -> None:
     """Remove unfinished entries beside `entry` whose processes have ended, unless they may still be resumed."""
-    found = [path for ending in ("partial", "lock") for path in entry.parent.glob(f".*.{ending}")]
-    for other in {entry.with_name(path.stem[1:]) for path in found} - {entry}:
+    leftovers = [path for ending in ("partial", "lock") for path in entry.parent.glob(f".*.{ending}")]
+    for other in {entry.with_name(path.stem[1:]) for path in leftovers} - {entry}:
         with locked(other, wait=False) as is_ours:
             partial = _partial(other)
             if is_ours and not (_has_parts(partial) and time.time() - partial.stat().st_mtime < RESUMABLE_SECONDS):

@@ -78,12 +78,12 @@ def load_task(
         unsaved = _load_annotated(annotated, metric=metric, seed=seed)
     else:
         named = [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)]
-        found = sources.find(source, named)
-        if (annotated := _read_annotated(found, kind, text, label)) is not None:
+        opened = sources.find(source, named)
+        if (annotated := _read_annotated(opened, kind, text, label)) is not None:
             unsaved = _load_annotated(annotated, metric=metric, seed=seed)
     with cache.scratch(cache.home() / "data") as folder:
         if unsaved is None:
-            unsaved = _load_texts(found, folder, text, label, kind, metric=metric, seed=seed, unlabelled=unlabelled)
+            unsaved = _load_texts(opened, folder, text, label, kind, metric=metric, seed=seed, unlabelled=unlabelled)
         name, task, batches, notes = unsaved
         identity = (task.kind, *task.labels, *([str(task.unanswerable)] if task.kind in FORMS else []))
         splits, fingerprint = cache.keep_splits(folder, batches, *identity)
@@ -101,7 +101,7 @@ class _Split(NamedTuple):
 
 
 def _load_texts(
-    found: Source,
+    source: Source,
     folder: Path,
     text: Sequence[str] | None,
     label: str | None,
@@ -112,11 +112,11 @@ def _load_texts(
     unlabelled: bool,
 ) -> UnsavedTask:
     """Load a classification, multilabel or regression task; `folder` holds its columns until they are saved."""
-    guide = found.train  # determines columns and classes
+    guide = source.train  # determines columns and classes
     if unlabelled and not schema.has_label(guide, label):
-        guide = next((split for split in found.validation[:1] if schema.has_label(split, label)), guide)
+        guide = next((split for split in source.validation[:1] if schema.has_label(split, label)), guide)
     columns = schema.choose(guide, text, label)
-    notes = [*found.notes, *columns.notes]
+    notes = [*source.notes, *columns.notes]
     labelled = _read(guide, columns, folder, notes)
     assert labelled.labels is not None
     declared = columns.label if len(columns.label) > 1 else guide.classes.get(columns.label[0])
@@ -128,11 +128,11 @@ def _load_texts(
     if guessed and len(coding.names) > 2:
         notes.append(f"whole numbers are read as {len(coding.names)} classes; ask for the kind regression otherwise")
     splits: dict[Role, _Split] = {"train": labelled}
-    if guide is not found.train:
-        splits = {"train": _read(found.train, columns._replace(label=()), folder, notes), "validation": labelled}
-    elif found.validation:
-        splits["validation"] = _read(found.validation[0], columns, folder, notes)
-    if (test := _read_test(found, columns, coding, folder, notes)) is not None:
+    if guide is not source.train:
+        splits = {"train": _read(source.train, columns._replace(label=()), folder, notes), "validation": labelled}
+    elif source.validation:
+        splits["validation"] = _read(source.validation[0], columns, folder, notes)
+    if (test := _read_test(source, columns, coding, folder, notes)) is not None:
         splits["test"] = test
     encoded = {role: schema.encode(split.labels, coding) for role, split in splits.items() if split.labels}
     masks: dict[Role, NDArray[np.bool_]] = {}
@@ -146,7 +146,7 @@ def _load_texts(
         masks = {"train": ~held_out, "validation": held_out}
         splits["validation"], encoded["validation"] = splits["train"], encoded["train"]
     batches = {role: _batches(split.table, encoded.get(role), masks.get(role)) for role, split in splits.items()}
-    return UnsavedTask(found.name, task, batches, notes)
+    return UnsavedTask(source.name, task, batches, notes)
 
 
 def _read(split: RawSplit, columns: ChosenColumns, folder: Path, notes: list[str]) -> _Split:
@@ -185,10 +185,10 @@ def _refuse_constant(place: str, encoded: Labels, coding: Coding) -> None:
     )
 
 
-def _read_test(found: Source, columns: ChosenColumns, coding: Coding, folder: Path, notes: list[str]) -> _Split | None:
+def _read_test(source: Source, columns: ChosenColumns, coding: Coding, folder: Path, notes: list[str]) -> _Split | None:
     """Read the first test split that has labels, or else a second validation split, and note which are skipped."""
     chosen: _Split | None = None
-    for raw in (*found.test, *found.validation[1:]):
+    for raw in (*source.test, *source.validation[1:]):
         if chosen is not None:
             notes.append(f"skipped {raw.name}: {chosen.name} is the test split")
             continue
@@ -197,7 +197,7 @@ def _read_test(found: Source, columns: ChosenColumns, coding: Coding, folder: Pa
             notes.append(f"skipped {raw.name}: it has no labels")
             continue
         chosen = split
-        if raw not in found.test:
+        if raw not in source.test:
             notes.append(f"{raw.name}, a second validation split, is the test split")
     return chosen
 
@@ -280,31 +280,31 @@ def _is_table(path: Path) -> bool:
 
 
 def _read_annotated(
-    found: Source, kind: Kind | None, text: Sequence[str] | None, label: str | None
+    source: Source, kind: Kind | None, text: Sequence[str] | None, label: str | None
 ) -> _Annotated | None:
     """Read tables with questions or tagged words; None if they have neither, or DataError if `kind` requests one."""
     offered: dict[Role, Sequence[RawSplit]] = {
-        "train": [found.train], "validation": found.validation, "test": [*found.test, *found.validation[1:]]
+        "train": [source.train], "validation": source.validation, "test": [*source.test, *source.validation[1:]]
     }  # fmt: skip
     raw = {role: splits[0] for role, splits in offered.items() if splits}
     form: Kind
     splits: dict[Role, Examples | None]
-    if kind in (None, "qa") and text is None and label is None and squad.is_table(found.train):
+    if kind in (None, "qa") and text is None and label is None and squad.is_table(source.train):
         form, splits = "qa", {role: squad.read_table(split) for role, split in raw.items()}
-    elif kind in (None, "tagging") and (columns := conll.table_columns(found.train, text, label)):
+    elif kind in (None, "tagging") and (columns := conll.table_columns(source.train, text, label)):
         form, splits = "tagging", {role: conll.read_table(split, columns) for role, split in raw.items()}
     elif kind is not None and kind in FORMS:
-        raise DataError(f"{found.train.place}: expected {FORMS[kind][2]}, for the kind {kind}.")
+        raise DataError(f"{source.train.place}: expected {FORMS[kind][2]}, for the kind {kind}.")
     else:
         return None
-    return _Annotated(found.name, form, splits, {role: split.place for role, split in raw.items()}, found.notes)
+    return _Annotated(source.name, form, splits, {role: split.place for role, split in raw.items()}, source.notes)
 
 
-def _load_annotated(found: _Annotated, *, metric: str | None, seed: int) -> UnsavedTask:
-    kind, places, notes = found.kind, found.places, list(found.notes)
+def _load_annotated(annotated: _Annotated, *, metric: str | None, seed: int) -> UnsavedTask:
+    kind, places, notes = annotated.kind, annotated.places, list(annotated.notes)
     metric = check_metric(kind, metric)
     splits: dict[Role, Examples] = {}
-    for role, examples in found.splits.items():
+    for role, examples in annotated.splits.items():
         if examples is not None:
             notes += examples.notes
             splits[role] = examples
@@ -320,22 +320,22 @@ def _load_annotated(found: _Annotated, *, metric: str | None, seed: int) -> Unsa
         names = conll.labels(tables["train"]["tags"].to_pylist())
         task = Task(kind, ("words",), "tags", names, metric)
         tables = {role: _encode_tags(table, names, places.get(role, places["train"])) for role, table in tables.items()}
-    return _unsaved(found.name, task, tables, notes)
+    return _unsaved(annotated.name, task, tables, notes)
 
 
 def _load_ranking(
     source: str, text: Sequence[str] | None, label: str | None, *, metric: str | None, seed: int
 ) -> UnsavedTask:
     metric = check_metric("ranking", metric)
-    found = ranking.read(source, text, label)
-    notes = [*found.notes, *(note for examples in found.splits.values() for note in examples.notes)]
-    tables = _with_validation(found.splits, source, "queries", notes, seed)
+    rankings = ranking.read(source, text, label)
+    notes = [*rankings.notes, *(note for examples in rankings.splits.values() for note in examples.notes)]
+    tables = _with_validation(rankings.splits, source, "queries", notes, seed)
     for role, table in tables.items():
-        scorable, more = ranking.keep_scorable(table, f"{found.name} [{role}]")
+        scorable, more = ranking.keep_scorable(table, f"{rankings.name} [{role}]")
         if role != "train":
             tables[role] = scorable
             notes += more
-    return _unsaved(found.name, Task("ranking", found.text, found.label, (), metric), tables, notes)
+    return _unsaved(rankings.name, Task("ranking", rankings.text, rankings.label, (), metric), tables, notes)
 
 
 def _unsaved(name: str, task: Task, tables: Mapping[Role, pa.Table], notes: Sequence[str]) -> UnsavedTask:

@@ -119,7 +119,7 @@ def local(source: str) -> Path:
         return EMBEDDED[source]
     try:
         return Path(source).expanduser()
-    except RuntimeError as error:  # ~somebody, who has no home here
+    except RuntimeError as error:  # ~user without a home directory
         raise DataError(f"{source}: no such folder: {error}") from None
 
 
@@ -138,10 +138,10 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
             return path.resolve().name, by_role((entry.stem, entry) for entry in entries) or _below(path)
         if path.exists():
             return path.name, {"train": [path]}
-    here = Path(source)
-    looks_like_path = source.startswith((".", "~")) or source.endswith("/") or here.suffix.lower() in SUFFIXES
-    begins_here = len(here.parts) > 2 or (len(here.parts) == 2 and here.parent.is_dir())
-    if looks_like_path or here.is_absolute() or begins_here:
+    path = Path(source)
+    looks_like_path = source.startswith((".", "~")) or source.endswith("/") or path.suffix.lower() in SUFFIXES
+    has_local_parent = len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir())
+    if looks_like_path or path.is_absolute() or has_local_parent:
         raise _missing(source)
     if not _is_hub_id(source):
         raise _no_source(source)
