@@ -8,41 +8,31 @@ from compress.models.flops import LOOKS_AT_VALUES, TOKENS, count_parameters, flo
 from tests import tiny
 
 
-def by_hand(*, layers: int, hidden: int, ffn: int, tokens: int) -> float:
-    """Count those of a BERT: four projections, two attention products, two of the FFN, and the pooler once."""
-    attention = 4 * hidden**2 + 2 * tokens * hidden
-    return 2 * (layers * (attention + 2 * hidden * ffn) + hidden**2 / tokens)
-
-
-@pytest.mark.parametrize("tokens", [8, 40])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_bert(device: str, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "layers", "tokens", "products"),
+    [
+        # four projections, two attention products, two of the FFN; the pooler once
+        *(("bert", 3, tokens, 3 * (4 * 32**2 + 2 * tokens * 32 + 2 * 32 * 64) + 32**2 / tokens) for tokens in (8, 40)),
+        ("modernbert", 4, 40, 4 * (4 * 32**2 + 2 * 40 * 32 + 3 * 32 * 64)),  # three products in its FFN
+        ("qwen3", 3, 24, 3 * (2 * 32 * 48 + 2 * 32 * 24 + 2 * 24 * 48 + 3 * 32 * 64)),  # 4 heads of 12, 2 for keys
+    ],
+)
+def test_matrix_products(family: str, layers: int, tokens: int, products: float, device: str) -> None:
+    more = {"local_attention": 4} if family == "modernbert" else {}
     with torch.device(device):
-        model = AutoModel.from_config(tiny.config("bert", layers=3))
-    assert flops_per_token(model, tokens) == by_hand(layers=3, hidden=32, ffn=64, tokens=tokens)
+        model = AutoModel.from_config(tiny.config(family, layers=layers, **more))
+    assert flops_per_token(model, tokens) == 2 * products
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_modernbert(device: str) -> None:
-    with torch.device(device):
+def test_size_of_a_modernbert() -> None:
+    """Local layers compute all pairs."""
+    with torch.device("meta"):
         model = AutoModel.from_config(tiny.config("modernbert", layers=4, local_attention=4))
     assert model.config.layer_types.count("sliding_attention") == 2
-    layer = 4 * 32**2 + 2 * 40 * 32 + 3 * 32 * 64
-    assert flops_per_token(model, 40) == 2 * 4 * layer
-    assert measure_size(model).flops_per_token == 2 * 4 * (layer + 2 * (TOKENS - 40) * 32)
-    assert (
-        count_parameters(model) == 4 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) - 32 + 2 * 32 + 32 * model.config.vocab_size
-    )
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_llama(device: str) -> None:
-    """Keys and values of two heads for four heads of queries; three products in each feed-forward block."""
-    with torch.device(device):
-        model = AutoModel.from_config(tiny.config("qwen3", layers=3))
-    hidden, tokens, queries, keys = 32, 24, 4 * 12, 2 * 12
-    attention = 2 * hidden * queries + 2 * hidden * keys + 2 * tokens * queries
-    assert flops_per_token(model, tokens) == 2 * 3 * (attention + 3 * hidden * 64)
+    assert measure_size(model).flops_per_token == 2 * 4 * (4 * 32**2 + 2 * TOKENS * 32 + 3 * 32 * 64)
+    table = 32 * model.config.vocab_size
+    assert count_parameters(model) == 4 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) - 32 + 2 * 32 + table
 
 
 PUBLISHED = {
