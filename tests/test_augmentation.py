@@ -76,9 +76,7 @@ def filled(
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_a_word_of_one_token_may_become_what_the_model_finds_probable_in_its_place(
-    beside: bool, lm: Any, tokenizer: Any
-) -> None:
+def test_candidates_of_a_single_token_are_the_models_most_probable(beside: bool, lm: Any, tokenizer: Any) -> None:
     got = found(TEXT, lm, tokenizer, beside=beside)
     tokens = tokenizer.tokenize(TEXT)
     for word in ("Actor", "good", "film", "slow"):
@@ -89,7 +87,7 @@ def test_stop_words_numbers_and_signs_are_left_alone(lm: Any, tokenizer: Any) ->
     assert set(found(TEXT, lm, tokenizer)) == {"Actor", "good", "film", "badly", "slow"}
 
 
-def test_words_masked_together_are_masked_in_one_pass_and_are_no_neighbours(lm: Any, tokenizer: Any) -> None:
+def test_words_masked_in_one_pass_are_not_neighbours(lm: Any, tokenizer: Any) -> None:
     text = "film good slow fun"
     first, second = filled(text, [0, 2], lm, tokenizer, beside=True), filled(text, [1, 3], lm, tokenizer, beside=True)
     got = found(text, lm, tokenizer, together=2)
@@ -107,7 +105,7 @@ def test_batches_change_nothing(lm: Any, tokenizer: Any, monkeypatch: pytest.Mon
     assert [len(row["starts"]) for row in together] == [5, 0, 2, 0, 4]
 
 
-def test_a_word_of_several_tokens_may_become_one_with_a_near_vector(lm: Any, tokenizer: Any) -> None:
+def test_candidates_of_a_longer_word_have_near_vectors(lm: Any, tokenizer: Any) -> None:
     table = lm.get_input_embeddings().weight.detach()
     ids = tokenizer.get_vocab()
     pool = sorted({"badly", "slow"} | {word for word in tiny.WORDS if word.isalpha()})
@@ -130,7 +128,7 @@ def test_vectors_may_come_from_a_glove_file(lm: Any, tokenizer: Any, tmp_path: P
     ("content", "message"),
     [("badly 1 0\ngood 1\n", "line 2: 1 numbers"), ("badly one\n", "line 1: expected a word"), (", 1\n", "no word")],
 )
-def test_a_file_of_vectors_that_is_none_is_refused(
+def test_an_invalid_file_of_vectors_is_refused(
     content: str, message: str, lm: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "glove.txt").write_text(content, encoding="utf-8")
@@ -163,7 +161,7 @@ def test_byte_level_tokens_are_words_with_their_space_before_them() -> None:
         assert set(words) <= set(some) and all(each == each.strip() for each in some)
 
 
-def test_candidates_are_kept(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_cached(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = found(TEXT, lm, tokenizer)
     monkeypatch.setattr("compress.training.replacements.read", None)
     assert found(TEXT, lm, tokenizer) == first
@@ -189,7 +187,7 @@ def drawn(*args: Any, copies: int = 200, probability: float = 0.5, seed: int = 0
 SLOTS = [(4, 9, ["story", "plot"]), (13, 17, ["bad", "dull", "poor"])]
 
 
-def test_variants_are_different_and_made_of_candidates_alone() -> None:
+def test_variants_differ_and_use_candidates_only() -> None:
     got = drawn("The Actor is good!", SLOTS)
     possible = {f"The {a} is {b}!" for a in ("Actor", "story", "plot") for b in ("good", "bad", "dull", "poor")}
     assert len(set(got)) == len(got) and set(got) == possible - {"The Actor is good!"}
@@ -216,7 +214,7 @@ class Scripted:
         return np.resize(self.picked, size) % np.array(counts)
 
 
-def test_variants_of_given_candidates_are_those_of_the_authors_code() -> None:
+def test_variants_equal_those_of_the_authors_code() -> None:
     given, expected = authors("tinybert")
     text, candidates = given["short"], given["candidates"]
     slots = [(text.index(word), text.index(word) + len(word), some) for word, some in candidates.items()]
@@ -310,13 +308,13 @@ def test_words_change_one_for_one_and_keep_their_tags(lm: Any, tokenizer: Any) -
 
 
 @pytest.mark.parametrize("data", [split(text=["good film", "slow"], label=[0.5, 4.0]), QUESTIONS, TAGGED])
-def test_what_is_no_class_may_be_left_as_it_is(data: Dataset, lm: Any, tokenizer: Any) -> None:
+def test_classes_only_leaves_other_tasks_alone(data: Dataset, lm: Any, tokenizer: Any) -> None:
     assert rows(data, lm, tokenizer, classes_only=True) == data.to_list()
     assert len(rows(data, lm, tokenizer)) > len(data)
 
 
 @pytest.mark.parametrize("labels", [[0, 1], [[1.0, 0.0], [1.0, 1.0]]])
-def test_classes_are_varied_all_the_same(labels: list[Any], lm: Any, tokenizer: Any) -> None:
+def test_classes_only_varies_classes(labels: list[Any], lm: Any, tokenizer: Any) -> None:
     assert len(rows(split(text=["good film", "slow"], label=labels), lm, tokenizer, classes_only=True)) > 2
 
 
@@ -386,7 +384,7 @@ stages:
 
 
 @pytest.mark.parametrize(("by", "speaks"), [("augment", True), ("near_words", False)])
-def test_a_language_model_is_trained_where_it_is_asked_for(by: str, speaks: bool, tmp_path: Path, home: Path) -> None:
+def test_a_language_model_is_trained_only_if_needed(by: str, speaks: bool, tmp_path: Path, home: Path) -> None:
     recipe = tiny.recipe(tmp_path / "recipe", ONE_STAGE.replace("BY", by))
     data = tiny.reviews(tmp_path / "data")
     compress.distill(teacher=tiny.checkpoint(tmp_path / "teacher"), recipe=recipe, data=data, out=tmp_path / "run")
@@ -452,7 +450,7 @@ def test_texts_of_a_corpus_join_the_variants(effort: str, rows: int, first: Any,
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
 
 
-def test_the_added_stage_is_never_one_that_is_there(tmp_path: Path) -> None:
+def test_added_stages_have_new_names(tmp_path: Path) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN))
     (stage,) = recipe.training
     both = recipe.model_copy(update={"stages": (stage, stage.model_copy(update={"name": "answers-augmented"}))})
@@ -498,7 +496,9 @@ def test_rows_without_variants_are_not_trained_on_twice(
     ("score", "distance", "better"),
     [(0.9, 0.5, True), (0.7, 0.1, False), (0.82, 0.5, False), (0.78, 0.1, True), (0.8, 0.3, False), (0.82, None, True)],
 )
-def test_the_distance_decides_where_the_score_says_little(score: float, distance: float | None, better: bool) -> None:
+def test_the_distance_decides_if_the_score_is_not_significant(
+    score: float, distance: float | None, better: bool
+) -> None:
     begun, ended = {"score": 0.8, "distance": 0.3}, {"score": score, "distance": distance or 0.0}
     if distance is None:
         begun.pop("distance")
@@ -540,7 +540,7 @@ def test_a_corpus_gives_a_task_rows_without_labels(tmp_path: Path, home: Path) -
     assert rows.features == data.train.features
 
 
-def test_what_can_take_no_texts_is_told_before_anything_is_trained(
+def test_tasks_without_texts_are_refused_before_training(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = load_task(tiny.reviews(tmp_path / "data"))
@@ -566,7 +566,7 @@ def test_only_a_stage_with_a_teacher_of_the_task_reads_texts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_a_corpus_is_learned_from_or_said_to_be_unread(
+def test_a_corpus_is_read_or_a_warning_printed(
     read: bool, tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule, "MOST", 8)

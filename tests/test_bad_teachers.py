@@ -77,7 +77,7 @@ def test_a_teacher_that_knows_nothing(shelf: Shelf, tmp_path: Path) -> None:
     )
 
 
-def test_pickled_weights_of_tensors_are_read_where_the_user_trusts_them(shelf: Shelf, tmp_path: Path) -> None:
+def test_pickled_tensors_are_loaded_with_permission(shelf: Shelf, tmp_path: Path) -> None:
     """Every time the teacher is loaded: to teach, and to be measured."""
     teacher = Path(tiny.checkpoint(tmp_path / "teacher", tiny.bert()))
     _pickled(teacher)
@@ -142,13 +142,13 @@ def test_a_config_chooses_no_kernels(shelf: Shelf, tmp_path: Path, name: str, im
     ],
     ids=str,
 )
-def test_a_config_that_no_model_has_is_told(shelf: Shelf, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_an_impossible_config_is_refused(shelf: Shelf, tmp_path: Path, changes: dict[str, Any]) -> None:
     folder = _configured(shelf, tmp_path / "odd", **changes)
     with pytest.raises(TeacherError, match=str(folder)):
         teachers.load("odd", folder, TASK)
 
 
-def test_code_of_its_own_is_not_run_and_said_to_be_that(shelf: Shelf, tmp_path: Path) -> None:
+def test_custom_code_is_not_run(shelf: Shelf, tmp_path: Path) -> None:
     own = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "model_type": "evil"}
     folder = _configured(shelf, tmp_path / "odd", **own)
     with pytest.raises(TeacherError, match="code of its own") as error:
@@ -160,7 +160,7 @@ def test_code_of_its_own_is_not_run_and_said_to_be_that(shelf: Shelf, tmp_path: 
     "content", [DEEP, "null", "[]", "3", "\0\0\0", '{"model_max_length": "x"}'], ids=lambda c: c[:20]
 )
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_a_file_that_is_none_is_told(shelf: Shelf, tmp_path: Path, name: str, content: str) -> None:
+def test_invalid_files_are_refused(shelf: Shelf, tmp_path: Path, name: str, content: str) -> None:
     folder = _configured(shelf, tmp_path / "none")
     (folder / name).write_text(content)
     with pytest.raises(TeacherError, match=str(folder)):

@@ -61,7 +61,7 @@ def stage_of(path: Path) -> Path:
     return learning.run(path).stage(STAGE.name)
 
 
-def test_the_newest_two_are_kept_sealed_and_share_no_file(interrupted: Path) -> None:
+def test_the_newest_two_checkpoints_are_sealed_and_share_no_file(interrupted: Path) -> None:
     kept = list_checkpoints(stage_of(interrupted))
     assert [each.name for each in kept] == ["checkpoint-6", "checkpoint-4"]
     for each in kept:
@@ -78,9 +78,7 @@ def test_the_newest_two_are_kept_sealed_and_share_no_file(interrupted: Path) -> 
         if name in ("optimizer.pt", CHECKSUMS) or kind == KINDS[at % len(KINDS)]
     ],
 )  # fmt: skip
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
-    copy: Path, whole: tuple[Distillation, Path], name: str, damage: str
-) -> None:
+def test_a_damaged_checkpoint_is_skipped(copy: Path, whole: tuple[Distillation, Path], name: str, damage: str) -> None:
     newest, before = list_checkpoints(stage_of(copy))
     damaged(newest / name, damage)
     step, _, said = run(copy)
@@ -115,7 +113,7 @@ class Poison:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "costs.json"])
-def test_a_checkpoint_made_by_others_runs_no_code_and_is_told(copy: Path, name: str) -> None:
+def test_a_foreign_checkpoint_runs_no_code(copy: Path, name: str) -> None:
     """Its checksums are right: who can write the file can write them, too."""
     newest = list_checkpoints(stage_of(copy))[0]
     torch.save({"state": Poison()}, newest / name, pickle_module=pickle)
@@ -129,9 +127,7 @@ def test_a_checkpoint_made_by_others_runs_no_code_and_is_told(copy: Path, name: 
 # What a stage took
 
 
-def test_what_is_spent_is_the_sum_over_all_processes_whose_work_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_summed_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tick of the clock is a step's forward pass."""
     clock = [0.0]
     monkeypatch.setattr("compress.training.trainer.time.perf_counter", lambda: clock[0])

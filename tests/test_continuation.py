@@ -66,7 +66,7 @@ def test_rows_are_the_prompt_and_what_was_sampled_and_only_that_is_labelled(left
         assert set(labels[:at] + labels[at + len(fresh) :]) <= {IGNORE_INDEX}
 
 
-def test_where_the_padding_is_does_not_change_what_is_sampled() -> None:
+def test_samples_do_not_depend_on_the_side_of_the_padding() -> None:
     model = generative.gpt2()
     drawn = []
     for left in (True, False):
@@ -97,7 +97,7 @@ def test_tokens_come_from_the_models_whole_distribution(temperature: float) -> N
     assert (drawn - expected).abs().sum() < 0.15
 
 
-def test_a_model_without_positions_for_so_many_is_refused() -> None:
+def test_a_model_with_too_few_positions_is_refused() -> None:
     with pytest.raises(CompressError, match=r"prompt of 6 tokens and 60 new ones .* 64 positions; lower"):
         sample_continuations(generative.gpt2(), batch(), prompt=6, new_tokens=60, pad=0)
 

@@ -40,7 +40,7 @@ def overrides(stages: int, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("recipe", "stages"), [("distilgpt2", 1), ("gkd", 2), ("minillm", 2)])
-def test_a_language_model_is_made_that_goes_on_writing(
+def test_a_distilled_language_model_generates_text(
     recipe: str, stages: int, family: str, corpus: str, tmp_path: Path
 ) -> None:
     lines = overrides(stages, *([ON_POLICY[recipe]] if recipe in ON_POLICY else []))
@@ -55,7 +55,7 @@ def test_a_language_model_is_made_that_goes_on_writing(
     assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")
 
 
-def test_a_llama_is_distilled_into_one_that_is_narrower_too(corpus: str, tmp_path: Path) -> None:
+def test_a_llama_is_distilled_into_a_narrower_one(corpus: str, tmp_path: Path) -> None:
     """Its units are the teacher's, chosen by what its own words lose without them."""
     sizes = [f"student.{name}={size}" for name, size in {"hidden": 24, "ffn": 40, "heads": 2}.items()]
     folder = tiny.call(pretrain,
@@ -114,7 +114,7 @@ def test_a_text_to_text_model_learns_to_fill_in_spans(corpus: str, tmp_path: Pat
     assert rates[30] == pytest.approx(0.01 * math.sqrt(1 / 29), rel=1e-6)
 
 
-def test_a_text_to_text_model_is_made_that_answers(tmp_path: Path) -> None:
+def test_a_distilled_text_to_text_model_answers(tmp_path: Path) -> None:
     folder = tiny.call(pretrain,
         teacher=teacher(tmp_path / "teacher", "t5"), recipe="t5", out=tmp_path / "run",
         data=tiny.reviews(tmp_path / "data"), overrides=overrides(1, "stages.0.rows.name=sst2"), precision="fp32",

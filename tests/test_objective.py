@@ -115,7 +115,7 @@ def test_parts_are_weighted_named_and_summed() -> None:
     torch.testing.assert_close(parts["total"], sum(parts[name] for name in list(parts)[:-1]))
 
 
-def test_only_the_signals_its_terms_read_are_asked_for() -> None:
+def test_an_objective_wants_the_signals_of_its_terms_only() -> None:
     terms = [Term("bert.labels"), Term("minilm.attention", layers="last")]
     objective = Objective(terms, STUDENT, TEACHER)
     assert objective.student_wants == {"logits", "scores"}
@@ -237,7 +237,7 @@ def test_relations_bridge_any_heads_and_widths() -> None:
     assert all(part.isfinite() and part > 0 for part in parts.values())
 
 
-def test_value_relation_bears_any_head_size() -> None:
+def test_value_relation_accepts_any_head_size() -> None:
     student = replace(STUDENT, hidden=16, head_size=4)
     objective = Objective([Term("minilm.value_relation", layers="last")], student, TEACHER)
     assert objective(signals(student, 1), signals(TEACHER, 2))["total"] > 0

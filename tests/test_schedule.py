@@ -48,7 +48,7 @@ def test_a_distance_that_still_shrinks_goes_on_training() -> None:
     assert LENGTH.decay_start(history(scores, every=10, distances=still)) == 70, "at three quarters of the least"
 
 
-def test_one_evaluation_alone_ends_nothing_however_far_apart_they_are() -> None:
+def test_a_single_evaluation_never_ends_the_hold() -> None:
     length = Length.plan(125, 32, "quick", rows=800)
     assert length.every > schedule.PATIENCE * 3 * length.every, "the steps alone would let it"
     scores = [0.84, 0.8725, 0.865, 0.84]
@@ -152,7 +152,7 @@ def test_a_stage_that_always_improves_ends_at_the_most(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_the_weights_kept_are_of_the_fall(tmp_path: Path) -> None:
+def test_the_best_weights_are_from_the_decay(tmp_path: Path) -> None:
     """Of the hold, the luckiest of many noisy scores would be kept."""
     _, facts = trained(tmp_path, until=12)
     assert facts.best_step is not None
@@ -175,7 +175,7 @@ def test_published_stages_on_text_are_as_long_as_the_papers(name: str) -> None:
     assert {each.epochs for each in Recipe.load(name).training if each.data == "text"} == {3}
 
 
-def test_steps_end_what_is_open() -> None:
+def test_steps_override_an_open_length() -> None:
     assert not Recipe.load("distilbert", ["stages.0.steps=30"]).training[0].open_ended
 
 
@@ -222,7 +222,7 @@ def test_a_time_limit_ends_a_stage_with_its_rate_at_zero(
 
 
 @pytest.mark.usefixtures("short")
-def test_a_resumed_stage_ends_where_its_time_limit_had_it_end(tmp_path: Path) -> None:
+def test_a_resumed_stage_keeps_the_decision_of_its_time_limit(tmp_path: Path) -> None:
     stage = learning.stage(steps=None, epochs="auto", checkpoint=2)
     record = tmp_path / "stages" / "lesson" / "limit.json"
     record.parent.mkdir(parents=True)

@@ -64,7 +64,7 @@ def test_the_batch_is_left_as_it_was() -> None:
 # The teacher
 
 
-def test_the_teacher_is_no_part_of_the_step() -> None:
+def test_the_teacher_is_not_registered_in_the_step() -> None:
     step = distillation()
     teacher = {id(each) for each in teacher_of(step).parameters()}
     assert not teacher & {id(each) for each in step.parameters()}

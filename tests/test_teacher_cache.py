@@ -81,7 +81,7 @@ def test_cached_is_online(tmp_path: Path, chosen: Sequence[int], shards: int) ->
     assert_same(cache.signals(batch, WANTS), online, (1, 3))
 
 
-def test_what_was_not_asked_for_is_not_kept(tmp_path: Path, shards: int) -> None:
+def test_only_wanted_signals_are_cached(tmp_path: Path, shards: int) -> None:
     opened(tmp_path, wants=frozenset({"layers"}), layers=[3])
     files = {path for path in (tmp_path / "outputs").glob("0*/*") if path.name != CHECKSUMS}
     assert {path.name for path in files} == {"hidden4.npy"}
@@ -127,7 +127,7 @@ def test_only_missing_and_damaged_shards_are_computed(
     assert_same(again.signals(batch, WANTS), online, (1, 3))
 
 
-def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> None:
+def test_a_bfloat16_teacher_is_cached_in_half_of_the_bytes(tmp_path: Path) -> None:
     teacher, rows = tiny.model("bert", layers=4, seed=2), learning.rows()
     entry = tmp_path / "outputs"
     cache = teacher_cache(teacher, rows, learning.collate(), entry, wants=WANTS, layers=[3], batch=22, bf16=True)
@@ -141,7 +141,7 @@ def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> N
     torch.testing.assert_close(kept.layers[3][real], online.layers[3].float()[real], rtol=2**-7, atol=1e-2)
 
 
-def test_sentence_vectors_are_kept_in_float16(tmp_path: Path) -> None:
+def test_sentence_vectors_are_cached_in_float16(tmp_path: Path) -> None:
     teacher, rows, wants = tiny.model("bert", seed=2), learning.rows(), frozenset({"logits"})
     options = {"wants": wants, "layers": ()}
     cache = teacher_cache(teacher, rows, learning.collate(), tmp_path, vectors=True, **options)
@@ -207,7 +207,7 @@ def test_queries_keys_and_values_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["xlnet", "roberta"])
-def test_tokens_are_found_behind_pads_too(tmp_path: Path, family: str) -> None:
+def test_padding_on_the_left_is_supported(tmp_path: Path, family: str) -> None:
     """XLNet's tokenizer pads on the left. RoBERTa shows scores and does not count pads, but answers at the first."""
     tokens, teacher, rows = tiny.tokenizer(), tiny.model(family, seed=2), learning.rows()
     wants = WANTS - {"logits" if family == "roberta" else "scores"}

@@ -147,7 +147,7 @@ def test_without_network_the_error_names_other_ways(way: str, tmp_path: Path, mo
         ("a/b/c", "a/b/c: no such folder"),
     ],
 )
-def test_names_that_are_none_are_refused_without_asking_anybody(name: str, message: str) -> None:
+def test_unknown_names_are_refused_without_network(name: str, message: str) -> None:
     with pytest.raises(TeacherError) as caught:
         resolve(name)
     assert message in str(caught.value)
@@ -293,7 +293,7 @@ def test_a_lead_that_is_chance_or_hardly_any_is_refused(right: int, rows: int, c
 @pytest.mark.parametrize(
     ("right", "rows", "classes"), [(30, 40, 2), (40, 40, 2), (8, 8, 2), (200, 400, 6), (700, 900, 6)]
 )
-def test_a_lead_that_is_none_of_chance_passes(right: int, rows: int, classes: int) -> None:
+def test_a_significant_lead_passes(right: int, rows: int, classes: int) -> None:
     found = judged(right, rows=rows, classes=classes)
     assert found.scores["accuracy"] == right / rows
     below_half = (right / rows - 1 / classes) / (1 - 1 / classes) < 0.5

@@ -102,7 +102,7 @@ def resumed(path: Path, tracker: str) -> None:
     assert same(tracked(path, tracker), tracked(path.parent / "untracked", None))
 
 
-def test_a_stage_is_one_run_of_the_tracker_and_goes_on_in_it(fake: Any, tmp_path: Path) -> None:
+def test_a_stage_is_one_run_of_the_tracker(fake: Any, tmp_path: Path) -> None:
     resumed(tmp_path / "first", "wandb")
     one, other = fake.begun
     assert one.id == other.id
@@ -140,7 +140,7 @@ def test_the_part_of_a_run_is_in_its_group(fake: Any, tmp_path: Path) -> None:
         ("key", False, False, "online", "online"),
     ],
 )
-def test_wandb_asks_its_server_only_where_it_may_and_can(
+def test_wandb_uses_its_server_only_if_allowed_and_reachable(
     fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     key: str | None, asked: bool, answers: bool, mode: str | None, expected: str | None,
 ) -> None:  # fmt: skip
@@ -164,7 +164,7 @@ def test_a_tracker_that_does_not_begin_is_an_error_of_the_users(
         tracked(tmp_path / "run", "wandb")
 
 
-def test_tensorboards_files_are_there_without_being_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensorboard_files_are_always_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for tracker in (None, "tensorboard"):
         tracked(tmp_path / str(tracker), tracker)
         assert list((tmp_path / str(tracker) / "tensorboard" / "lesson").glob("events.*"))
@@ -203,7 +203,7 @@ def _pin(name: str) -> str:
     return line.partition(";")[0].strip()
 
 
-def test_a_name_that_is_no_tracker_is_refused() -> None:
+def test_an_unknown_tracker_is_refused() -> None:
     with pytest.raises(CompressError, match="Did you mean 'mlflow'"):
         limits.check_tracker("mlfow")
 

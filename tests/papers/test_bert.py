@@ -51,7 +51,7 @@ def test_both_stages_of_the_recipe_are_one_decay_of_the_rate() -> None:
     assert slopes[0] == pytest.approx(slopes[1], rel=0.02)
 
 
-def test_what_is_predicted_is_never_special_and_nothing_else_changes() -> None:
+def test_only_ordinary_tokens_are_masked() -> None:
     ids = [CLS, 7, UNK, SEP, 8, MASK, 9, SEP]
     batch = rows.batch(ids, [CLS, 7, SEP])
     for _ in range(50):
@@ -148,7 +148,7 @@ def test_what_always_holds(seed: int) -> None:
             assert first[-1] < second[0]
 
 
-def test_every_token_is_in_some_first_or_following_segment_where_nothing_is_cut() -> None:
+def test_uncut_segments_cover_every_token() -> None:
     documents = [document(n, 2, 3, 1, 4, 2, 3) for n in range(5)]
     seen: set[int] = set()
     for row in pairs(documents, max_length=60):
@@ -209,7 +209,7 @@ def test_documents_stream_and_no_more_than_the_nearest_are_held() -> None:
     assert stream.read < 130
 
 
-def test_one_document_and_no_room_are_refused() -> None:
+def test_a_single_document_and_too_short_rows_are_refused() -> None:
     with pytest.raises(DataError, match="one document, so there is no random segment"):
         pairs([THREE[0]])
     with pytest.raises(DataError, match="max_length 4: a pair needs 3 special tokens and room for two"):

@@ -75,7 +75,7 @@ def test_known_values_of_the_distribution() -> None:
         assert float((draws > 0).float().mean()) == pytest.approx(float(active(torch.tensor(a))), abs=0.005)
 
 
-def test_gates_have_gradients_in_float32_whatever_they_are_held_in() -> None:
+def test_gates_have_float32_gradients_for_any_dtype() -> None:
     log_alpha = torch.zeros(64, dtype=torch.bfloat16, requires_grad=True)
     torch.manual_seed(0)
     z = drawn(log_alpha)
@@ -124,7 +124,7 @@ def test_gates_and_lagrangian_are_those_of_the_authors_module() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_without_noise_the_authors_close_the_same_gates_and_scale_the_others_otherwise(layer: int) -> None:
+def test_without_noise_the_same_gates_close_as_in_the_authors_code(layer: int) -> None:
     given, expected = authors("cofi")
     log_alpha, theirs = torch.tensor(given["log_alpha"]), torch.tensor(expected["settled"])[layer]
     student = tiny.model("bert", intermediate_size=log_alpha.shape[1])
@@ -144,7 +144,7 @@ MODERN = {"all": {"layers": 2, "hidden": 16, "heads": 2, "ffn": 40}}
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sizes", UNIFORM)
-def test_what_is_left_of_exact_sizes_is_a_stock_model(family: str, sizes: str) -> None:
+def test_a_pruned_model_of_exact_sizes_is_a_stock_model(family: str, sizes: str) -> None:
     student = model(family)
     asked = MODERN.get(sizes, UNIFORM[sizes]) if family == "modernbert" else UNIFORM[sizes]
     if family == "modernbert" and sizes == "smaller heads":
@@ -199,7 +199,7 @@ def test_open_gates_change_nothing_and_waiting_ones_neither() -> None:
     assert step.rates(5, 10)["gates"] > 0
 
 
-def test_gates_begin_where_the_authors_have_them_begin() -> None:
+def test_gates_are_initialised_like_the_authors() -> None:
     """CoFiPruning at da855a8, models/l0_module.py: reset_loga(mean=10), but for neurons log (1 - p) / p."""
     student = model("bert")
     objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(student.config))
@@ -334,7 +334,7 @@ def test_the_target_is_reached(total: int) -> None:
     assert step.finish() is None
 
 
-def test_an_aim_that_is_not_reached_is_said() -> None:
+def test_a_missed_target_is_reported() -> None:
     said = learned({"heads": 2, "ffn": 0.5}, 300, until=40).finish()
     assert said is not None
     closed = {axis: float(share) for share, axis in re.findall(r"(0\.\d+) of (\w+) instead of 0\.50", said)}
@@ -392,7 +392,7 @@ def test_embeddings_rest_while_masks_are_learned_and_no_gate_is_beyond_return() 
         ),
     ],
 )
-def test_what_cannot_be_is_said(options: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         gated(model("bert"), **options)
 

@@ -176,7 +176,7 @@ def test_the_perturbation_has_the_stated_size(family: str) -> None:
     torch.testing.assert_close(largest, torch.full_like(largest, 0.3), rtol=0.02, atol=0)
 
 
-def test_the_step_goes_where_the_answers_change() -> None:
+def test_the_perturbation_follows_the_gradient() -> None:
     student = tiny.model("deberta-v2")
     answers: list[Tensor] = []
     student.register_forward_hook(lambda _, args, out: answers.append(out.logits.detach()))

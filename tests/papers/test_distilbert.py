@@ -41,7 +41,7 @@ def test_tokens_are_drawn_by_their_counts_to_the_minus_0_7() -> None:
     assert sum(label == 7 for label in even) / 1000 == pytest.approx(0.5, abs=4 * (0.25 / 1000) ** 0.5)
 
 
-def test_a_token_that_never_occurred_counts_as_one_that_did_once() -> None:
+def test_an_unseen_token_counts_as_seen_once() -> None:
     torch.manual_seed(0)
     labels = [mask(rows.batch([CLS, 8, 9, SEP]), words(counts=COUNTS))["labels"][0, 1] for _ in range(1000)]
     assert sum(label == 8 for label in labels) / 1000 == pytest.approx(0.5, abs=4 * (0.25 / 1000) ** 0.5)
@@ -60,7 +60,7 @@ def test_eighty_ten_ten_and_special_tokens_never() -> None:
     assert (now[chosen_BL] == MASK).float().mean().item() == pytest.approx(0.8, abs=4 * (0.16 / total) ** 0.5)
 
 
-def test_all_there_is_where_less_than_wanted() -> None:
+def test_all_positions_are_masked_if_there_are_too_few() -> None:
     masked = mask(rows.batch([CLS, 8, SEP]), words(counts=COUNTS), rate=0.9)
     assert masked["labels"].tolist() == [[IGNORE_INDEX, 8, IGNORE_INDEX]]
     assert mask(rows.batch([CLS, SEP]), words(counts=COUNTS))["labels"].tolist() == [[IGNORE_INDEX, IGNORE_INDEX]]

@@ -172,7 +172,7 @@ def test_the_largest_the_smallest_and_others() -> None:
     assert len(seen) == 4 * 3, "every width with every depth is drawn"
 
 
-def test_a_step_decides_what_is_drawn_whatever_came_before() -> None:
+def test_draws_depend_on_the_step_number_only() -> None:
     made, again, other = step(layers=[1, 2]), step(layers=[1, 2]), step(layers=[1, 2], seed=4)
     drawn = []
     for number in range(8):
@@ -204,7 +204,7 @@ def test_each_process_draws_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(drawn[1, number] != drawn[0, number + 1] for number in range(19)), "nor what the other draws next"
 
 
-def test_one_at_random_as_autotinybert_does() -> None:
+def test_one_random_subnet_like_autotinybert() -> None:
     made = step(largest=False, smallest=False, random=1)
     seen = set()
     for number in range(40):
@@ -214,7 +214,7 @@ def test_one_at_random_as_autotinybert_does() -> None:
     assert len(seen) == 4, "the whole student among them"
 
 
-def test_sizes_one_by_one_and_only_those_that_can_be() -> None:
+def test_impossible_sizes_are_left_out() -> None:
     made = step(widths=[], heads=[2, 4], hidden=[16, 32], ffn=[0.5], random=99)
     found = {(sizes.hidden, sizes.heads, sizes.ffn) for _, sizes in made.subnets()}
     assert found == {(hidden, heads, ffn) for hidden in (16, 32) for heads in (2, 4) for ffn in (32, 64)}
@@ -263,7 +263,7 @@ def test_terms_that_cannot_compare_a_subnet() -> None:
     step([Term("minilm.value_relations", layers="last", options={"heads": 2})])
 
 
-def test_the_last_layer_of_a_subnet_is_compared_where_none_else_is() -> None:
+def test_the_last_layer_of_a_subnet_is_always_compared() -> None:
     made = step([Term("tinybert.hidden", layers="last", project=True)], layers=[1, 2], depth="first", widths=[])
     assert made(**batch())["smallest.tinybert.hidden"] > 0
 
@@ -308,7 +308,7 @@ def test_training_on_the_tokens_in_use_is_training(tmp_path: Path) -> None:
     assert not torch.equal(after[6:12], before[6:12])
 
 
-def test_the_recipe_keeps_the_authors_numbers_and_takes_their_augmentation_when_asked() -> None:
+def test_the_recipe_has_the_authors_numbers_and_optional_augmentation() -> None:
     """README.md of DynaBERT in huawei-noah/Pretrained-Language-Model, steps 2 to 4, and run_glue.py's defaults."""
     own = Recipe.load("prune-dynabert")
     assert {each.max_length for each in own.stages} == {128}
@@ -349,9 +349,7 @@ STAGE = """
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does_but_for_what_they_draw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_train_like_one_with_more_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Subnets that are drawn are trained in the second stage alone."""
     from safetensors.torch import load_file
 

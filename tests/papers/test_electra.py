@@ -112,7 +112,7 @@ def test_another_mask_each_time_the_same_from_the_same_seed() -> None:
 # Samples
 
 
-def test_a_sample_that_is_the_original_is_no_replacement() -> None:
+def test_a_sample_equal_to_the_original_is_not_replaced() -> None:
     batch = corrupted()
     labels = batch["labels"]
     chosen = labels != IGNORE_INDEX
@@ -254,7 +254,7 @@ def test_the_mean_over_parts_is_the_generators_loss_of_the_whole() -> None:
     torch.testing.assert_close(mean, made(**batch)["generator"])
 
 
-def test_nothing_masked_is_nothing_replaced() -> None:
+def test_without_masks_nothing_is_replaced() -> None:
     made = step()
     parts = made(**text(), labels=torch.full_like(text()["input_ids"], IGNORE_INDEX))
     assert parts["generator"] == 0
@@ -262,7 +262,7 @@ def test_nothing_masked_is_nothing_replaced() -> None:
     assert parts["loss"] > 0
 
 
-def test_what_cannot_be_trained_so_is_refused() -> None:
+def test_other_models_are_refused() -> None:
     bert = tiny.bert()
     with pytest.raises(StudentError, match=r"student must be an ELECTRA discriminator, not BertForSeq.*family electra"):
         electra.ReplacedTokens(bert, None, None, words=WORDS)

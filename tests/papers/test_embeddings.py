@@ -89,7 +89,7 @@ def of(name: str, student: Tensor, teacher: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", EMBEDDING)
-def test_what_is_free(name: str) -> None:
+def test_losses_are_invariant_as_documented(name: str) -> None:
     """Rotating both changes nothing, where nothing is cut; the rest is as the formulas say."""
     case = CASES[name]
     student, teacher = case.student, case.target

@@ -34,13 +34,13 @@ def test_each_token_is_the_label_of_the_one_before_it(left: bool) -> None:
     assert "labels" not in rows
 
 
-def test_a_real_end_token_is_predicted_though_it_also_pads() -> None:
+def test_a_real_end_token_is_predicted_even_if_it_is_the_padding_token() -> None:
     rows = {"input_ids": torch.tensor([[5, END, END]]), "attention_mask": torch.tensor([[1, 1, 0]])}
     assert gpt2.next_tokens(rows, WORDS)["labels"].tolist() == [[END, NONE, NONE]]
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_prompts_are_given_not_predicted(left: bool) -> None:
+def test_prompts_are_not_predicted(left: bool) -> None:
     rows = generative.rows("good", "a b", left=left) | {"prompt": torch.tensor([2, 0])}
     labels = gpt2.next_tokens(rows, WORDS)["labels"]
     assert (labels != NONE).sum(1).tolist() == [2, 2]
@@ -102,7 +102,7 @@ def test_blocks_are_running_text_with_the_end_token_after_each_document() -> Non
     assert blocks(100) == [text]
 
 
-def test_one_token_alone_predicts_nothing_and_is_no_block() -> None:
+def test_a_single_token_is_no_block() -> None:
     assert blocks(7) == [[1, 2, 3, 4, END, 5, 6], [7, 8, 9, 10, 11, END, 12]]
 
 

@@ -150,7 +150,7 @@ def test_terms_are_the_papers_written_as_loops() -> None:
         assert long_R[r].item() == pytest.approx(-min(advantage * weight, advantage * clipped), rel=1e-3, abs=1e-5)
 
 
-def test_clipping_stops_the_gradient_of_what_is_already_likely_enough() -> None:
+def test_clipping_stops_the_gradient_of_likely_tokens() -> None:
     student, teacher, tokens, mask = sampled(lengths=(4, 4))
     student = (student * 3).requires_grad_()
     _, long_R = minillm.policy_gradient(student, teacher, tokens, mask)
@@ -163,7 +163,7 @@ def test_clipping_stops_the_gradient_of_what_is_already_likely_enough() -> None:
     assert (weight > 1.2).any()
 
 
-def test_other_rows_and_padding_are_no_part_of_a_rows_return() -> None:
+def test_returns_ignore_other_rows_and_padding() -> None:
     student, teacher, tokens, mask = sampled()
     whole = minillm.policy_gradient(student, teacher, tokens, mask, whiten=False)
     wide = minillm.policy_gradient(student, teacher, tokens, nn.functional.pad(mask, (2, 5)), whiten=False)
@@ -282,7 +282,7 @@ def test_it_learns() -> None:
     assert sum(kl[-5:]) < 0.6 * sum(kl[:5])
 
 
-def test_what_it_cannot_do_without_is_said() -> None:
+def test_missing_requirements_are_reported() -> None:
     student, objective = generative.gpt2(), step().corpus.objective
     for teacher, terms in ((None, objective), (generative.gpt2(), None)):
         with pytest.raises(ObjectiveError, match="needs an `objective` for the corpus"):

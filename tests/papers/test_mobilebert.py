@@ -223,7 +223,7 @@ def test_the_student_has_no_dropout_while_it_learns_from_the_teacher() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["mobilebert", "mobilebert-tiny"])
-def test_nor_in_pretraining_distillation_but_when_it_is_fine_tuned(recipe: str) -> None:
+def test_pretraining_distillation_has_no_dropout_but_fine_tuning_has(recipe: str) -> None:
     *_, distill, task = Recipe.load(recipe).training
     assert distill.step is not None
     assert task.step is None
@@ -398,7 +398,7 @@ def test_layers_keep_the_size_of_a_stream_that_nothing_normalises(tiny_shape: bo
         ("bert", {"vocab_size": 90}, r"it needs the teacher's \d+ tokens"),
     ],
 )
-def test_what_no_start_can_be_made_of_is_refused(teacher: str, changes: dict[str, Any], message: str) -> None:
+def test_unsuitable_teachers_and_students_are_refused(teacher: str, changes: dict[str, Any], message: str) -> None:
     student = learner(head=AutoModelForSequenceClassification)
     for name, value in changes.items():
         setattr(student.config, name, value)

@@ -112,7 +112,7 @@ def test_documents_stream(builder: Callable[..., Any]) -> None:
     assert stream.read < 120
 
 
-def test_no_room_no_separator_and_one_document_are_refused() -> None:
+def test_unsuitable_corpora_and_tokenizers_are_refused() -> None:
     with pytest.raises(DataError, match="max_length 2: a row needs 2 special tokens"):
         made(roberta.doc_sentences, max_length=2)
     with pytest.raises(DataError, match="max_length 4: a pair needs 3"):

@@ -34,7 +34,7 @@ def test_numbers_become_text_in_steps_of_a_fifth(value: float, text: str) -> Non
     assert abs(t5.text_number(text) - value) <= 0.1 + 1e-9
 
 
-def test_a_text_that_is_no_number_is_none() -> None:
+def test_a_text_that_is_no_number_has_the_value_minus_one() -> None:
     assert t5.text_number("three") == t5.text_number("") == -1.0
     assert t5.text_number(" 3.8 ") == 3.8
 
@@ -65,7 +65,7 @@ def test_rows_read_back_as_prompt_and_answer(task: Task) -> None:
         assert row["input_ids"][-1] == row["labels"][-1] == TOKENIZER.eos_token_id
 
 
-def test_long_sources_are_cut_and_end_all_the_same() -> None:
+def test_truncated_sources_keep_their_end_token() -> None:
     row = next(t5.text_to_text(split(REVIEWS), REVIEWS, TOKENIZER, max_length=12))
     assert len(row["input_ids"]) == 12
     assert row["input_ids"][-1] == TOKENIZER.eos_token_id
