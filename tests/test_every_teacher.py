@@ -101,7 +101,7 @@ def widened(teacher: Teacher) -> Teacher:
 
 
 @pytest.mark.parametrize(("family", "kind"), SERVED)
-def test_a_teacher_is_known_again_and_answers_a_row_alike_alone_and_among_longer_ones(
+def test_a_saved_teacher_loads_and_ignores_padding(
     family: str, kind: str, tasks: dict[str, TaskData], tmp_path: Path
 ) -> None:
     teacher = loaded(tmp_path, family, tasks[kind])

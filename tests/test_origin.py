@@ -50,7 +50,7 @@ def test_data_of_the_hub_are_named_as_the_hub_does(name: str, found: tuple[str, 
     assert hub_id(name) == found
 
 
-def test_what_is_exported_of_a_checkpoint_has_a_card_with_its_licence(tmp_path: Path) -> None:
+def test_an_exported_checkpoint_keeps_its_licence(tmp_path: Path) -> None:
     folder = tiny.checkpoint(tmp_path / "model", tiny.bert())
     (tmp_path / "model" / "README.md").write_text(CARD, encoding="utf-8")
     source = load_source(folder)

@@ -116,9 +116,9 @@ def test_every_operator_is_compared_with_torchs() -> None:
 @pytest.mark.parametrize(("seq", "wrong"), [("1", 1), ("20,4000", 4000)])
 def test_lengths_that_the_model_cannot_read(seq: str, wrong: int, written: Path, tmp_path: Path) -> None:
     before = names(written)
-    told = command.run("export", str(written), "--for", "coreml", "--seq", seq, "--out", str(tmp_path / "out"))
-    assert told.code == 2
-    assert f"--seq {wrong}: {written} reads 2 to 64 tokens" in told.err
+    result = command.run("export", str(written), "--for", "coreml", "--seq", seq, "--out", str(tmp_path / "out"))
+    assert result.code == 2
+    assert f"--seq {wrong}: {written} reads 2 to 64 tokens" in result.err
     assert (names(written), (tmp_path / "out").exists()) == (before, False)
 
 
@@ -129,10 +129,10 @@ def relative(made: ExportResult) -> dict[str, float]:
 @pytest.mark.slow
 def test_packages_answer_as_the_bundle_does(written: Path, tmp_path: Path) -> None:
     needs_coremltools()
-    told = command.run(
+    result = command.run(
         "export", str(written), "--for", "coreml", "--precision", "fp32,fp16,w8", "--out", str(tmp_path / "out")
     )
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     inside = {f"{package}/{file}" for package in apple.PACKAGES.values() for file in apple.INSIDE}
     assert names(tmp_path / "out") == {*BESIDE, *inside}
     record = json.loads((tmp_path / "out" / "export.json").read_text())
@@ -178,9 +178,7 @@ def test_several_lengths_of_one_package(model: Callable[[], Any], task: Any, tmp
 
 
 @pytest.mark.slow
-def test_what_was_read_back_is_compared_with_what_was_asked_for(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_interface_of_a_package_is_checked(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_coremltools()
     check = apple._check
     monkeypatch.setattr(apple, "_check", lambda found, names, outputs, lengths: check(found, names, outputs, [16]))
@@ -190,7 +188,9 @@ def test_what_was_read_back_is_compared_with_what_was_asked_for(
 
 
 @pytest.mark.slow
-def test_an_operator_that_is_not_known_is_named(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_operators_of_a_package_are_named(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_coremltools()
     monkeypatch.delitem(mil.OPERATORS, "gelu")  # type: ignore[attr-defined]  # a dict to monkeypatch, a Mapping to all
     with pytest.raises(ExportError, match="gelu cannot be computed outside of Core ML"):

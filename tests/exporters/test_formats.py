@@ -76,13 +76,18 @@ def test_onnx_is_the_bundle_with_more_precisions(written: Path, tmp_path: Path) 
     assert any("on an x86 CPU it saves space, not time" in verdict for verdict in made.verdicts)
 
 
-def test_the_record_says_what_is_there_and_can_be_checked(written: Path, tmp_path: Path) -> None:
+def test_the_record_describes_every_file(written: Path, tmp_path: Path) -> None:
     export(Bundle.load(written), tmp_path / "out", to="web", command="compress export x")
-    told = record(tmp_path / "out")
-    assert (told["format"], told["for"], told["source"], told["command"]) == (1, "web", "bundle", "compress export x")
-    assert {"compress", "torch", "onnx", "onnxruntime"} <= told["versions"].keys()
-    assert [each["file"] for each in told["files"]] == [FILES["int8"], FILES["fp16"]]
-    for each in told["files"]:
+    result = record(tmp_path / "out")
+    assert (result["format"], result["for"], result["source"], result["command"]) == (
+        1,
+        "web",
+        "bundle",
+        "compress export x",
+    )
+    assert {"compress", "torch", "onnx", "onnxruntime"} <= result["versions"].keys()
+    assert [each["file"] for each in result["files"]] == [FILES["int8"], FILES["fp16"]]
+    for each in result["files"]:
         data = (tmp_path / "out" / each["file"]).read_bytes()
         assert (each["bytes"], each["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
         assert each["difference"].keys() == {"largest", "logit", "rows"}
@@ -92,8 +97,8 @@ def test_the_record_says_what_is_there_and_can_be_checked(written: Path, tmp_pat
 def test_without_out_new_precisions_go_into_the_bundle(written: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(written, tmp_path / "bundle"))
     before = (path / FILES["int8"]).read_bytes()
-    told = command.run("export", str(path), "--precision", "w8")
-    assert told.code == 0, told.err
+    result = command.run("export", str(path), "--precision", "w8")
+    assert result.code == 0, result.err
     assert set(Bundle.load(path).files()) == {"fp32", "int8", "w8"}
     assert (path / FILES["int8"]).read_bytes() == before
     assert record(path)["for"] == "onnx"
@@ -140,8 +145,8 @@ def test_ort_files_run_with_the_same_answers(written: Path, tmp_path: Path) -> N
     assert "MatMulInteger" in operators
     assert "SkipLayerNormalization" not in operators, "an optimiser that the file wants off was on"
     assert str(tmp_path) not in operators
-    said = [verdict for verdict in made.verdicts if verdict.startswith("int8: NNAPI")]
-    assert "MatMulInteger" in said[0] and said[0].endswith("use the CPU provider")
+    message = [verdict for verdict in made.verdicts if verdict.startswith("int8: NNAPI")]
+    assert "MatMulInteger" in message[0] and message[0].endswith("use the CPU provider")
 
 
 def test_web_is_the_layout_of_transformers_js(written: Path, tmp_path: Path) -> None:
@@ -181,7 +186,7 @@ def test_a_checkpoint_is_exported_without_a_bundle(tmp_path: Path) -> None:
     assert Bundle.load(tmp_path / "onnx").task.labels == ("no", "yes")
 
 
-def test_an_encoder_and_a_model_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_and_generative_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "compress.exporters.checkpoint._sentences", lambda: ["a good film", "a bad film", "a dull plot"]
     )
@@ -207,20 +212,22 @@ def test_a_race_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     words = ["--tune", "--seq", "8", "--data", tiny.reviews(tmp_path / "reviews", train=24, dev=8), "--max-drop", "1"]
     with monkeypatch.context() as patch:
         patch.setattr("compress.commands.export.open_chosen", lambda *_, **__: nullcontext(Rule(lambda *_: 1.0)))
-        told = command.run("export", str(path), *words, "--for", "ort", "--out", str(tmp_path / "out"))
-        assert told.code == 0, told.err
-        assert "chosen" in told.out
+        result = command.run("export", str(path), *words, "--for", "ort", "--out", str(tmp_path / "out"))
+        assert result.code == 0, result.err
+        assert "chosen" in result.out
         assert record(tmp_path / "out")["source"] == "bundle"
         assert not (path / "report.json").exists(), "with --out the bundle stays as it was"
         assert command.run("export", str(path), *words, "--precision", "fp16").code == 0
     assert Bundle.load(path).report().tuning
     assert "fp16" in Bundle.load(path).files()
-    for more, said in (
+    for more, message in (
         (("--opset", "18"), "--tune and --opset"),
         (("--device", "toaster"), "toaster"),
     ):
         out = str(tmp_path / "other")
-        assert command.refused(command.run("export", str(path), *words, *more, "--out", out), tmp_path / "other", said)
+        assert command.refused(
+            command.run("export", str(path), *words, *more, "--out", out), tmp_path / "other", message
+        )
 
 
 REFUSED = {
@@ -232,11 +239,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_is_refused_and_nothing_is_left(written: Path, tmp_path: Path, words: str) -> None:
+def test_unsupported_options_are_refused(written: Path, tmp_path: Path, words: str) -> None:
     if "openvino" in words:
         pytest.importorskip("openvino", reason="the extra is not installed")
-    told = command.run("export", str(written), "--out", str(tmp_path / "out"), *words.split())
-    assert command.refused(told, tmp_path, REFUSED[words])
+    result = command.run("export", str(written), "--out", str(tmp_path / "out"), *words.split())
+    assert command.refused(result, tmp_path, REFUSED[words])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -255,8 +262,8 @@ def test_a_missing_extra_is_named(written: Path, tmp_path: Path, monkeypatch: py
         monkeypatch.setitem(__import__("sys").modules, module, None)
         for loaded in [name for name in __import__("sys").modules if name.startswith(f"{module}.")]:
             monkeypatch.delitem(__import__("sys").modules, loaded)
-        told = command.run("export", str(written), "--for", extra, "--out", str(tmp_path / "out"))
-        assert command.refused(told, tmp_path, f"{module} is not installed", "pip install '")
+        result = command.run("export", str(written), "--for", extra, "--out", str(tmp_path / "out"))
+        assert command.refused(result, tmp_path, f"{module} is not installed", "pip install '")
         assert not (tmp_path / "out").exists()
 
 
@@ -319,8 +326,8 @@ def test_a_text_file_of_tokens_is_compared_on_the_data(kind: str, tmp_path: Path
     model = tiny.model("bert", head=head, labels=data.task.outputs)
     made = tiny.bundle(tmp_path / "bundle", model=model, task=data.task, max_length=48)
     out = tmp_path / "app"
-    told = command.run("export", str(made.path), "--for", "text", "--out", str(out), "--data", str(tmp_path / name))
-    assert told.code == 0, told.err
+    result = command.run("export", str(made.path), "--for", "text", "--out", str(out), "--data", str(tmp_path / name))
+    assert result.code == 0, result.err
     splits = (data.train, data.validation)
     rows = [row for split in splits for row in (split["words"] if kind == "tagging" else split.to_list())]
     texts = {" ".join(row) if kind == "tagging" else (row["question"], row["context"]) for row in rows}
@@ -332,8 +339,8 @@ def test_one_file_takes_texts_and_gives_labels(tmp_path: Path, monkeypatch: pyte
     task = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
     shipped, data = bundle(tmp_path / "bundle", task=task), tiny.reviews(tmp_path / "data")
     out = tmp_path / "app"
-    told = command.run("export", str(shipped.path), "--for", "text", "--out", str(out), "--data", data)
-    assert told.code == 0
+    result = command.run("export", str(shipped.path), "--for", "text", "--out", str(out), "--data", data)
+    assert result.code == 0
     assert names(out) == {"model_text.onnx", "export.json", "README.md"}
     texts = ["a good film", "Dull!", ""]
     assert [each.label for each in run_text(out / "model_text.onnx", texts)] == [

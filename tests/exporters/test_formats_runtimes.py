@@ -52,8 +52,8 @@ def test_openvino(written: Path, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
     data = tiny.reviews(tmp_path / "reviews", train=32, dev=8)
     words = ["export", str(written), "--for", "openvino", "--precision", "fp32,fp16,w8,int8", "--data", data]
-    told = command.run(*words, "--out", str(tmp_path / "out"))
-    assert told.code == 0, told.err
+    result = command.run(*words, "--out", str(tmp_path / "out"))
+    assert result.code == 0, result.err
     stems = [f"openvino_model{suffix}" for suffix in ("", "_fp16", "_w8", "_int8")]
     assert names(tmp_path / "out") == {*BESIDE, *(f"{stem}.{end}" for stem in stems for end in ("xml", "bin"))}
     record = json.loads((tmp_path / "out" / "export.json").read_text())
@@ -71,7 +71,7 @@ def test_openvino(written: Path, tmp_path: Path) -> None:
     assert sizes[3] < 0.4 * sizes[0]
 
 
-def test_openvino_starts_from_rows_first_whatever_form_the_bundle_was_tuned_to(
+def test_openvino_files_are_made_of_the_shipped_form(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
@@ -104,8 +104,8 @@ def test_executorch(written: Path, tmp_path: Path) -> None:
     assert near(made, fp32=1e-4, int8=0.2)
     assert names(tmp_path / "out") == {"model.pte", "model_quantized.pte", *BESIDE}
     assert made.sizes["model_quantized.pte"] < 0.6 * made.sizes["model.pte"], "tables too"
-    said = next(verdict for verdict in made.verdicts if verdict.startswith("fp32:"))
-    assert "native_layer_norm" in said
+    message = next(verdict for verdict in made.verdicts if verdict.startswith("fp32:"))
+    assert "native_layer_norm" in message
     for name, limit in (("model.pte", 1e-4), ("model_quantized.pte", 0.2)):
         found = _in_executorch(tmp_path / "out" / name, TEXTS)
         assert abs(found - expected(written)).max() < limit * abs(expected(written)).max()

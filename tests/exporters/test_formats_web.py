@@ -53,9 +53,9 @@ def test_every_precision_answers_in_wasm_as_natively(runtime: Path, tmp_path: Pa
     (tmp_path / "run.mjs").write_text(SCRIPT)
     row = {name: list(ids) for name, ids in tiny.tokenizer()(TEXT).items()}
     words = ["node", str(tmp_path / "run.mjs"), runtime.as_uri(), json.dumps(row), *map(str, files)]
-    told = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
-    found = [np.array(json.loads(line)) for line in told.stdout.splitlines()]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    found = [np.array(json.loads(line)) for line in result.stdout.splitlines()]
     ours = Bundle.load(tmp_path / "onnx")
     native = [ours.logits([row], precision=each)[0] for each in (*precisions, "fp32", "int8")]  # type: ignore[arg-type]
     limits = [1e-5, 0.02, 0.02, 0.02, 1e-4, 1e-5, 0.02]

@@ -94,7 +94,7 @@ def expected(model: Any, ids: Sequence[int], new: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_it_writes_what_transformers_writes(kind: str, bundles: Callable[[str], Bundle]) -> None:
+def test_generation_equals_transformers(kind: str, bundles: Callable[[str], Bundle]) -> None:
     model, folder = MODELS[kind](), bundles(kind).path
     generator = TextGenerator.open(folder, "fp32")
     prompts = [[7], [7, 20, 9, 31, 8], list(range(5, 40))]
@@ -107,7 +107,7 @@ def test_it_writes_what_transformers_writes(kind: str, bundles: Callable[[str], 
         assert generator.begin([7])["past_key_values.0.key"].shape[:2] == (1, heads), "as many as there are keys"
 
 
-def test_it_ends_where_the_model_ends(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
+def test_generation_stops_at_end_tokens(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
     likely = expected(gpt2(), [7, 8], 8)
     model, folder = gpt2(eos_token_id=likely[3]), tmp_path / "made"
     shutil.copytree(bundles("gpt2").path, folder)
@@ -132,7 +132,7 @@ def test_padding_on_the_left_does_not_matter(bundles: Callable[[str], Bundle]) -
     np.testing.assert_allclose(both[0, 2:], one[0], atol=1e-5)
 
 
-def test_names_are_those_that_are_looked_for(bundles: Callable[[str], Bundle]) -> None:
+def test_names_are_those_of_optimum(bundles: Callable[[str], Bundle]) -> None:
     made = bundles("gpt2").path
     assert sorted(path.name for path in (made / "onnx").iterdir()) == ["model.onnx", "model_quantized.onnx"]
     session = open_session(made / "onnx/model.onnx")
@@ -159,7 +159,7 @@ def weights(path: Path) -> int:
     return sum(int(np.prod(each.dims)) for each in read_model(path).graph.initializer)
 
 
-def test_what_is_shared_is_held_once(tmp_path: Path) -> None:
+def test_shared_matrices_are_stored_once(tmp_path: Path) -> None:
     model = t5(vocab_size=4096)
     made = written(model, tmp_path / "made").path
     decoder = sum(parameter.numel() for parameter in model.decoder.parameters())  # the head is its embedding
@@ -167,7 +167,7 @@ def test_what_is_shared_is_held_once(tmp_path: Path) -> None:
     assert weights(made / "onnx/decoder_model_merged_quantized.onnx") < 2.1 * decoder  # a table and a head of int8
 
 
-def test_a_tied_matrix_is_read_turned() -> None:
+def test_tied_matrices_become_a_transpose() -> None:
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
     tables = [onnx.numpy_helper.from_array(value, name) for value, name in ((table, "words"), (table.T, "head"))]
     value = onnx.helper.make_tensor_value_info
@@ -181,7 +181,7 @@ def test_a_tied_matrix_is_read_turned() -> None:
     onnx.checker.check_model(found)
 
 
-def test_a_llama_with_positions_that_change_with_the_length_is_refused(tmp_path: Path) -> None:
+def test_dynamic_rotary_positions_are_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(ExportError, match="positions are of type dynamic, which depends on the length"):
         written(like_llama("llama", rope_parameters=rope), tmp_path / "made")
@@ -189,7 +189,7 @@ def test_a_llama_with_positions_that_change_with_the_length_is_refused(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5", "llama"])
-def test_int8_writes_too(kind: str, bundles: Callable[[str], Bundle]) -> None:
+def test_int8_generates_too(kind: str, bundles: Callable[[str], Bundle]) -> None:
     made = bundles(kind)
     exact, small = (TextGenerator.open(made.path, each) for each in ("fp32", "int8"))
     pasts = [each.begin([7, 8, 9]) for each in (exact, small)]
@@ -220,7 +220,7 @@ def test_a_checkpoint_becomes_a_bundle_that_completes_texts(kind: str, tmp_path:
         Bundle.load(made.path)
 
 
-def test_what_cannot_be_written_or_answered_is_said(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
+def test_unsupported_models_and_prompts_are_refused(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
     generator = TextGenerator.open(bundles("gpt2").path, "fp32")
     with pytest.raises(BundleError, match="60 tokens and 5 new ones; this model has 64 positions"):
         generator.generate([7] * 60, new=5)
@@ -240,7 +240,7 @@ def test_what_cannot_be_written_or_answered_is_said(bundles: Callable[[str], Bun
     with pytest.raises(DeviceError, match="generates text token by token"):
         options.list_files([folder])
     for name in ("config.json", "generation_config.json"):
-        told = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps({key: told[key] for key in told if key != "decoder_start_token_id"}))
+        result = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({key: result[key] for key in result if key != "decoder_start_token_id"}))
     with pytest.raises(BundleError, match="has no decoder_start_token_id"):
         TextGenerator.open(folder, "fp32").generate([7], new=3)

@@ -1,5 +1,5 @@
 """Files from elsewhere: whatever an ONNX file or a bundle says, nothing outside its folder is read, no setting of its
-choice does harm, and what cannot be opened is told in one sentence, with nothing half-written left."""
+choice does harm, and what cannot be opened is result in one sentence, with nothing half-written left."""
 
 import json
 import shutil
@@ -51,11 +51,11 @@ def reader(folder: Path, *, domain: str = "", opset: int = 17, operator: str = "
     return folder / "model.onnx"
 
 
-def pointing(path: Path, location: str, **told: int) -> Path:
+def pointing(path: Path, location: str, **result: int) -> Path:
     """The same file with its table kept in `location`."""
     file = onnx.load_model(path)
     (table,) = file.graph.initializer
-    set_external_data(table, location, **told)
+    set_external_data(table, location, **result)
     table.ClearField("raw_data")
     path.write_bytes(file.SerializeToString())
     return path
@@ -97,7 +97,7 @@ def test_weights_outside_the_folder_are_never_read(where: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("location", "told", "message"),
+    ("location", "result", "message"),
     [
         ("absent.bin", {}, "which is missing"),
         ("*/_ORT_MEM_ADDR_/*", {"offset": 4096, "length": 144}, "which is missing"),
@@ -107,12 +107,10 @@ def test_weights_outside_the_folder_are_never_read(where: str, tmp_path: Path) -
         ("weights.bin", {"offset": -4}, "has 100; the file is damaged"),
     ],
 )
-def test_weights_that_are_not_there_are_named(
-    location: str, told: dict[str, int], message: str, tmp_path: Path
-) -> None:
+def test_missing_weights_are_named(location: str, result: dict[str, int], message: str, tmp_path: Path) -> None:
     path = reader(tmp_path / "model")
     (path.parent / "weights.bin").write_bytes(VALUES.tobytes()[:100])
-    refused(pointing(path, location, **told), message)
+    refused(pointing(path, location, **result), message)
 
 
 def test_weights_of_branches_are_looked_at_too(tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ def test_a_truncated_file_is_refused(kept: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x08", bytes(range(256))])
-def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_onnx_are_refused(content: bytes, tmp_path: Path) -> None:
     path = reader(tmp_path / "model")
     path.write_bytes(content)
     refused(path, "not an ONNX model")
@@ -154,7 +152,7 @@ def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None
         ({"operator": "Exfiltrate"}, "Exfiltrate"),
     ],
 )
-def test_operators_that_nobody_knows_are_named(changes: dict[str, int], message: str, tmp_path: Path) -> None:
+def test_unknown_operators_are_named(changes: dict[str, int], message: str, tmp_path: Path) -> None:
     path = reader(tmp_path / "model", **changes)  # type: ignore[arg-type]
     with pytest.raises(ExportError, match=message):
         open_session(path)
@@ -234,8 +232,8 @@ def test_every_command_refuses_such_a_bundle(words: tuple[str, ...], evil: Path,
     if "openvino" in words:
         pytest.importorskip("openvino", reason="comes with the extra `openvino`")
     data = tiny.reviews(tmp_path / "data")
-    told = command.run(*(word.format(bundle=evil, out=tmp_path / "out", data=data) for word in words))
-    assert "outside its own folder" in told.err
-    assert command.refused(told, tmp_path, "nothing was read from there")
+    result = command.run(*(word.format(bundle=evil, out=tmp_path / "out", data=data) for word in words))
+    assert "outside its own folder" in result.err
+    assert command.refused(result, tmp_path, "nothing was read from there")
     assert not (tmp_path / "out").exists()
     Bundle.load(evil)  # as it was

@@ -13,7 +13,7 @@ from compress.exporters.onnx import to_onnx
 from tests import tiny
 
 
-def test_nothing_is_said_nor_left(
+def test_quantisation_is_silent_and_leaves_no_files(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     to_onnx(tiny.bert(), tmp_path / "model.onnx")
@@ -56,7 +56,7 @@ def test_per_channel_is_the_callers_choice(tmp_path: Path) -> None:
     assert scales == {True: [(32,), (36,), (64,)], False: [()]}, "queries and keys hold the mask"
 
 
-def test_nothing_to_quantise_or_no_model_is_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_quantised_are_refused(tmp_path: Path) -> None:
     to_onnx(tiny.bert(layers=1), tmp_path / "model.onnx")
     quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
     (tmp_path / "cut.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:-100])
@@ -73,7 +73,7 @@ def test_nothing_to_quantise_or_no_model_is_refused(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "add.onnx"])
 
 
-def test_what_layers_share_is_quantised_in_all_of_them_and_stored_once(tmp_path: Path) -> None:
+def test_shared_weights_are_quantised_once(tmp_path: Path) -> None:
     """ALBERT: the exporter hides a shared weight behind an Identity."""
     sizes = {}
     for layers in (1, 4):

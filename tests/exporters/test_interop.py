@@ -76,7 +76,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(place.iterdir())
 
 
-def test_transformers_loads_each_and_says_the_same(shipped: list[Path]) -> None:
+def test_transformers_computes_the_same(shipped: list[Path]) -> None:
     for folder in shipped:
         if folder.name not in TASKS:
             continue
@@ -92,32 +92,32 @@ def test_transformers_loads_each_and_says_the_same(shipped: list[Path]) -> None:
         np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-5)
 
 
-def said(command: list[str], count: int) -> None:
-    told = subprocess.run(
+def message(command: list[str], count: int) -> None:
+    result = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"}
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert told.stdout.count("ok ") == count
-    assert "FAILED" not in told.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("ok ") == count
+    assert "FAILED" not in result.stdout
 
 
 @pytest.mark.slow
-def test_optimum_and_sentence_transformers_say_the_same(shipped: list[Path]) -> None:
+def test_optimum_and_sentence_transformers_compute_the_same(shipped: list[Path]) -> None:
     python = os.environ.get("COMPRESS_OPTIMUM_PYTHON")
     if not python:
         pytest.skip("COMPRESS_OPTIMUM_PYTHON names no python with optimum-onnx, which needs an environment of its own")
-    said([python, str(BENCHMARKS / "interop_optimum.py"), *map(str, shipped)], len(shipped))
+    message([python, str(BENCHMARKS / "interop_optimum.py"), *map(str, shipped)], len(shipped))
 
 
 @pytest.mark.slow
-def test_transformers_js_says_the_same(shipped: list[Path]) -> None:
+def test_transformers_js_computes_the_same(shipped: list[Path]) -> None:
     modules = os.environ.get("COMPRESS_NODE_MODULES")
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
     if not modules:
         pytest.skip("COMPRESS_NODE_MODULES names no folder with @huggingface/transformers")
     command = [sys.executable, str(BENCHMARKS / "interop_js.py"), "--modules", modules, *map(str, shipped)]
-    said(command, 2 * len(shipped))
+    message(command, 2 * len(shipped))
 
 
 def test_a_tokenizer_makes_what_the_model_reads(shipped: list[Path]) -> None:

@@ -112,9 +112,7 @@ def test_no_mask_takes_the_range_of_the_scores(made: ExportResult) -> None:
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("w8a16", 0.05), ("w8a8", 0.3)])
-def test_answers_are_those_of_fp32_whatever_the_padding(
-    made: ExportResult, written: Path, precision: str, limit: float
-) -> None:
+def test_logits_are_near_fp32_at_any_length(made: ExportResult, written: Path, precision: str, limit: float) -> None:
     rows = [tiny.tokenizer()(text) for text in TEXTS]
     exact = Bundle.load(written).logits(rows, precision="fp32")
     found = [answers(made.path / f"model_{precision}_{length}.onnx", rows) for length in LENGTHS]
@@ -130,14 +128,14 @@ def answers(file: Path, rows: Sequence[Any]) -> Any:
 def test_the_record_holds_a_certificate_of_each_place(made: ExportResult) -> None:
     record = json.loads((made.path / "export.json").read_text())
     files = {each["file"]: each for each in record["files"]}
-    for file, told in files.items():
-        exact, cpu = told["certificates"]
+    for file, entry in files.items():
+        exact, cpu = entry["certificates"]
         assert exact["method"].startswith("fp32, ")
         assert exact["before"] == exact["after"]
         assert exact["agreement"] == 1.0
         assert exact["max_logit_difference"] < 1e-4
         assert cpu["artefact"] == file
-        assert cpu["method"].startswith(told["precision"])
+        assert cpu["method"].startswith(entry["precision"])
         assert 0 < cpu["max_logit_difference"] < 1.0
         assert (cpu["rows"], cpu["split"], cpu["certified"]) == (40, "validation", True)
     assert any("not run on the emulator" in warning and "onnxruntime-qnn" in warning for warning in made.warnings)
@@ -236,10 +234,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_is_refused_and_nothing_is_left(written: Path, data: str, tmp_path: Path, words: str) -> None:
+def test_unsupported_options_are_refused(written: Path, data: str, tmp_path: Path, words: str) -> None:
     out = str(tmp_path / "out")
-    told = command.run("export", str(written), "--for", "npu", "--data", data, "--out", out, *words.split())
-    assert command.refused(told, tmp_path, REFUSED[words])
+    result = command.run("export", str(written), "--for", "npu", "--data", data, "--out", out, *words.split())
+    assert command.refused(result, tmp_path, REFUSED[words])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -247,14 +245,14 @@ def test_data_are_needed_and_enough_of_them(written: Path, tmp_path: Path) -> No
     words = ["export", str(written), "--for", "npu", "--out", str(tmp_path / "out")]
     assert command.refused(command.run(*words), tmp_path, "expected a bundle, and --data")
     few = tiny.reviews(tmp_path / "few", train=15)
-    told = command.run(*words, "--data", few)
-    assert told.code == 2
-    assert "the train split has 15 rows to calibrate on; expected at least 16" in " ".join(told.err.split())
+    result = command.run(*words, "--data", few)
+    assert result.code == 2
+    assert "the train split has 15 rows to calibrate on; expected at least 16" in " ".join(result.err.split())
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("family", ["modernbert", "deberta-v2"])
-def test_a_family_that_hides_padding_otherwise_is_refused(family: str, data: str, tmp_path: Path) -> None:
+def test_families_with_other_masks_are_refused(family: str, data: str, tmp_path: Path) -> None:
     path = bundle(tmp_path / "bundle", tiny.model(family, labels=2)).path
     with pytest.raises(ExportError, match=f"{family} hides padding in another way"):
         commands.export(str(path), tmp_path / "out", to="npu", data=data)
@@ -262,7 +260,7 @@ def test_a_family_that_hides_padding_otherwise_is_refused(family: str, data: str
     Bundle.load(path)
 
 
-def test_an_emulator_that_fails_is_told_of_and_the_files_are_there(
+def test_a_failing_emulator_is_a_warning(
     written: Path, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(htp, "find_emulator", lambda: str(tmp_path / "no" / "python"))
@@ -272,7 +270,7 @@ def test_an_emulator_that_fails_is_told_of_and_the_files_are_there(
     assert any("cannot be started" in warning and htp.PYTHON in warning for warning in made.warnings)
 
 
-def test_an_emulator_that_dies_says_its_last_words(made: ExportResult, tmp_path: Path) -> None:
+def test_the_stderr_of_a_dead_emulator_is_reported(made: ExportResult, tmp_path: Path) -> None:
     dying = tmp_path / "python"
     dying.write_text("#!/bin/sh\necho first >&2\necho 'no HTP here' >&2\nexit 7\n")
     dying.chmod(0o755)

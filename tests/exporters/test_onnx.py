@@ -34,7 +34,7 @@ def batches(config: Any) -> Iterator[dict[str, Tensor]]:
         }
 
 
-def test_parity_tells_another_models_file(tmp_path: Path) -> None:
+def test_parity_detects_another_model(tmp_path: Path) -> None:
     to_onnx(tiny.bert(3, seed=0), tmp_path / "model.onnx")
     other = tiny.bert(3, seed=1)
     assert parity(other, tmp_path / "model.onnx", batches(other.config)) > 0.01
@@ -71,7 +71,7 @@ def test_exporting_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     assert parity(model, tmp_path / "model.onnx", batches(model.config)) < 2e-5  # float32 logits of the bf16 weights
 
 
-def test_file_says_what_it_is(tmp_path: Path) -> None:
+def test_metadata_of_a_file(tmp_path: Path) -> None:
     model = tiny.bert(id2label={0: "no", 1: "yes"}, problem_type="single_label_classification")
     to_onnx(model, tmp_path / "model.onnx", opset=18)
     file = onnx.load_model(tmp_path / "model.onnx")
@@ -92,7 +92,7 @@ class Baked(BertForSequenceClassification):
         return SequenceClassifierOutput(logits=logits + len(input_ids[0].tolist()))
 
 
-def test_a_size_taken_for_a_constant_is_found(tmp_path: Path) -> None:
+def test_sizes_that_were_traced_as_constants_are_detected(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="Baked: the ONNX file's logits differ from the model's by"):
         to_onnx(Baked(tiny.bert().config), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
@@ -115,7 +115,7 @@ class Silent(BertForSequenceClassification):
         return {"answer": super().forward(input_ids=input_ids, **inputs).logits}
 
 
-def test_what_gives_no_answer_or_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_logits_or_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ExportError, match=r"Silent: cannot be exported .* expected an encoder, alone"):
         to_onnx(Silent(tiny.bert().config), tmp_path / "model.onnx")
     monkeypatch.setattr(export, "PROTOBUF_LIMIT", 1000)

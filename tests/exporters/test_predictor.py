@@ -88,7 +88,7 @@ def test_regression_is_a_number() -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_a_rows_logits_do_not_depend_on_its_company(precision: Any) -> None:
+def test_logits_do_not_depend_on_other_rows(precision: Any) -> None:
     written, _ = bundle("classification")
     rows = [tiny.tokenizer()(text, truncation=True, max_length=12) for text in TEXTS]
     together = written.logits(rows, precision=precision, threads=3)
@@ -98,7 +98,7 @@ def test_a_rows_logits_do_not_depend_on_its_company(precision: Any) -> None:
     assert written.logits([], precision=precision).shape == (0, 3)
 
 
-def test_what_cannot_be_predicted_is_refused() -> None:
+def test_wrong_inputs_are_refused() -> None:
     single, _ = bundle("classification")
     pairs, _ = bundle("classification", pair=True)
     with pytest.raises(BundleError, match=r"expected one text \(one\)"):

@@ -111,19 +111,19 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("suffix", "content", "said"), BROKEN)
-def test_a_row_that_cannot_be_read_stops_or_is_skipped_in_its_place(
-    opened: Predictor, tmp_path: Path, suffix: str, content: bytes, said: str
+@pytest.mark.parametrize(("suffix", "content", "message"), BROKEN)
+def test_unreadable_rows_stop_or_are_skipped(
+    opened: Predictor, tmp_path: Path, suffix: str, content: bytes, message: str
 ) -> None:
     source, target = tmp_path / f"rows{suffix}", tmp_path / "answers.jsonl"
     source.write_bytes(content)
-    with pytest.raises(DataError, match=said.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(DataError, match=message.replace("(", r"\(").replace(")", r"\)")):
         predict_file(opened, source, target)
     assert [path.name for path in tmp_path.iterdir()] == [source.name], "nothing half-written"
     assert predict_file(opened, source, target, on_error="skip") == (3, 1)
     first, second, third = map(json.loads, target.read_text().splitlines())
     assert {"prediction"} <= first.keys() & third.keys()
-    assert second["prediction_error"] in f"{said} {second['prediction_error']}"
+    assert second["prediction_error"] in f"{message} {second['prediction_error']}"
     assert "prediction" not in second
 
 
@@ -143,7 +143,7 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "said"),
+    ("source", "target", "message"),
     [
         ("rows.xlsx", "a.csv", "--input .*ends in .csv, .tsv, .jsonl, .txt"),
         ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl"),
@@ -152,14 +152,14 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
         ("rows.csv", "nowhere/a.csv", "an existing folder"),
     ],
 )
-def test_files_that_cannot_be_are_refused(tmp_path: Path, source: str, target: str, said: str) -> None:
+def test_unusable_files_are_refused(tmp_path: Path, source: str, target: str, message: str) -> None:
     table(tmp_path / "rows.csv")
     table(tmp_path / "rows.xlsx")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         row_files.check_files(tmp_path / source, tmp_path / target)
 
 
-def test_a_column_of_the_name_of_an_added_one_is_not_lost(opened: Predictor, tmp_path: Path) -> None:
+def test_columns_are_not_overwritten(opened: Predictor, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("sentence,prediction\nfun,mine\n")
     with pytest.raises(DataError, match="line 2: has 'prediction'"):
         predict_file(opened, tmp_path / "rows.csv", tmp_path / "answers.csv")
@@ -174,13 +174,13 @@ def test_a_file_without_rows_gives_a_file_without_rows(opened: Predictor, tmp_pa
 def test_the_command_answers_a_file_and_says_how_many(bundle: Bundle, tmp_path: Path) -> None:
     source, target = table(tmp_path / "rows.csv"), tmp_path / "answers.csv"
     words = ["predict", str(bundle.path), "--input", str(source), "--output", str(target)]
-    told = command.run(*words)
-    assert told.code == 0
-    assert "4 rows, 0 skipped" in told.out
+    result = command.run(*words)
+    assert result.code == 0
+    assert "4 rows, 0 skipped" in result.out
     assert json.loads(command.run(*words, "--json").out)["rows"] == 4
     for more in (["--text", "stars"], ["--text", "sentence"]):
         assert command.run(*words, *more).code == 0
     for wrong in (words[:-2], [*words, "a text"], [words[0], words[1]]):
-        told = command.run(*wrong)
-        assert (told.code, told.out) == (2, "")
-        assert "--input" in told.err
+        result = command.run(*wrong)
+        assert (result.code, result.out) == (2, "")
+        assert "--input" in result.err

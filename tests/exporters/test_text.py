@@ -101,17 +101,17 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_hard_texts_and_their_offsets_are_those_of_the_tokenizer(settings: dict[str, bool]) -> None:
+def test_hard_texts_are_tokenized_alike(settings: dict[str, bool]) -> None:
     assert read(words(**settings)) == []
     assert read(words(**settings), kind="qa", pair=True, max_length=64) == []
 
 
 @pytest.mark.parametrize("max_length", [5, 16, 33])
-def test_pairs_are_framed_and_cut_as_the_tokenizer_does(max_length: int) -> None:
+def test_pairs_are_truncated_alike(max_length: int) -> None:
     assert read(words(), pair=True, max_length=max_length) == []
 
 
-def test_random_texts_of_known_and_unknown_characters_are_read_alike() -> None:
+def test_random_texts_are_tokenized_alike() -> None:
     draw = random.Random(0)
     pieces = [word.removeprefix("##") for word in WORDS]
     low = [chr(code) for code in (*range(0x250), *range(0x300, 0x370), *range(0x1100, 0x1200), *range(0x4E00, 0x4E20))]
@@ -119,12 +119,12 @@ def test_random_texts_of_known_and_unknown_characters_are_read_alike() -> None:
     assert read(words(), texts, max_length=128) == []
 
 
-def test_words_of_hard_texts_are_those_of_the_tokenizer() -> None:
+def test_words_of_hard_texts_are_tokenized_alike() -> None:
     assert read(words(lower=False, accents=True, chinese=False), kind="tagging", max_length=128) == []
 
 
 @pytest.mark.parametrize("kind", ["tagging", "qa"])
-def test_offsets_of_random_texts_are_those_of_the_tokenizer(kind: Kind) -> None:
+def test_offsets_of_random_texts_are_alike(kind: Kind) -> None:
     draw = random.Random(1)
     pieces = [word.removeprefix("##") for word in WORDS]
     low = [chr(code) for code in (*range(0x250), *range(0x300, 0x370), *range(0x1100, 0x1200), *range(0xE000, 0xE010))]
@@ -135,7 +135,7 @@ def test_offsets_of_random_texts_are_those_of_the_tokenizer(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("max_length", [8, 16, 129])
-def test_questions_are_truncated_as_in_bundles(max_length: int) -> None:
+def test_questions_are_truncated_alike(max_length: int) -> None:
     assert read(words(), kind="qa", pair=True, max_length=max_length) == []
 
 
@@ -193,7 +193,7 @@ def test_only_operators_that_a_standard_onnxruntime_has(bundle: Bundle, tmp_path
     assert [node.name for node in model.graph.output] == ["label", "score", "probabilities", "logits"]
 
 
-def test_it_says_what_it_was_held_against(bundle: Bundle, tmp_path: Path) -> None:
+def test_the_proof_is_stored_in_the_file(bundle: Bundle, tmp_path: Path) -> None:
     made = text_model(bundle.copy_to(tmp_path / "bundle"), texts=["my own text", "and another"])
     verdict = read_proof(made.path / TEXT)
     assert (verdict.given, verdict.precision, verdict.max_length) == (2, "int8", 32)
@@ -203,9 +203,7 @@ def test_it_says_what_it_was_held_against(bundle: Bundle, tmp_path: Path) -> Non
         run_text(bundle.files()["int8"], ["a film"])
 
 
-def test_a_graph_that_reads_otherwise_is_refused_with_what_differs(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_different_tokenization_is_refused(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = characters.read_characters
 
     def keeps_accents(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
@@ -298,7 +296,7 @@ def test_an_app_reads_words_and_labels_off_a_tagger(tagger: Bundle) -> None:
     assert "".join(covered) == text.replace(" ", "")
 
 
-def test_the_code_of_the_documents_finds_the_entities_that_the_bundle_finds(tagger: Bundle) -> None:
+def test_the_code_in_the_documentation_finds_the_bundles_entities(tagger: Bundle) -> None:
     page = (Path(__file__).parents[2] / "docs" / "text-in-label-out.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(session = .*?)```", page, re.DOTALL)
     code = code.replace('"model_text.onnx"', repr(str(tagger.path / TEXT)))
@@ -356,7 +354,7 @@ def test_a_tokenizer_of_another_kind_is_refused(
     assert problem in str(refusal.value)
 
 
-def test_strings_that_hash_otherwise_make_the_same_file(tmp_path: Path) -> None:
+def test_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     words().save_pretrained(tmp_path)
     backend = words().backend_tokenizer
     pieces = WordPiece.from_tokenizer(backend, json.loads(backend.to_str())).pieces

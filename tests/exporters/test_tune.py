@@ -117,26 +117,26 @@ def test_the_fastest_right_file_takes_the_place_of_the_bundles(shipped: Bundle) 
 
 def test_session_settings_that_won_travel_in_the_file(shipped: Bundle) -> None:
     tune(shipped, device=Rule(fastest("fp32, fused norms")), settings=SETTINGS)
-    told = metadata(read_model(shipped.path / FILES["fp32"]))
-    assert json.loads(told[SESSION_KEY]) == {}
+    result = metadata(read_model(shipped.path / FILES["fp32"]))
+    assert json.loads(result[SESSION_KEY]) == {}
     tune(Bundle.load(shipped.path), device=Rule(fastest(TURNED)), settings=SETTINGS)
-    told = metadata(read_model(shipped.path / FILES["fp32"]))
-    assert "SkipLayerNormFusion" in json.loads(told[SESSION_KEY])["optimization.disable_specified_optimizers"]
+    result = metadata(read_model(shipped.path / FILES["fp32"]))
+    assert "SkipLayerNormFusion" in json.loads(result[SESSION_KEY])["optimization.disable_specified_optimizers"]
 
 
-def test_threads_may_sleep_where_there_are_several(shipped: Bundle, evaluator: Evaluator) -> None:
+def test_sleeping_threads_are_tried_with_several_threads(shipped: Bundle, evaluator: Evaluator) -> None:
     name, small = f"{TURNED}, sleeping threads", f"{TURNED_INT8}, sleeping threads"
     device, several = Rule(fastest(name, small)), [Setting(threads=2, seq=8)]
     tuned = tune(shipped, device=device, settings=several, evaluator=evaluator, max_drop=1.0)
     assert [each.variant for each in tuned.chosen] == [name, small]
     for precision in ("fp32", "int8"):
-        told = json.loads(metadata(read_model(shipped.path / FILES[precision]))[SESSION_KEY])
-        assert told["session.intra_op.allow_spinning"] == "0"
-        assert "optimization.disable_specified_optimizers" in told
+        result = json.loads(metadata(read_model(shipped.path / FILES[precision]))[SESSION_KEY])
+        assert result["session.intra_op.allow_spinning"] == "0"
+        assert "optimization.disable_specified_optimizers" in result
     assert Bundle.load(shipped.path).predict(["good film"])
 
 
-def test_what_answers_otherwise_is_neither_raced_nor_kept(shipped: Bundle) -> None:
+def test_wrong_variants_are_not_raced(shipped: Bundle) -> None:
     before = contents(shipped.path)
     device = Rule(lambda name, _: 1.0 if "tokens first" in name else 2.0, lambda file: "tokens first" in form(file))
     tuned = tune(shipped, device=device, settings=SETTINGS)
@@ -184,7 +184,7 @@ def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, e
     assert (proof.rows, proof.split) == (5, "test")
 
 
-def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, evaluator: Evaluator) -> None:
+def test_int8_that_loses_too_much_is_not_chosen(shipped: Bundle, evaluator: Evaluator) -> None:
     def spoils(file: Path) -> bool:
         return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")
 
@@ -211,7 +211,7 @@ def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
     assert proof.kept == (name,)
 
 
-def test_the_bundles_own_files_are_what_others_are_measured_by(shipped: Bundle, evaluator: Evaluator) -> None:
+def test_ratios_are_to_the_bundles_own_files(shipped: Bundle, evaluator: Evaluator) -> None:
     times = {"fp32 of the bundle": 4.0, "int8 of the bundle": 2.0, "fp32": 8.0}
     tuned = tune(shipped, device=Rule(lambda name, _: times.get(name, 3.95)), settings=SETTINGS, evaluator=evaluator)
     assert form(shipped.files()["fp32"]) == form(shipped.files()["int8"]) == str(SHIPPED)
@@ -264,7 +264,7 @@ def test_a_device_that_fails_leaves_the_bundle_alone(shipped: Bundle) -> None:
         tune(shipped, device=Rule(fastest()), settings=[])
 
 
-def test_a_form_that_the_device_cannot_run_is_told_and_passed_over(shipped: Bundle) -> None:
+def test_variants_that_the_device_cannot_run_are_skipped(shipped: Bundle) -> None:
     class Plain(Rule):
         def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
             if "Attention" in operators(file):
@@ -276,7 +276,7 @@ def test_a_form_that_the_device_cannot_run_is_told_and_passed_over(shipped: Bund
     assert [each.variant for each in tuned.chosen] == [TURNED]
 
 
-def test_a_fusion_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+def test_missing_fusions_are_warned_of(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     (tmp_path / "deberta").mkdir()
     found = {each.name: each for each in fp32_variants(exported(tmp_path / "b.onnx", form=None), tmp_path / "bert")}

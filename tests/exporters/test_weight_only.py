@@ -46,7 +46,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("columns", [16, 32, 33, 100, 312])
-def test_numbers_are_the_nearest_of_their_block(columns: int) -> None:
+def test_values_are_rounded_to_the_nearest(columns: int) -> None:
     weight = weights(5, columns)
     for bits, steps in ((8, 254), (4, 15)):
         packed = pack(weight, bits)  # type: ignore[arg-type]

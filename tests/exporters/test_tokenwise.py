@@ -52,7 +52,7 @@ def test_the_logits_of_both_files_are_the_models(kind: str, written: Written) ->
     assert bundle.logits([]).shape == (0, evaluator.task.outputs)
 
 
-def test_answers_are_those_of_the_exam(written: Written, tmp_path: Path) -> None:
+def test_answers_are_those_of_the_evaluator(written: Written, tmp_path: Path) -> None:
     shared, _, evaluator = written("qa")
     bundle = shared.copy_to(tmp_path / "bundle")
     logits = bundle.logits(evaluator.rows, precision="fp32")
@@ -85,7 +85,7 @@ def test_the_probability_of_an_answer_is_over_its_context_and_none(written: Writ
     assert answer.score == pytest.approx(best, abs=1e-5)
 
 
-def test_marks_are_the_entities_of_the_exam(written: Written) -> None:
+def test_marks_are_the_evaluators_entities(written: Written) -> None:
     bundle, _, evaluator = written("tagging", 6)
     tags = evaluator.tags(bundle.logits(evaluator.rows, precision="fp32"))
     texts = [" ".join(words) for words in evaluator.split["words"]]

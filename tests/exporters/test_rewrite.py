@@ -81,7 +81,7 @@ def test_every_form_computes_the_models_logits_at_every_shape(family: str, tmp_p
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_attention_of_another_form_stays_and_is_counted(family: str, tmp_path: Path) -> None:
+def test_other_attention_is_counted_but_not_changed(family: str, tmp_path: Path) -> None:
     model = tiny.model(family)
     made = rewrite_graph(exported(model, tmp_path), Form(merged=True))
     short = (
@@ -106,7 +106,7 @@ def modern(**changes: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("changes", [{}, BIASES], ids=["bare", "biased"])
-def test_attention_that_turns_by_places_is_taken_apart(changes: dict[str, Any], form: Form, tmp_path: Path) -> None:
+def test_rotary_attention_is_divided(changes: dict[str, Any], form: Form, tmp_path: Path) -> None:
     model = modern(**changes)
     made = rewrite_graph(exported(model, tmp_path), form)
     assert parity(model, saved(made, tmp_path), batches(model.config)) < 2e-5
@@ -127,7 +127,7 @@ def test_the_last_modern_layer_computes_one_token_and_the_others_all(tmp_path: P
 
 
 @pytest.mark.parametrize("spoil", ["halves", "mask", "parts", "scores"])
-def test_what_only_looks_like_it_stays_as_it_is(spoil: str, tmp_path: Path) -> None:
+def test_similar_structures_are_not_changed(spoil: str, tmp_path: Path) -> None:
     """Each change is one that the found structure does not compute."""
     model = modern()
     raw = exported(model, tmp_path)
@@ -167,7 +167,7 @@ def test_learned_ranges_of_a_product_are_those_of_its_parts(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("family", ["albert", "modernbert"])
-def test_layers_that_share_weights_share_what_is_made_of_them(family: str, tmp_path: Path) -> None:
+def test_shared_weights_stay_shared(family: str, tmp_path: Path) -> None:
     sizes = {}
     for layers in (2, 5):
         model = tiny.model(family, layers=layers)
@@ -197,7 +197,7 @@ def test_the_last_layer_computes_one_token_and_the_others_all(tmp_path: Path) ->
     assert shape_of(path, keys, 3, 7)[:2] == (3, 7)
 
 
-def test_what_is_an_output_too_is_computed_for_all_tokens(tmp_path: Path) -> None:
+def test_outputs_are_computed_for_all_tokens(tmp_path: Path) -> None:
     """Embeddings of the first token, with the hidden states they are taken of."""
     model = with_pooling(tiny.bert(layers=2).base_model, Pooling("cls", False))
     made = rewrite_graph(exported(model, tmp_path))
@@ -205,7 +205,7 @@ def test_what_is_an_output_too_is_computed_for_all_tokens(tmp_path: Path) -> Non
     assert parity(model, saved(made, tmp_path), batches(model.config)) < 2e-5
 
 
-def test_an_opset_too_old_stays_as_it_was_traced(tmp_path: Path) -> None:
+def test_old_opsets_are_not_rewritten(tmp_path: Path) -> None:
     to_onnx(tiny.bert(layers=2), tmp_path / "old.onnx", opset=12)
     old = read_model(tmp_path / "old.onnx")
     made = rewrite_graph(old)
@@ -215,8 +215,8 @@ def test_an_opset_too_old_stays_as_it_was_traced(tmp_path: Path) -> None:
 
 def test_residuals_that_begin_before_the_attention_are_turned_too(tmp_path: Path) -> None:
     """MobileBERT whose queries, keys and values all come from one bottleneck."""
-    asked = {"use_bottleneck_attention": True, "key_query_shared_bottleneck": False}
-    model = tiny.model("mobilebert", layers=3, **asked)
+    settings = {"use_bottleneck_attention": True, "key_query_shared_bottleneck": False}
+    model = tiny.model("mobilebert", layers=3, **settings)
     made = rewrite_graph(exported(model, tmp_path))
     assert (made.attentions, made.turned) == (3, 3)
     assert parity(model, saved(made, tmp_path), batches(model.config)) < 2e-5
@@ -295,7 +295,7 @@ def test_a_mask_that_differs_by_query_stays_on_the_scores(tmp_path: Path) -> Non
     assert made.attentions == 0
 
 
-def test_the_given_model_and_what_is_known_of_it_stay(tmp_path: Path) -> None:
+def test_the_input_model_and_its_metadata_are_kept(tmp_path: Path) -> None:
     raw = exported(tiny.bert(), tmp_path)
     before = raw.SerializeToString(deterministic=True)
     made = rewrite_graph(raw).model

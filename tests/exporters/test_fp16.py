@@ -24,7 +24,7 @@ def written(folder: Path, model: Any) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_the_models_at_half_the_size(family: str, tmp_path: Path) -> None:
+def test_files_are_accurate_and_half_as_large(family: str, tmp_path: Path) -> None:
     source = written(tmp_path, tiny.model(family, hidden=64))
     rows = rows_for(source, 32)
     halved = to_float16(source, tmp_path / "half.onnx", rows)
@@ -66,7 +66,7 @@ def test_numbers_beyond_float16_stay_float32(tmp_path: Path) -> None:
     assert halved.difference.relative < 0.02
 
 
-def test_what_float16_cannot_answer_is_refused(tmp_path: Path) -> None:
+def test_inaccurate_conversions_are_refused(tmp_path: Path) -> None:
     """Weights below float16's smallest number: they vanish, and so does what they say."""
     model = tiny.bert()
     with torch.no_grad():

@@ -35,7 +35,7 @@ PAIR = ("text", "text_pair")
 MANY = {"problem_type": "multi_label_classification"}
 
 
-def told(kind: Kind, label: str, labels: tuple[str, ...], metric: str, text: tuple[str, ...] = ("text",)) -> Task:
+def make_task(kind: Kind, label: str, labels: tuple[str, ...], metric: str, text: tuple[str, ...] = ("text",)) -> Task:
     return Task(kind, text, label, labels, metric)
 
 
@@ -47,14 +47,19 @@ def bundle_of(found: Any, out: Path) -> Bundle:
 @pytest.mark.parametrize(
     ("labels", "config", "pair", "task"),
     [
-        (2, {"id2label": {0: "bad", 1: "good"}}, False, told("classification", "label", ("bad", "good"), "accuracy")),
-        (3, {}, True, told("classification", "label", ("LABEL_0", "LABEL_1", "LABEL_2"), "accuracy", PAIR)),
-        (1, {}, True, told("regression", "score", (), "pearson", PAIR)),
-        (1, {"id2label": {0: "stars"}}, False, told("regression", "stars", (), "pearson")),
-        (2, {"id2label": {0: "a", 1: "b"}, **MANY}, False, told("multilabel", "labels", ("a", "b"), "f1")),
+        (
+            2,
+            {"id2label": {0: "bad", 1: "good"}},
+            False,
+            make_task("classification", "label", ("bad", "good"), "accuracy"),
+        ),
+        (3, {}, True, make_task("classification", "label", ("LABEL_0", "LABEL_1", "LABEL_2"), "accuracy", PAIR)),
+        (1, {}, True, make_task("regression", "score", (), "pearson", PAIR)),
+        (1, {"id2label": {0: "stars"}}, False, make_task("regression", "stars", (), "pearson")),
+        (2, {"id2label": {0: "a", 1: "b"}, **MANY}, False, make_task("multilabel", "labels", ("a", "b"), "f1")),
     ],
 )
-def test_a_sequence_classifier_says_its_own_task(
+def test_the_task_of_a_sequence_classifier(
     labels: int, config: dict[str, Any], pair: bool, task: Task, tmp_path: Path
 ) -> None:
     model = tiny.bert(labels, **config)
@@ -99,7 +104,7 @@ def test_a_family_that_begins_to_count_late_has_fewer_positions(tmp_path: Path) 
         load_source(str(tmp_path / "model"), max_length=40)
 
 
-def test_a_bundle_and_a_run_are_their_bundle(tmp_path: Path) -> None:
+def test_a_bundle_is_loaded_from_its_own_folder_or_its_run(tmp_path: Path) -> None:
     written = bundle_of(load_source(tiny.checkpoint(tmp_path / "model", tiny.bert())), tmp_path / "run" / "bundle")
     for name in (str(written.path), str(tmp_path / "run")):
         found = load_source(name)
@@ -115,7 +120,7 @@ def test_a_bundle_and_a_run_are_their_bundle(tmp_path: Path) -> None:
         load_source(str(tmp_path / "run"))
 
 
-def test_an_encoder_comes_without_what_was_never_trained(tmp_path: Path) -> None:
+def test_untrained_poolers_are_dropped(tmp_path: Path) -> None:
     bare = load_source(tiny.checkpoint(tmp_path / "bare"))
     assert isinstance(bare, Checkpoint)
     assert (bare.kind, bare.pooling) == ("embeddings", Pooling(None))
@@ -147,7 +152,7 @@ def changed(folder: Path, **values: Any) -> str:
     return str(folder)
 
 
-def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+def test_unsupported_sources_are_refused(tmp_path: Path) -> None:
     folder = Path(tiny.checkpoint(tmp_path / "model", tiny.bert()))
     choice = tiny.checkpoint(tmp_path / "choice", BertForMultipleChoice(tiny.bert().config))
     t5 = T5EncoderModel(T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))

@@ -1,4 +1,4 @@
-"""Where an export and an int8 file may be written: never over the model itself, and said before any work is done."""
+"""Where an export and an int8 file may be written: never over the model itself, and message before any work is done."""
 
 from pathlib import Path
 
@@ -46,9 +46,9 @@ def test_quantize_refuses_an_occupied_folder_before_it_reads_data(made: Bundle, 
 
 @pytest.mark.parametrize("words", [("--lan",), ("--threads", "2")])
 def test_options_of_a_race_are_refused_where_there_is_none(made: Bundle, words: tuple[str, ...]) -> None:
-    told = command.run("export", str(made.path), *words)
-    assert (told.code, told.out) == (2, "")
-    assert f"{words[0]}: only applies to a race" in told.err
+    result = command.run("export", str(made.path), *words)
+    assert (result.code, result.out) == (2, "")
+    assert f"{words[0]}: only applies to a race" in result.err
 
 
 def test_the_interpreter_of_a_far_machine_reaches_the_device(made: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +74,8 @@ def test_a_disk_that_openvino_finds_full_is_one_message(
         raise RuntimeError("basic_ios::clear: iostream error")
 
     monkeypatch.setattr(openvino, "save_model", full)
-    told = command.run("export", str(made.path), "--for", "openvino", "--out", str(tmp_path / "ov"))
-    assert (told.code, told.out) == (2, "")
-    assert "openvino_model_fp16.xml: OpenVINO cannot write it (basic_ios::clear: iostream error)" in told.err
-    assert "MB are free" in told.err
+    result = command.run("export", str(made.path), "--for", "openvino", "--out", str(tmp_path / "ov"))
+    assert (result.code, result.out) == (2, "")
+    assert "openvino_model_fp16.xml: OpenVINO cannot write it (basic_ios::clear: iostream error)" in result.err
+    assert "MB are free" in result.err
     assert not (tmp_path / "ov").exists()
