@@ -156,25 +156,22 @@ options = onnxruntime.SessionOptions()
 devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == onnxruntime_qnn.get_ep_name()]
 options.add_provider_for_devices(devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path()}})
 session = onnxruntime.InferenceSession("{file}", options)"""
-RUNTIMES: Mapping[str, tuple[str, str, str]] = {
-    "ort": ("onnxruntime", "python", 'session = onnxruntime.InferenceSession("{file}")'),
-    "text": ("onnxruntime", "python", 'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})'),
-    "web": ("transformers.js", "js", 'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});'),
-    "openvino": ("openvino", "python", 'model = openvino.Core().compile_model("{file}", "CPU")'),
-    "executorch": ("executorch", "python", 'method = Runtime.get().load_program("{file}").load_method("forward")'),
-    "npu": ("onnxruntime", "python", NPU_OPENING),
-    "coreml": ("coreml", "swift", ""),
-    "litert": ("litert", "python", 'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
-}
-"""By format other than the bundle: the library's name on the hub, the language, and the line that opens a file."""
-IMPORTS = {
-    "ort": "import onnxruntime", "text": "import onnxruntime", "openvino": "import openvino",
-    "web": 'import { pipeline } from "@huggingface/transformers";',
-    "executorch": "from executorch.runtime import Runtime",
-    "npu": "import onnxruntime\nimport onnxruntime_qnn",
-    "litert": "from ai_edge_litert.interpreter import Interpreter",
-    "coreml": "import CoreML",
+ORT = "import onnxruntime"
+RUNTIMES: Mapping[str, tuple[str, str, str, str]] = {
+    "ort": ("onnxruntime", "python", ORT, 'session = onnxruntime.InferenceSession("{file}")'),
+    "text": ("onnxruntime", "python", ORT, 'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})'),
+    "web": ("transformers.js", "js", 'import { pipeline } from "@huggingface/transformers";',
+            'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});'),
+    "openvino": ("openvino", "python", "import openvino", 'model = openvino.Core().compile_model("{file}", "CPU")'),
+    "executorch": ("executorch", "python", "from executorch.runtime import Runtime",
+                   'method = Runtime.get().load_program("{file}").load_method("forward")'),
+    "npu": ("onnxruntime", "python", f"{ORT}\nimport onnxruntime_qnn", NPU_OPENING),
+    "coreml": ("coreml", "swift", "import CoreML", ""),
+    "litert": ("litert", "python", "from ai_edge_litert.interpreter import Interpreter",
+               'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
 }  # fmt: skip
+"""By format other than the bundle: the library's name on the hub, the language, the imports, the line that opens a
+file."""
 
 
 def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task | None, *, code: str = "") -> str:
@@ -182,7 +179,7 @@ def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task
 
     code  opens the file in its runtime, where the line of RUNTIMES does not
     """
-    library, language, opening = RUNTIMES[record["for"]]
+    library, language, imports, opening = RUNTIMES[record["for"]]
     card = Card.parse({"name": record["source"], **origin})
     pipeline = "feature-extraction" if task is None else PIPELINES.get(task.kind, "text-classification")
     longest = record["max_length"]
@@ -198,7 +195,7 @@ def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task
         source=card.name,
         files=[{"precision": "", "note": "", **each} for each in record["files"]],
         language=language,
-        load=Markup(f"{IMPORTS[record['for']]}\n\n{code or opened}"),
+        load=Markup(f"{imports}\n\n{code or opened}"),
         verdicts=[*record["verdicts"], *(f"warning: {warning}" for warning in record["warnings"])],
         licence=licence(card),
     )

@@ -74,31 +74,13 @@ class Checkpoint:
         from compress.exporters import embeddings, generation
 
         card = {"name": Path(self.name).name or self.name, **self.origin}
+        parts: dict[str, Any] = {"tokenizer": self.tokenizer, "max_length": self.max_length, "card": card}
         if self.task is not None:
-            return Bundle.write(
-                out,
-                model=self.model,
-                tokenizer=self.tokenizer,
-                task=self.task,
-                max_length=self.max_length,
-                recipe="",
-                card=card,
-            )
+            return Bundle.write(out, model=self.model, task=self.task, recipe="", **parts)
         if self.pooling is None:
-            return generation.write(
-                out, model=self.model, tokenizer=self.tokenizer, max_length=self.max_length, card=card, opset=opset
-            )
-        return embeddings.write(
-            out,
-            encoder=self.model,
-            tokenizer=self.tokenizer,
-            pooling=self.pooling,
-            max_length=self.max_length,
-            card=card,
-            texts=_sentences(),
-            data="pydoc",
-            opset=opset,
-        )
+            return generation.write(out, model=self.model, opset=opset, **parts)
+        parts |= {"texts": _sentences(), "data": "pydoc"}
+        return embeddings.write(out, encoder=self.model, pooling=self.pooling, opset=opset, **parts)
 
 
 Source = Bundle | Checkpoint

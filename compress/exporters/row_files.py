@@ -60,14 +60,13 @@ def predict_file(
         raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
     task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
     done = skipped = 0
-    with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix) as writer:
-        size, write, chosen = max(1, source.stat().st_size), None, None  # type: int, Any, Any
+    with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix) as write:
+        size, chosen, header = max(1, source.stat().st_size), None, list[str]()
         for batch in iterate_batches(_read(raw, source, on_error)):
             if chosen is None:
                 found = [row for _, row, error in batch if not error]
                 names = list(found[0]) if found else ["text"]
-                chosen = choose_columns(task, names, source, columns, pair=second is not None)
-                write = writer([*names, *added])
+                chosen, header = choose_columns(task, names, source, columns, pair=second is not None), [*names, *added]
             answers = _answer(predictor, batch, chosen, second, source=source, on_error=on_error)
             for (number, row, _), (answer, error) in zip(batch, answers, strict=True):
                 if taken := [name for name in added if name in row]:
@@ -75,7 +74,7 @@ def predict_file(
                         f"{source}: line {number:,}: has {taken[0]!r}, which the output adds; rename that column"
                     )
                 skipped += bool(error)
-                write({**row, **({"prediction_error": error} if error else _to_columns(answer, added))})
+                write({**row, **({"prediction_error": error} if error else _to_columns(answer, added))}, header)
             done += len(batch)
             say(done, raw.tell() / size)
     return done, skipped
@@ -219,11 +218,24 @@ def _to_columns(answer: Outcome | None, added: Sequence[str]) -> Row:
 
 
 @contextmanager
-def _open_writer(path: Path, suffix: str) -> Iterator[Callable[[Sequence[str]], Callable[[Row], object]]]:
-    """Yield a function from the names of columns to a function that writes a row."""
+def _open_writer(path: Path, suffix: str) -> Iterator[Callable[[Row, Sequence[str]], object]]:
+    """Yield a function that writes a row; in tables it writes these names of columns before the first row."""
     if suffix != ".npy":
+        table: Any = None
+
+        def write(row: Row, names: Sequence[str]) -> None:
+            nonlocal table
+            if suffix == ".jsonl":
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                return
+            if table is None:
+                table = csv.DictWriter(out, names, delimiter="\t" if suffix == ".tsv" else ",", extrasaction="ignore")
+                table.writeheader()
+            nested = {name: value for name, value in row.items() if isinstance(value, list | dict)}
+            table.writerow(row | {name: json.dumps(value, ensure_ascii=False) for name, value in nested.items()})
+
         with path.open("w", encoding="utf-8", newline="") as out:
-            yield lambda names: _writer(out, suffix, names)
+            yield write
         return
     with path.open("wb") as file:
         shape = (0, 0)
@@ -231,28 +243,13 @@ def _open_writer(path: Path, suffix: str) -> Iterator[Callable[[Sequence[str]], 
         def write_header() -> None:  # its length does not depend on the number of rows
             write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
-        def write(row: Row) -> None:
+        def write_vector(row: Row, _: Sequence[str]) -> None:
             nonlocal shape
             if not shape[0]:
                 write_header()
             file.write(np.asarray(row["prediction"], dtype="<f4").tobytes())
             shape = (shape[0] + 1, len(row["prediction"]))
 
-        yield lambda names: write
+        yield write_vector
         file.seek(0)
         write_header()
-
-
-def _writer(out: IO[str], suffix: str, names: Sequence[str]) -> Callable[[Row], object]:
-    if suffix == ".jsonl":
-        return lambda row: out.write(json.dumps(row, ensure_ascii=False) + "\n")
-    table = csv.DictWriter(out, names, delimiter="\t" if suffix == ".tsv" else ",", extrasaction="ignore")
-    table.writeheader()
-
-    def flat(row: Row) -> Row:
-        return {
-            name: json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
-            for name, value in row.items()
-        }
-
-    return lambda row: table.writerow(flat(row))

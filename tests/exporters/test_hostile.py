@@ -1,5 +1,5 @@
-"""Files from elsewhere: whatever an ONNX file or a bundle says, nothing outside its folder is read, no setting of its
-choice does harm, and what cannot be opened is result in one sentence, with nothing half-written left."""
+"""Hostile files: an ONNX file or a bundle can neither read outside its folder nor choose harmful settings; what cannot
+be opened is reported in one sentence, and leaves no partial files."""
 
 import json
 import shutil

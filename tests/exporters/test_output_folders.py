@@ -1,4 +1,4 @@
-"""Where an export and an int8 file may be written: never over the model itself, and message before any work is done."""
+"""Output folders are checked before any work is done: an export never replaces the model itself."""
 
 from pathlib import Path
 

@@ -151,7 +151,8 @@ def export(
     write, chosen = check(source, out, to=to, precisions=precisions, opset=opset)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-export.")))
-        context = ExportContext.open(source, scratch, name=name, opset=opset, load_data=load_data, calibrate=calibrate)
+        context = ExportContext.open(source, scratch, name=name, opset=opset)
+        context = replace(context, load_data=load_data, calibrate=calibrate)
         folder = context.bundle.path if out is None else stack.enter_context(atomic_folder(out))
         result: ExportResult = (writer or write)(context, folder, chosen)
         if to not in ("onnx", "text"):  # the first copies all files, the second has the tokenizer in its graph
@@ -276,22 +277,13 @@ class ExportContext:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def open(
-        cls,
-        source: Source,
-        scratch: Path,
-        *,
-        name: str,
-        opset: int | None,
-        load_data: "Callable[[Bundle], TaskData] | None" = None,
-        calibrate: "Callable[[Bundle, Path], Ranges] | None" = None,
-    ) -> "ExportContext":
+    def open(cls, source: Source, scratch: Path, *, name: str, opset: int | None) -> "ExportContext":
         """Write a checkpoint as a bundle, and export the files again where an opset is given."""
         if isinstance(source, Bundle):
             bundle, name = source, name or source.path.name
         else:
             bundle, name = source.write(scratch / "bundle", opset=OPSET if opset is None else opset), source.name
-        context = cls(name, bundle, source, scratch, load_data, calibrate)
+        context = cls(name, bundle, source, scratch)
         return context if opset is None or bundle.manifest.kind != "task" else context._export_at(opset)
 
     def onnx(self, precision: Precision) -> Path:
