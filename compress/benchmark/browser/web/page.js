@@ -1,12 +1,12 @@
-// Claims the link, then does what the command asks, one thing at a time: see ../visitor.py.
+// Claims the link, then executes the commands one at a time: see ../server.py.
 
-const GIVE_UP = 20_000; // milliseconds without the command
-const AGAIN = 1_000;
+const GIVE_UP = 20_000; // milliseconds without a reply
+const RETRY = 1_000;
 
 const workers = new Map();
 const files = new Map(); // fetched once; the browser may keep a Blob on disk
 let base; // the secret path
-let seen = 0; // number of the last command
+let last = 0; // number of the last command
 let over = false;
 let wasHidden = false;
 
@@ -27,8 +27,8 @@ function notice(words) {
 
 // -- talking to the command
 
-async function lasting(request) {
-  for (let since = Date.now(); ; await sleep(AGAIN)) {
+async function retry(request) {
+  for (let since = Date.now(); ; await sleep(RETRY)) {
     try {
       return await request();
     } catch (error) {
@@ -39,19 +39,19 @@ async function lasting(request) {
 
 async function post(name, body) {
   const text = JSON.stringify(body);
-  return lasting(() => fetch(inside(name), { method: "POST", body: text }));
+  return retry(() => fetch(inside(name), { method: "POST", body: text }));
 }
 
 async function work() {
   while (!over) {
-    const response = await lasting(() => fetch(inside(`next?after=${seen}`)));
+    const response = await retry(() => fetch(inside(`next?after=${last}`)));
     if (response.status === 204) continue;
     if (!response.ok) throw new Error(`it answered ${response.status}`);
     const command = await response.json();
-    if (command.id <= seen) continue;
-    seen = command.id;
+    if (command.id <= last) continue;
+    last = command.id;
     if (command.do === "end") finish(command.say);
-    else answer(command); // not awaited: polling goes on and says that this page is alive
+    else answer(command); // not awaited: polling continues and shows that this page is alive
   }
 }
 
@@ -66,7 +66,7 @@ async function answer(command) {
     reply.error = String(error?.message ?? error);
   }
   reply.hidden = wasHidden || document.hidden;
-  await post("answer", reply).catch(() => {}); // the poll tells it too
+  await post("answer", reply).catch(() => {}); // the poll fails too
 }
 
 function finish(words, kind = "") {
@@ -83,12 +83,12 @@ function dismiss() {
   workers.clear();
 }
 
-// -- what it may ask
+// -- the commands
 
 async function blob(name, words) {
   if (!files.has(name)) {
     const response = await fetch(inside(name));
-    if (!response.ok) throw new Error(`the file did not come: ${response.status}`);
+    if (!response.ok) throw new Error(`the file could not be fetched: ${response.status}`);
     const size = Number(response.headers.get("Content-Length"));
     const parts = [];
     let length = 0;
@@ -134,25 +134,25 @@ const DOES = {
   open,
   time: (command) => ask(worker(command.worker), command),
   logits: (command) => ask(worker(command.worker), command),
-  known: (command) => known(command),
+  known: describeBrowser,
   async clear({ keep }) {
     dismiss();
     for (const name of [...files.keys()]) if (!keep.includes(name)) files.delete(name);
     return {};
   },
   async show({ tables }) {
-    at("results").replaceChildren(...tables.map(drawn));
+    at("results").replaceChildren(...tables.map(buildTable));
     at("empty").hidden = tables.length > 0;
     return {};
   },
 };
 
-// A WebAssembly function that takes the dot product of two vectors.
+// A WebAssembly function with a SIMD instruction.
 const SIMD = [
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11,
 ];
 
-async function known({ webgpu }) {
+async function describeBrowser({ webgpu }) {
   const hints = await navigator.userAgentData?.getHighEntropyValues?.([
     "architecture", "bitness", "model", "platformVersion",
   ]);
@@ -169,24 +169,24 @@ async function known({ webgpu }) {
     processor: [hints?.architecture, hints?.bitness && `${hints.bitness} bit`].filter(Boolean).join(" "),
     system: [hints?.platform, hints?.platformVersion].filter(Boolean).join(" "),
     model: hints?.model ?? "",
-    gpu: webgpu ? await graphics() : "",
+    gpu: webgpu ? await describeGpu() : "",
   };
-  shown(facts);
+  showFacts(facts);
   return facts;
 }
 
-async function graphics() {
+async function describeGpu() {
   const adapter = await navigator.gpu?.requestAdapter();
   if (!adapter) return "";
   const { vendor, architecture, device, description } = adapter.info ?? {};
   return [vendor, architecture, device, description].filter(Boolean).join(" ") || "unnamed adapter";
 }
 
-function shown(facts) {
+function showFacts(facts) {
   const lines = {
     Browser: facts.agent,
     Device: [facts.model, facts.system, facts.processor].filter(Boolean).join(", "),
-    Cores: facts.cores || "not told",
+    Cores: facts.cores || "unknown",
     Threads: facts.isolated ? "allowed" : "one only",
     Clock: `steps of ${Number(facts.timer_ms.toPrecision(2))} ms`,
     GPU: facts.gpu,
@@ -198,11 +198,11 @@ function shown(facts) {
     at("facts").append(term, text);
   }
   if (!facts.isolated) {
-    notice("One thread only: browsers keep threads from pages that come over plain http from another machine.");
+    notice("One thread only: browsers allow no threads in a page that comes over plain http from another machine.");
   }
 }
 
-function drawn({ title, head, rows }) {
+function buildTable({ title, head, rows }) {
   const table = document.createElement("table");
   table.createCaption().textContent = title;
   const line = (section, cells, kind) => {
@@ -219,7 +219,7 @@ function drawn({ title, head, rows }) {
   return table;
 }
 
-// -- staying awake, and knowing when not
+// -- keeping the screen on, and noticing a hidden page
 
 let lock;
 let warned = false;
@@ -248,11 +248,13 @@ addEventListener("pagehide", () => {
 
 async function start() {
   const token = location.hash.slice(1);
-  history.replaceState(null, "", "/"); // the used token is of no use in the address bar
-  if (!token) return status("This address has no key: open the whole link that the command printed. A reloaded page needs a new one.", "wrong");
+  history.replaceState(null, "", "/"); // the token is valid once
+  if (!token) {
+    return status("This address is incomplete: open the whole link that the command printed. A reloaded page needs a new link.", "wrong");
+  }
   const claim = await fetch("/claim", { method: "POST", body: JSON.stringify({ token }) });
   if (!claim.ok) {
-    return status("This link has been used, or is out of date. Run the command again for a new one.", "wrong");
+    return status("This link has been used or has expired. Run the command again for a new one.", "wrong");
   }
   base = (await claim.json()).base;
   status("Connected. Waiting for the first file.");
@@ -260,4 +262,4 @@ async function start() {
   await work();
 }
 
-start().catch((error) => finish(`The command is gone: ${error?.message ?? error}. Nothing runs here any more.`, "wrong"));
+start().catch((error) => finish(`The command does not answer: ${error?.message ?? error}. The measurement has ended.`, "wrong"));

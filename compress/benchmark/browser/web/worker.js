@@ -1,9 +1,9 @@
-// Opens one ONNX file with onnxruntime-web and times it. Its own worker gives a file its own runtime and threads, and
-// leaves the page free to say that it is alive. Python decides what is done: see ../device.py.
+// Opens one ONNX file with onnxruntime-web and times it. In a worker, each file has its own runtime and threads, and the
+// page can answer meanwhile. Python sends the commands: see ../device.py.
 
-const PRECISION = 100; // a sample lasts at least this many of the clock's steps
+const PRECISION = 100; // a sample lasts at least this many steps of the clock
 
-// The runtime does not tell how much memory it holds; its WebAssembly memories do. They never shrink.
+// The runtime does not report its memory; its WebAssembly memories do. They never shrink.
 const memories = [];
 WebAssembly.Memory = new Proxy(WebAssembly.Memory, {
   construct(target, args) {
@@ -16,7 +16,7 @@ WebAssembly.Memory = new Proxy(WebAssembly.Memory, {
 let ort;
 let session;
 let feeds;
-let forwards = 1; // that one sample is the mean of
+let forwards = 1; // per sample
 
 const ARRAYS = {
   int64: (data) => BigInt64Array.from(data, BigInt),
@@ -57,7 +57,7 @@ async function load(job) {
   ort.env.logLevel = "fatal";
   ort.env.wasm.numThreads = job.threads;
   ort.env.wasm.wasmPaths = new URL("./", job.runtime).href;
-  await ort.InferenceSession.create(new Uint8Array(job.probe)); // starts the runtime, which is no part of opening a file
+  await ort.InferenceSession.create(new Uint8Array(job.probe)); // starts the runtime, which is not timed
 }
 
 async function open(job) {
@@ -97,7 +97,7 @@ function base64(floats) {
   return btoa(text);
 }
 
-function written(name, tensor) {
+function encode(name, tensor) {
   if (tensor.type !== "float32") throw new Error(`output ${name} is ${tensor.type}; expected float32`);
   return { dims: tensor.dims, data: base64(tensor.data) };
 }
@@ -106,7 +106,7 @@ async function logits({ rows }) {
   const found = [];
   for (const inputs of rows) {
     const outputs = await session.run(tensors(inputs));
-    found.push(session.outputNames.map((name) => written(name, outputs[name])));
+    found.push(session.outputNames.map((name) => encode(name, outputs[name])));
   }
   return { rows: found };
 }
