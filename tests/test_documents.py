@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,27 @@ def test_shown_commands_parse() -> None:
             command.check_parses(line.partition(": ")[2])
         except click.ClickException as error:
             pytest.fail(f"{line}: {error.format_message()}")
+
+
+def test_python_in_documents_imports_and_calls_what_exists() -> None:
+    """Blocks that need files or a phone are not run, but their imports and the arguments of their calls are checked."""
+    calls = 0
+    for file in sorted(DOCUMENTS):
+        for block in blocks(file.read_text("utf-8"), "python") if file.suffix == ".md" else []:
+            tree, names = ast.parse(block), dict[str, Any]()
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import | ast.ImportFrom) and "compress" in ast.unparse(node):
+                    exec(ast.unparse(node), names)
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.Call) or not re.fullmatch(r"[\w.]+", ast.unparse(node.func)):
+                    continue
+                first, *rest = ast.unparse(node.func).split(".")
+                if first in names:
+                    function = reduce(getattr, rest, names[first])
+                    arguments = {each.arg: None for each in node.keywords if each.arg}
+                    inspect.signature(function).bind(*node.args, **arguments)
+                    calls += 1
+    assert calls > 30
 
 
 def test_the_gallery(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
