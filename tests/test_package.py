@@ -66,7 +66,7 @@ def test_the_wheel_is_the_package_and_the_recipes(wheel: Path) -> None:
         "compress/py.typed",
         "compress/recipes/tinybert.yaml",
         "compress/recipes/prompts/sentiment.yaml",
-        "compress/reporting/templates/page.html.j2",
+        "compress/reporting/templates/run.html.j2",
         "compress/reporting/templates/page.css",
         "compress/reporting/templates/compare.js",
         "compress/exporters/card.md.jinja",

@@ -145,10 +145,10 @@ def report(
             html = Path(tempfile.mkdtemp(prefix="compress-report-")) / "choice.html"
         if html is not None:
             from compress.io import atomic_file
-            from compress.reporting.html import render_choice
+            from compress.reporting.html import render_comparison
 
             with atomic_file(html) as partial:
-                partial.write_text(render_choice(comparison, limits, chosen), encoding="utf-8")
+                partial.write_text(render_comparison(comparison, limits, chosen), encoding="utf-8")
         if as_json:
             print_json("report", terminal.choice_values(comparison, limits, chosen))
         else:

@@ -35,7 +35,7 @@ from compress.quantization.certify import certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
-from compress.reporting.html import render_html
+from compress.reporting.html import render_run
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
 from compress.reporting.terminal import print_table
@@ -376,7 +376,7 @@ def ship(
             origin = describe_origin(base.name, base.folder)
         bundle.attach("README.md", bundle.card(card(report, recipe, origin)))
     with atomic_file(run.path / "report.html") as page:
-        page.write_text(render_html(report), encoding="utf-8")
+        page.write_text(render_run(report), encoding="utf-8")
     print_table(console, run_table(report), more="on the page")
     for warning in run_warnings(report):
         warn(console, warning)

@@ -1,4 +1,4 @@
-"""Render the pages of a run, a choice and a search: what they show is worked out here, the templates lay it out."""
+"""Render the pages of a run, a comparison and a search: prepare what they show for the templates."""
 
 import base64
 import hashlib
@@ -45,26 +45,18 @@ def _environment() -> Environment:
     return environment
 
 
-def render(template: str, script: str = "", **shown: Any) -> str:
-    """Render a template with these values, all text escaped; its one script is inside, and named by its hash.
+def render(template: str, script: str = "", **values: Any) -> str:
+    """Render a template with these values, all text escaped, and one script inside, which the page's policy allows.
 
-    A value that is lacking is an error of ours.
+    A missing value is an error of ours.
     """
     code = (FOLDER / script).read_text(encoding="utf-8") if script else ""
-    digest = "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            script=Markup(code),  # ours, and named by its hash in the page's policy
-            script_hash=digest if code else "",
-            **shown,
-        )
-    )
+    digest = "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() if code else ""
+    return _environment().get_template(template).render(script=Markup(code), script_hash=digest, **values)
 
 
 def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
-    """List (what, value, beside the teacher's) of the row that stands out: its figures of the lowest ranks."""
+    """List (heading, value, comparison with the teacher) for the student's columns of the lowest ranks."""
     roles = [line.role for line in table.rows]
     if "student" not in roles:
         return []
@@ -101,8 +93,8 @@ def heat_map(products: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str
     return headings, [(name, [row[""]] if "" in row else [row.get(part) for part in headings]) for name, row in order]
 
 
-def render_html(report: Report) -> str:
-    """Render the report of a run as one page: styles and pictures inside, no script, no request, all text escaped."""
+def render_run(report: Report) -> str:
+    """Render the report of a run as one self-contained page: no script, no request, all text escaped."""
     scatter, table = run_scatter(report), tables.run_table(report)
     crowded = scatter is not None and len(scatter.points) > WITH_FACTS
     names = {file: f"student {precision}" for precision, file in FILES.items()}
@@ -134,7 +126,7 @@ def render_html(report: Report) -> str:
         )
         figure = draw_figure(heading, scatter.draw, "trade-off", WHOLE if crowded else MAIN, caption=caption)
     return render(
-        "page.html.j2",
+        "run.html.j2",
         title=report.title,
         context=f"{report.recipe} from {report.teacher} on {report.data}, {report.date[:10]}",
         report=report,
@@ -150,19 +142,18 @@ def render_html(report: Report) -> str:
         crowded=crowded,  # too many models for bars beside the picture: they go below it
         stages=stages,
         proofs=tables.certificate_table([(names.get(one.artefact, one.artefact), one) for one in report.certificates]),
-        races=_races(report.tuning, "race"),
+        races=_lay_out_races(report.tuning, "race"),
         heats=[("", *heat_map(report.sensitivity))] if report.sensitivity else [],
     )
 
 
-def _races(tried: Sequence[VariantResult], key: str, of: str = "") -> list[tuple[str, Figure | None, ResultTable]]:
-    """Show the variants raced on each device: a heading, bars of their times, and all that was measured.
-
-    `key` is unique on the page, `of` the bundle where there are several.
-    """
-    found = []
-    for index, device in enumerate(dict.fromkeys(one.device for one in tried)):
-        group = [one for one in tried if one.device == device]
+def _lay_out_races(
+    variants: Sequence[VariantResult], key: str, bundle: str = ""
+) -> list[tuple[str, Figure | None, ResultTable]]:
+    """Lay out the race on each device: a heading, bars of the times, and a table. `key` is unique on the page."""
+    races = []
+    for index, device in enumerate(dict.fromkeys(one.device for one in variants)):
+        group = [one for one in variants if one.device == device]
         settings = [setting for one in group for setting in one.ratio]
         setting = max(dict.fromkeys(settings), key=settings.count, default="")  # the one that most variants ran at
         bars = [
@@ -171,15 +162,15 @@ def _races(tried: Sequence[VariantResult], key: str, of: str = "") -> list[tuple
             if units.is_known(ratio := one.ratio.get(setting))
         ]
         figure = bar_figure(bars, f"Time beside the first variant’s: {setting}", "×", f"{key}-{index}", width=MAIN)
-        found.append((", ".join(part for part in (of, device) if part), figure, tables.race_table(group)))
-    return found
+        races.append((", ".join(filter(None, (bundle, device))), figure, tables.race_table(group)))
+    return races
 
 
-def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
+def render_comparison(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
     """Render one self-contained page to choose a model by: no request leaves it, all text escaped."""
     views, view, table = comparison.views(), comparison.view, tables.choice_table(comparison, chosen)
-    settings = sorted({each.setting for each in views}, key=lambda at: (at.threads, at.batch, at.seq))
-    devices = list(dict.fromkeys(each.device for each in views))
+    settings = sorted({one.setting for one in views}, key=lambda at: (at.threads, at.batch, at.seq))
+    devices = list(dict.fromkeys(one.device for one in views))
     proofs = [(one.name, proof) for one in comparison.candidates for proof in one.certificates]
     reported = [(index, bundle.name, bundle.report) for index, bundle in enumerate(comparison.bundles) if bundle.report]
     figures = [(device, charts.load_figures(device, str(index))) for index, device in enumerate(comparison.devices)]
@@ -193,10 +184,10 @@ def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
         key_figures=key_figures(table),
         metric=units.metric(comparison.task.metric),
         shown=[
-            _picture(comparison, limits, chosen, View(name, at), (device, setting))
+            _draw_candidates(comparison, limits, chosen, View(name, at), (device, setting))
             for device, name in enumerate(devices)
             for setting, at in enumerate(settings)
-        ] + [_picture(comparison, limits, chosen, None, (None, None))],
+        ] + [_draw_candidates(comparison, limits, chosen, None, (None, None))],
         devices=list(enumerate(devices)),
         settings=list(enumerate(units.drop_shared_parts([str(at) for at in settings]))),
         device=devices.index(view.device) if view else 0,
@@ -205,18 +196,18 @@ def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
         times=tables.device_tables(comparison),
         sustained=[(device.name, drawn) for device, drawn in figures if drawn],
         proofs=tables.certificate_table(proofs),
-        races=[race for index, name, report in reported for race in _races(report.tuning, f"race-{index}", name)],
+        races=[race for at, name, report in reported for race in _lay_out_races(report.tuning, f"race-{at}", name)],
         heats=[(name, *heat_map(report.sensitivity)) for _, name, report in reported if report.sensitivity],
         choice=comparison,
     )  # fmt: skip
 
 
-def _picture(
+def _draw_candidates(
     comparison: Comparison, limits: Limits, chosen: Pick, view: View | None, at: tuple[int | None, int | None]
 ) -> dict[str, Any]:
-    """Draw the candidates against latency at a setting of a device, or (None) against size.
+    """Draw the candidates against latency at a view, or (None) against size.
 
-    The picture; its points, the cheapest first; its device and setting in the controls; or why there is none.
+    Returns the picture and its points, the cheapest first, or why there is none; and the place in the controls.
     """
     unit, heading = ("ms", view.name) if view else ("MB", "File size")
     key = f"at-{at[0]}-{at[1]}" if view else "at-size"
@@ -230,15 +221,15 @@ def _picture(
     points = tuple(
         point for point in sorted(scatter.points, key=lambda point: (point.cost, -point.score)) if point.number
     )
-    said = [f"One forward on {view.name}." if view else "The ONNX file alone."]
-    said.append("Up and left is better; the stairs join those that nothing beats for less.")
+    notes = [f"One forward on {view.name}." if view else "The ONNX file alone."]
+    notes.append("Up and left is better; the stairs join those that nothing beats for less.")
     if view and not scatter.crowded(narrow=False):
-        said.append("Thin lines reach to the 95th percentile.")
+        notes.append("Thin lines reach to the 95th percentile.")
     if scatter.crowded(narrow=True):
-        said.append("Numbers are those of the table below.")
+        notes.append("Numbers are those of the table below.")
     if off := [f"{point.what} {units.score(point.score)}" for point in scatter.points if point.score < scatter.lowest]:
-        said.append(f"Below this scale: {units.join_names(off, 4)}.")
-    figure = draw_figure(" against ".join(reversed(scatter.axes)), scatter.draw, key, MAIN, caption=" ".join(said))
+        notes.append(f"Below this scale: {units.join_names(off, 4)}.")
+    figure = draw_figure(" against ".join(reversed(scatter.axes)), scatter.draw, key, MAIN, caption=" ".join(notes))
     return bare | {"figure": figure, "points": points}
 
 

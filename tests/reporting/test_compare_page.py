@@ -12,7 +12,7 @@ import pytest
 
 from compress.reporting import format as units
 from compress.reporting.compare import Comparison, Limits, compare, pick
-from compress.reporting.html import heat_map, render_choice, render_html
+from compress.reporting.html import heat_map, render_comparison, render_run
 from compress.reporting.scatter import choice_scatter
 from tests.reporting.bundles import bench, bundle, certificate, proved, student
 from tests.reporting.pages import HOSTILE, boxes, check_escaped, check_whole, headings, in_browser, stairs, text
@@ -25,7 +25,7 @@ FREE = Limits()
 
 
 def page(comparison: Comparison, limits: Limits = FREE) -> str:
-    return render_choice(comparison, limits, pick(comparison, limits))
+    return render_comparison(comparison, limits, pick(comparison, limits))
 
 
 def sustained(temperatures: list[float | None]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     result = bench(tmp_path / "b.json", times, runs=[run], sustained=runs, **facts)
     for at in (None, HOSTILE):
         check_escaped(page(compare([run, result], at=at)), 20)
-    check_escaped(render_html(hostile), 10)
+    check_escaped(render_run(hostile), 10)
 
 
 def test_every_candidate_is_a_point_in_both_widths_and_a_row(pages: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from compress.records.run_report import Report, ReportRow
 from compress.reporting import charts
 from compress.reporting.charts import Axis, Bar, label
-from compress.reporting.html import render_html
+from compress.reporting.html import render_run
 from compress.reporting.scatter import run_scatter
 from tests.reporting.pages import HOSTILE, Elements, boxes, check_escaped, check_whole
 from tests.reporting.sample import ROWS, curve, latency, regression, report, with_classes
@@ -55,7 +55,7 @@ REPORTS = {
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_any_report_makes_a_whole_page(name: str) -> None:
-    page = render_html(REPORTS[name])
+    page = render_run(REPORTS[name])
     check_whole(page)
     assert "<script" not in page
 
@@ -68,15 +68,15 @@ def test_hostile_text_stays_text() -> None:
         noise=HOSTILE, rows=rows, notes=(HOSTILE,), versions={HOSTILE: HOSTILE}, machine={HOSTILE: HOSTILE},
         stage_seconds={HOSTILE: 3.0}, curves={HOSTILE: [{"step": 1, HOSTILE: 0.5, "eval_accuracy": 0.5}]},
     )  # fmt: skip
-    check_escaped(render_html(hostile), 10)
+    check_escaped(render_run(hostile), 10)
 
 
 def test_a_row_with_score_and_latency_is_a_point_in_both_widths() -> None:
-    assert points(render_html(report())) == 2 * 3
-    assert points(render_html(crowd(4))) == 2 * 5
-    assert points(render_html(REPORTS["no latency"])) == 0
+    assert points(render_run(report())) == 2 * 3
+    assert points(render_run(crowd(4))) == 2 * 5
+    assert points(render_run(REPORTS["no latency"])) == 0
     without_score = replace(ROWS[4], score={"accuracy": None})
-    assert points(render_html(report(rows=(*ROWS[:4], without_score)))) == 2 * 2
+    assert points(render_run(report(rows=(*ROWS[:4], without_score)))) == 2 * 2
 
 
 def test_bars_are_as_long_as_the_values() -> None:
@@ -109,7 +109,7 @@ def test_names_in_the_picture_do_not_overlap(width: float, students: int) -> Non
 
 
 def test_every_part_of_the_loss_is_drawn_and_named() -> None:
-    page = render_html(report())
+    page = render_run(report())
     for name in ("loss", "part.large", "part.small", "accuracy", "agreement"):
         assert re.search(rf"</svg>{re.escape(name)} <span", page)
     # two widths and a swatch for each of the three losses and the two scores
@@ -164,7 +164,7 @@ def test_the_teacher_is_drawn_beside_curves_of_its_own_split_only(split: str) ->
 
 
 def test_tables_have_headers() -> None:
-    elements = Elements(render_html(report())).found
+    elements = Elements(render_run(report())).found
     assert sum(tag == "th" and attrs.get("scope") == "row" for tag, attrs in elements) == 5 + 5 + 2 * 3
     assert sum(tag == "th" and attrs.get("scope") == "colgroup" for tag, attrs in elements) == 4
     assert sum(tag == "tr" and attrs.get("class") == "student" for tag, attrs in elements) == 2
