@@ -16,7 +16,7 @@ from compress.config import catalog, loader
 from compress.config.recipe import Recipe
 from compress.records.bench_result import BenchResult
 from compress.records.run_report import Report
-from compress.reporting.html import render_html
+from compress.reporting.html import render_run
 from compress.reporting.tables import Cell, ResultTable, latency_tables, run_table
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "recipes"
@@ -26,7 +26,7 @@ GALLERY = RESULTS.parent / "gallery"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, for mkdocs."""
     pages = {"recipes.md": recipes(), "tried.md": tried(), "cli.md": command_line(), "api.md": api()}
-    pages |= {"gallery.md": gallery(), **{f"gallery/{name}.html": render_html(one) for name, one in shipped().items()}}
+    pages |= {"gallery.md": gallery(), **{f"gallery/{name}.html": render_run(one) for name, one in shipped().items()}}
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
