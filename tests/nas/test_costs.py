@@ -36,13 +36,13 @@ def costs(**budget: Any) -> CostModel:
     return CostModel(search, shapes, latencies, "classification")
 
 
-def test_without_a_budget_all_of_a_space_is_within_the_smallest_first() -> None:
+def test_without_a_budget_all_shapes_are_within() -> None:
     found = choose_within_budget(costs(), 1000)
     assert len(found) == 400
     assert (found[0]["layers"], found[0]["hidden"], found[0]["ffn"]) == (2, 96, 192)
 
 
-def test_most_use_much_of_the_budget_and_some_are_the_rest_of_the_front() -> None:
+def test_three_in_four_use_most_of_the_budget() -> None:
     given = costs(max_latency_ms=2.0)
     found = choose_within_budget(given, 40)
     estimates = [given.latency(choice) for choice in found]
@@ -52,11 +52,11 @@ def test_most_use_much_of_the_budget_and_some_are_the_rest_of_the_front() -> Non
     assert found[0]["layers"] == 2
 
 
-def test_a_speed_up_is_over_the_teachers_own_file() -> None:
+def test_a_speedup_is_over_the_teachers_own_file() -> None:
     assert costs(speedup=2.0).limits() == {"latency": 1.5}
 
 
-def test_parameters_are_counted_where_they_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.nas.costs.PRICED_BY_PARTS", 60)
     given = costs(max_params=1e6)
     found = choose_within_budget(given, 20)
@@ -64,17 +64,17 @@ def test_parameters_are_counted_where_they_are_limited(monkeypatch: pytest.Monke
     assert all(given.facts(choice)["parameters"] <= 1e6 for choice in found)
 
 
-def test_an_impossible_budget_names_the_closest_and_what_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_budget_names_the_closest_shape_and_a_possible_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.nas.costs.PRICED_BY_PARTS", 20)
-    with pytest.raises(SearchError, match=r"impossible budget: of 400 shapes the closest is layers 2") as told:
+    with pytest.raises(SearchError, match=r"impossible budget: of 400 shapes the closest is layers 2") as error:
         choose_within_budget(costs(max_latency_ms=0.1), 20)
-    (least,) = re.findall(r"--max-latency-ms of at least ([\d.]+),", str(told.value))
+    (least,) = re.findall(r"--max-latency-ms of at least ([\d.]+),", str(error.value))
     assert choose_within_budget(costs(max_latency_ms=float(least)), 1)
     with pytest.raises(SearchError, match=r"has .* parameters; allowed are 1,000. Ask for --max-params of"):
         choose_within_budget(costs(max_params=1e3), 20)
 
 
-def test_what_was_measured_survives_its_files(tmp_path: Any) -> None:
+def test_measurements_survive_their_files(tmp_path: Any) -> None:
     latencies = costs().latencies
     assert LatencyTable.load(tmp_path, ("int8",)) is None
     latencies.save(tmp_path)
@@ -100,7 +100,7 @@ def test_a_speedup_is_a_latency_once_the_teacher_is_measured() -> None:
         ({"speedup": 1.0}, "--speedup 1: the teacher itself has 1"),
     ],
 )
-def test_what_nothing_can_keep_is_refused(given: dict[str, float], said: str) -> None:
+def test_impossible_limits_are_refused(given: dict[str, float], said: str) -> None:
     with pytest.raises(SearchError, match=said):
         Budget(**given)
 
@@ -129,7 +129,7 @@ def test_shared_layers_count_once() -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32", "fp16", "w8", "q4"])
-def test_the_size_of_the_file_is_foreseen(precision: Any) -> None:
+def test_file_sizes_are_estimated(precision: Any) -> None:
     config = tiny.config("bert", layers=3, hidden=256, vocab_size=4000)
     with exported({"a": config}, Setting(seq=16), precision=precision) as files:
         size = files["a"].stat().st_size / 1e6

@@ -23,7 +23,7 @@ def made(count: int, **changes: object) -> SearchReport:
     return search(**whole)  # type: ignore[arg-type]
 
 
-def test_what_decides_comes_first(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_decisive_choice_comes_first(capfd: pytest.CaptureFixture[str]) -> None:
     score, latency = compute_importances(made(200))
     assert (score.target, latency.target) == ("score", "latency")
     assert next(iter(score.shares)) == "layers" and score.shares["layers"] > 0.8
@@ -34,7 +34,7 @@ def test_what_decides_comes_first(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", ""), "Optuna says nothing of a study the user does not know"
 
 
-def test_of_few_trials_nothing_is_told() -> None:
+def test_too_few_trials_have_none() -> None:
     assert compute_importances(made(19)) == ()
     assert len(compute_importances(made(20))) == 2
 
@@ -43,6 +43,6 @@ def test_an_objective_without_differences_has_none() -> None:
     assert [one.target for one in compute_importances(made(50, objectives=("score", "file_mb")))] == ["score"]
 
 
-def test_trained_shapes_count_by_what_they_scored_before() -> None:
+def test_trained_shapes_count_by_their_first_score() -> None:
     whole = search(200)
     assert [one.trials for one in compute_importances(whole)] == [whole.counts()["complete"]] * 2

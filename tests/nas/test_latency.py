@@ -63,7 +63,7 @@ def held_out(model: LatencyModel) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     return off / np.array([true for _, true in pairs]), off / np.array([each.error_ms + 1e-15 for each, _ in pairs])
 
 
-def test_costs_that_are_there_are_found() -> None:
+def test_true_costs_are_recovered() -> None:
     model = LatencyModel.fit(samples(16), SETTING, "int8")
     relative, _ = held_out(model)
     assert np.abs(relative).max() < 1e-6
@@ -72,7 +72,7 @@ def test_costs_that_are_there_are_found() -> None:
     assert all(cost >= 0 for cost in model.costs.values())
 
 
-def test_its_own_error_is_what_shapes_not_measured_show() -> None:
+def test_predicted_errors_match_those_of_unmeasured_shapes() -> None:
     """Over many noisy measurings: the deviations it gives cover what they should, and it beats FLOPs."""
     relative, deviations, told, flops = [], [], [], []
     for seed in range(12):
@@ -88,7 +88,7 @@ def test_its_own_error_is_what_shapes_not_measured_show() -> None:
     assert np.mean(flops) > 2 * np.mean(told)
 
 
-def test_deviations_grow_away_from_what_was_measured() -> None:
+def test_deviations_grow_with_the_distance_from_measured_shapes() -> None:
     near = [name for name, sizes in SPACE.items() if sizes["layers"] <= 2 and sizes["hidden"] <= 128]
     draw = np.random.default_rng(0)
     terms = [Terms.from_config(config(name), SETTING) for name in near]
@@ -101,7 +101,7 @@ def test_deviations_grow_away_from_what_was_measured() -> None:
     assert outside.error_ms / outside.ms > 1.2 * inside.error_ms / inside.ms
 
 
-def test_leaving_one_out_is_a_fit_to_the_others() -> None:
+def test_leave_one_out_equals_a_fit_to_the_others() -> None:
     measured = samples(10, noise=0.05)
     model = LatencyModel.fit(measured, SETTING, "int8")
     by_hand = [
@@ -115,7 +115,7 @@ def test_leaving_one_out_is_a_fit_to_the_others() -> None:
     assert model.errors.worst == pytest.approx(np.abs(off).max())
 
 
-def test_what_no_measured_shape_has_is_refused() -> None:
+def test_an_unmeasured_term_is_refused() -> None:
     model = LatencyModel.fit(samples(10), SETTING, "int8")
     with pytest.raises(SearchError, match="no measured shape has 'activation relu'; measure some that do"):
         model.predict(config("2x64/2/64", hidden_act="relu"))
@@ -124,7 +124,7 @@ def test_what_no_measured_shape_has_is_refused() -> None:
     assert both.predict_terms(relu).ms == pytest.approx(truth(relu), rel=1e-5)
 
 
-def test_the_only_shape_with_a_term_says_nothing_of_the_error() -> None:
+def test_the_only_shape_with_a_term_does_not_count_in_the_error() -> None:
     lone = samples(3, hidden_act="relu")[-1]
     model = LatencyModel.fit((*samples(12, noise=0.01), lone), SETTING, "int8")
     assert model.errors.worst < 0.2
@@ -154,7 +154,7 @@ def test_too_few_shapes_are_refused_with_the_reason() -> None:
         LatencyModel.fit(broken, SETTING, "int8")
 
 
-def test_what_was_measured_survives_as_json(tmp_path: Path) -> None:
+def test_a_model_survives_its_json(tmp_path: Path) -> None:
     model = LatencyModel(samples(10, noise=0.02), SETTING, "int8", None, "ssh:pi", {"cpu": "Cortex-A72"})
     model.save(tmp_path / "latency.json")
     again = LatencyModel.from_json(tmp_path / "latency.json")
@@ -163,7 +163,7 @@ def test_what_was_measured_survives_as_json(tmp_path: Path) -> None:
     assert LatencyModel.from_json(model.to_json()).about() == model.about()
 
 
-def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused_by_name(tmp_path: Path) -> None:
     tree = json.loads(LatencyModel.fit(samples(6), SETTING, "int8").to_json())
     tree["samples"][2]["ms"] = "fast"
     (tmp_path / "latency.json").write_text(json.dumps(tree), encoding="utf-8")

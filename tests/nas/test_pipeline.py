@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from compress.commands import forecast
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
+from compress.latency.model import LatencyTable
 from compress.nas import record
 from compress.nas.config import SearchConfig
 from compress.nas.finalists import shortlist
@@ -434,11 +435,15 @@ def test_an_unknown_initialisation_is_refused_before_any_trial(shelf: Searched, 
     assert "trial" not in told.out
 
 
-def test_a_storage_of_another_search_is_refused_unchanged(shelf: Searched, tmp_path: Path) -> None:
+def test_a_storage_of_another_search_is_refused_unchanged(
+    searched: Path, shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "study.db"
     close_study(open_study(file, "study", {"teacher": "another"}, objectives=("score",)))
     before = file.read_bytes()
     out = tmp_path / "study"
+    measured = LatencyTable.load(searched / "latency", ("int8",))
+    monkeypatch.setattr(LatencyTable, "load", staticmethod(lambda *_: measured))
     told = command.run(*shelf.words(out, storage=str(file)))
     assert command.refused(told, out, "belongs to a different search", "teacher: was another")
     assert file.read_bytes() == before

@@ -25,7 +25,7 @@ def made(number: int, score: float | None, ms: float | None, **changes: Any) -> 
     )
 
 
-def test_json_both_ways_keeps_everything(tmp_path: Path) -> None:
+def test_a_report_survives_its_json(tmp_path: Path) -> None:
     whole = search()
     (tmp_path / "search.json").write_text(whole.to_json())
     assert SearchReport.from_json(tmp_path / "search.json") == whole
@@ -35,7 +35,7 @@ def test_json_both_ways_keeps_everything(tmp_path: Path) -> None:
     assert [(name, type(value)) for name, value in kept.items()] == [(n, type(v)) for n, v in choice.items()]
 
 
-def test_what_is_not_finite_is_not_known() -> None:
+def test_non_finite_values_are_unknown() -> None:
     one = TrialRecord(0, {}, "complete", {"subnet": 0.8, "short": math.nan})
     assert (one.stage, one.score) == ("subnet", 0.8)
     back = SearchReport.from_json(found(one, teacher_ms=math.inf).to_json())
@@ -54,7 +54,7 @@ def test_what_is_not_finite_is_not_known() -> None:
         ({"title": None}, "title"),
     ],
 )
-def test_another_file_is_refused_and_the_field_named(wrong: dict[str, Any], said: str) -> None:
+def test_an_invalid_file_is_refused_by_field(wrong: dict[str, Any], said: str) -> None:
     text = json.dumps({**json.loads(search(3).to_json()), **wrong})
     with pytest.raises(SearchError, match=said):
         SearchReport.from_json(text)
@@ -62,7 +62,7 @@ def test_another_file_is_refused_and_the_field_named(wrong: dict[str, Any], said
         SearchReport.from_json("{")
 
 
-def test_a_trial_is_listed_once() -> None:
+def test_a_repeated_trial_is_refused() -> None:
     with pytest.raises(SearchError, match="listed twice"):
         found(made(1, 0.5, 1.0), made(1, 0.6, 1.0))
 
@@ -74,7 +74,7 @@ def test_a_point_is_looked_up_by_number() -> None:
         whole.point(5)
 
 
-def test_measured_goes_before_predicted() -> None:
+def test_measured_latency_overrides_predicted() -> None:
     one = replace(made(0, 0.5, 1.0), measured={AT: 1.5, "another": 9.0})
     assert found(one).ms(one) == 1.5
     assert found(one, setting="unknown").ms(one) == 1.0
@@ -82,7 +82,7 @@ def test_measured_goes_before_predicted() -> None:
 
 
 @pytest.mark.parametrize("objectives", [("score", "latency"), ("score", "latency", "parameters"), ("latency", "score")])
-def test_the_front_is_what_nothing_beats(objectives: tuple[ObjectiveName, ...]) -> None:
+def test_the_front_equals_brute_force(objectives: tuple[ObjectiveName, ...]) -> None:
     rng = random.Random(0)
     points = [made(n, rng.randint(0, 9), rng.randint(1, 9), parameters=rng.randint(1, 9)) for n in range(200)]
     whole = found(*points)
@@ -109,7 +109,7 @@ def test_the_front_is_what_nothing_beats(objectives: tuple[ObjectiveName, ...]) 
     assert costs == sorted(costs, key=float)  # type: ignore[arg-type]
 
 
-def test_only_what_is_known_to_keep_the_budgets_is_on_the_front() -> None:
+def test_only_points_known_to_keep_the_budgets_are_on_the_front() -> None:
     slow, unknown, given_up, good = (
         made(0, 0.9, 5.0),
         made(1, 0.9, None),
@@ -123,7 +123,7 @@ def test_only_what_is_known_to_keep_the_budgets_is_on_the_front() -> None:
     assert whole.best_within() == good
 
 
-def test_of_equals_the_faster_is_best() -> None:
+def test_the_faster_of_equals_is_best() -> None:
     whole = found(made(0, 0.8, 3.0), made(1, 0.8, 2.0), made(2, 0.7, 1.0))
     best = whole.best_within()
     assert best is not None and best.number == 1

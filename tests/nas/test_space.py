@@ -39,7 +39,7 @@ def shapes(axes: Mapping[str, Any], mode: str = "supernet", teacher: Any = BERT,
 
 
 @pytest.mark.parametrize("name", space_names())
-def test_every_space_of_ours_has_students_of_an_ordinary_teacher_and_survives_its_yaml(name: str) -> None:
+def test_our_spaces_have_students_and_survive_their_yaml(name: str) -> None:
     found = Space.load(name)
     assert Space.from_tree(yaml.safe_load(found.to_yaml()), name) == found
     drawn = Shapes.from_space(found, BERT).drawn(5, seed=0)
@@ -47,11 +47,11 @@ def test_every_space_of_ours_has_students_of_an_ordinary_teacher_and_survives_it
     assert all(Shapes.from_space(found, BERT).config(choice).vocab_size == BERT.vocab_size for choice in drawn)
 
 
-def test_the_spaces_are_these() -> None:
+def test_our_spaces_are_listed() -> None:
     assert space_names() == ["albert", "autotinybert", "dynabert", "mobilebert", "width-depth"]
 
 
-def test_autotinyberts_space_is_that_of_its_searcher_and_trains_one_subnet_a_batch() -> None:
+def test_autotinyberts_space_is_that_of_its_code() -> None:
     """searcher.py: 1 to 8 layers, widths of 128 to 768 by 16, feed-forward widths of 128 to 3,072 by 32."""
     found = Space.load("autotinybert")
     base = {"layers": 12, "hidden": 768, "ffn": 3072}
@@ -75,7 +75,7 @@ def test_counts_shares_ranges_and_single_values() -> None:
     }
 
 
-def test_every_size_is_written_out_so_that_equal_students_have_one_key() -> None:
+def test_equal_students_have_one_key() -> None:
     implied, said = (list(shapes(axes).every()) for axes in ({"hidden": [192]}, {"heads": [6], "hidden": [192]}))
     assert [architecture_key(one) for one in implied] == [architecture_key(one) for one in said]
     assert architecture_key({"layers": 1, "hidden": 2}) == architecture_key({"hidden": 2, "layers": 1})
@@ -83,7 +83,7 @@ def test_every_size_is_written_out_so_that_equal_students_have_one_key() -> None
     assert len(architecture_key({})) == 16
 
 
-def test_of_widths_and_heads_only_what_divides_is_in_the_space() -> None:
+def test_widths_divide_into_heads() -> None:
     found = shapes({"layers": [2, 3], "hidden": [192, 256, 384], "heads": [3, 4, 8]})
     pairs = {(one["hidden"], one["heads"]) for one in found.every()}
     assert pairs == {(192, 3), (192, 4), (192, 8), (256, 4), (256, 8), (384, 3), (384, 4), (384, 8)}
@@ -91,7 +91,7 @@ def test_of_widths_and_heads_only_what_divides_is_in_the_space() -> None:
     assert found.dropped == ()
 
 
-def test_what_no_student_can_have_is_named() -> None:
+def test_impossible_values_are_dropped_and_named() -> None:
     found = shapes({"hidden": [192, 256], "heads": [5, 8]}, "plain")
     assert {(one["hidden"], one["heads"]) for one in found.every()} == {(192, 8), (256, 8)}
     assert found.dropped == ("heads 5: in no student that bert allows",)
@@ -103,7 +103,7 @@ def test_tied_axes_are_one_choice() -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_no_suggestion_of_any_sampler_is_outside_the_space(sampler: str) -> None:
+def test_samplers_suggest_only_possible_students(sampler: str) -> None:
     found = shapes({"layers": [1, 2, 6], "hidden": [192, 256, 384], "heads": [3, 4, 8], "precision": ["int8", "fp32"]})
     known = {architecture_key(one) for one in found.every()}
     study = optuna.create_study(sampler=make_sampler(sampler, 0))
@@ -116,7 +116,7 @@ def test_no_suggestion_of_any_sampler_is_outside_the_space(sampler: str) -> None
     assert len(seen) > 4
 
 
-def test_the_same_parameters_of_a_trial_are_the_same_student() -> None:
+def test_a_trials_parameters_give_the_same_student() -> None:
     found = shapes({"layers": [1, 2, 6], "hidden": [192, 256, 384], "heads": [3, 4, 8]})
     trial = optuna.create_study(sampler=make_sampler("random", 0)).ask()
     choice = found.suggest(trial)
@@ -130,7 +130,7 @@ def test_a_supernets_student_is_a_part_of_the_teacher() -> None:
     assert (found.config(choice).hidden_size, found.config(choice).num_hidden_layers) == (192, 3)
 
 
-def test_a_plain_student_is_built_as_its_spec_says() -> None:
+def test_a_plain_student_follows_its_spec() -> None:
     found = shapes({"config.hidden_act": ["relu"], "share.ffn": [1, 2], "layers": [2]}, "plain", student="bert")
     one, other = found.every()
     assert (found.spec(one).share, found.spec(other).share) == ({"ffn": 1}, {"ffn": 2})
@@ -153,10 +153,10 @@ def test_a_plain_student_is_built_as_its_spec_says() -> None:
         ({"bottleneck": [64]}, "plain", "here it is config.intra_bottleneck_size"),
     ],
 )
-def test_axes_that_are_none_are_refused(axes: Mapping[str, Any], mode: str, said: str) -> None:
-    with pytest.raises(SearchError) as refused:
+def test_invalid_axes_are_refused(axes: Mapping[str, Any], mode: str, said: str) -> None:
+    with pytest.raises(SearchError) as error:
         space(axes, mode)
-    assert said in str(refused.value)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -172,20 +172,22 @@ def test_axes_that_are_none_are_refused(axes: Mapping[str, Any], mode: str, said
         ({"bottleneck": [9]}, "supernet", DistilBertConfig(), "axes.bottleneck: distilbert models have no such size"),
     ],
 )
-def test_what_this_teacher_has_not_is_refused(axes: Mapping[str, Any], mode: str, teacher: Any, said: str) -> None:
-    with pytest.raises(SearchError) as refused:
+def test_values_impossible_with_the_teacher_are_refused(
+    axes: Mapping[str, Any], mode: str, teacher: Any, said: str
+) -> None:
+    with pytest.raises(SearchError) as error:
         shapes(axes, mode, teacher)
-    assert said in str(refused.value)
+    assert said in str(error.value)
 
 
-def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     bad = tree({"layers": [0]}, shorts=1)
     bad["short"]["objective"] = [{"loss": "hinton.soft_targets", "wieght": 2, "weight": "much"}]
     bad["supernet"]["epoch"] = 3
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(bad))
-    with pytest.raises(SearchError) as refused:
+    with pytest.raises(SearchError) as error:
         Space.load(str(tmp_path / "bad.yaml"))
-    said = str(refused.value)
+    said = str(error.value)
     assert "bad.yaml: shorts: no such setting. Did you mean 'short'?" in said
     assert "bad.yaml: short.objective[0]: weight must be a number" in said
     assert "supernet.epoch: no such setting. Did you mean 'epochs'?" in said
@@ -202,19 +204,19 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         ({"final": "tinybrt"}, "final: no recipe 'tinybrt'. Did you mean 'tinybert'?"),
     ],
 )
-def test_what_contradicts_itself_is_refused(more: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(SearchError) as refused:
+def test_contradictions_are_refused(more: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(SearchError) as error:
         space({"layers": [2], "ffn": [64, 128]}, **more)
-    assert said in str(refused.value)
+    assert said in str(error.value)
 
 
-def test_final_may_name_a_recipe_whose_stages_are_then_written_out() -> None:
+def test_final_may_name_a_recipe() -> None:
     found = space({"layers": [2]}, final="tinybert")
     assert [stage.name for stage in found.final] == ["intermediate", "prediction"]
     assert "tinybert.attention" in found.to_yaml()
 
 
-def test_settings_can_be_overridden_and_a_space_misspelled() -> None:
+def test_overrides_and_misspelled_names() -> None:
     assert Space.load("width-depth", ["supernet.lr=1e-3", "axes.layers=[2]"]).axes["layers"] == (2,)
     with pytest.raises(SearchError, match="Did you mean 'width-depth'"):
         Space.load("width-deth")

@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "study.db"
 
 
-def test_a_file_is_made_where_it_is_asked_for_and_continued(tmp_path: Path) -> None:
+def test_a_file_is_created_and_continued(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "new #1 ?{x}%20" / "study.db"
     study = begin(path)
     run(study, ToyEvaluator(rungs=2), trials=3)
@@ -48,14 +48,14 @@ def test_a_file_of_another_study_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"my notes", b'{"op_code":0,"worker_id":"x"}\n' * 100])
-def test_a_file_that_is_no_database_is_left_alone(path: Path, content: bytes) -> None:
+def test_another_file_is_refused_unchanged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(StorageError, match=r"study\.db: cannot be opened: file is not a database"):
         open_storage(path)
     assert path.read_bytes() == content
 
 
-def test_folders_are_no_storages(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be opened: unable to open database file"):
         open_storage(tmp_path)
     (tmp_path / "file").touch()
@@ -63,7 +63,7 @@ def test_folders_are_no_storages(tmp_path: Path) -> None:
         open_storage(tmp_path / "file" / "study.db")
 
 
-def test_a_worker_makes_no_file(path: Path) -> None:
+def test_a_worker_creates_no_file(path: Path) -> None:
     with pytest.raises(StorageError):
         join_study(path)
     assert not path.exists()
@@ -82,9 +82,7 @@ def limit_size(storage: BaseStorage, pages: int | None) -> None:
 
 
 @pytest.mark.parametrize("pages", [0, 3])
-def test_a_full_disk_is_told_and_the_study_goes_on_when_there_is_space(
-    path: Path, pages: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_continues_after_a_full_disk(path: Path, pages: int, capfd: pytest.CaptureFixture[str]) -> None:
     study = begin(path)
     run(study, ToyEvaluator(), trials=3)
     limit_size(study._storage, pages)
@@ -107,7 +105,7 @@ def sorted_trials(path: Path) -> list[optuna.trial.FrozenTrial]:
     return study.trials
 
 
-def test_a_file_removed_under_a_study_is_told(path: Path) -> None:
+def test_a_removed_file_is_reported(path: Path) -> None:
     study = begin(path)
     path.unlink()
     with pytest.raises(StorageError):
@@ -127,7 +125,7 @@ def abandon(study: optuna.Study, **attributes: str) -> None:
         trial.set_user_attr(name, value)
 
 
-def test_the_trials_of_others_are_left_alone_when_a_search_goes_on(path: Path) -> None:
+def test_the_trials_of_others_keep_running(path: Path) -> None:
     study = begin(path, owner="me")
     abandon(study)
     abandon(study, owner="somebody")
@@ -137,7 +135,7 @@ def test_the_trials_of_others_are_left_alone_when_a_search_goes_on(path: Path) -
     close_study(again)
 
 
-def test_the_trial_of_a_killed_search_is_run_again_at_once_and_given_up_in_the_end(path: Path) -> None:
+def test_a_killed_searchs_trial_is_retried_a_few_times(path: Path) -> None:
     for _ in range(RETRIES):
         study = begin(path, owner="me")
         abandon(study, owner="me")
@@ -173,7 +171,7 @@ def test_a_live_trial_is_not_taken_from_its_process(path: Path) -> None:
         close_study(each)
 
 
-def test_a_killed_process_s_trial_is_queued_by_one_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_trial_is_queued_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several processes notice at the same time that a trial is stale; each is slow between reading and writing it."""
     storage = hasty(path)
     study = begin(storage)
@@ -212,13 +210,13 @@ def nobody_listens() -> int:
         return int(one.getsockname()[1])
 
 
-def test_a_database_that_is_not_there() -> None:
+def test_an_unreachable_database_is_reported() -> None:
     pytest.importorskip("psycopg")
-    with pytest.raises(StorageError) as told:
+    with pytest.raises(StorageError) as error:
         open_storage(f"postgresql://me:secret@127.0.0.1:{nobody_listens()}/study")
-    assert "postgresql://me:***@127.0.0.1" in str(told.value)
-    assert "Connection refused" in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "postgresql://me:***@127.0.0.1" in str(error.value)
+    assert "Connection refused" in str(error.value)
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -226,23 +224,25 @@ def test_a_database_that_is_not_there() -> None:
 )
 def test_no_message_about_a_database_shows_a_password(where: str) -> None:
     pytest.importorskip("psycopg")
-    with pytest.raises(StorageError) as told:
+    with pytest.raises(StorageError) as error:
         open_storage("postgresql://" + where.format(nobody_listens()))
-    assert "cret" not in str(told.value)
+    assert "cret" not in str(error.value)
 
 
 @pytest.mark.parametrize("url", ["nothing://x", "postgresql://host:port/db", "grpc://me:secret@host:1"])
-def test_what_is_no_address_is_told(url: str) -> None:
-    with pytest.raises(StorageError, match=r"is not the address of a storage; expected .*") as told:
+def test_an_invalid_address_is_refused(url: str) -> None:
+    with pytest.raises(StorageError, match=r"is not the address of a storage; expected .*") as error:
         open_storage(url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error.value)
 
 
-def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storages, "find_spec", lambda name: None)
-    with pytest.raises(StorageError, match=r"needs the package psycopg: pip install 'psycopg\[binary\]>=3\.2'") as told:
+    with pytest.raises(
+        StorageError, match=r"needs the package psycopg: pip install 'psycopg\[binary\]>=3\.2'"
+    ) as error:
         open_storage("postgresql://me:secret@host/db")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error.value)
 
 
 def test_the_driver_of_a_postgresql_url_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_the_driver_of_a_postgresql_url_is_chosen(monkeypatch: pytest.MonkeyPatc
     assert storages._locate("postgresql://h/d", True)[0] == "postgresql+psycopg2://h/d"
 
 
-def test_the_user_s_logging_is_left_as_it_was(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_users_logging_is_unchanged(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     optuna.logging.set_verbosity(optuna.logging.INFO)
     filters = list(warnings.filters)
     study = begin(path)
@@ -266,7 +266,7 @@ def test_the_user_s_logging_is_left_as_it_was(path: Path, capfd: pytest.CaptureF
     assert capfd.readouterr().err == ""
 
 
-def test_a_lost_writer_holds_the_file_no_longer_than_the_timeout(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_times_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storages, "LOCK_SECONDS", 1)
     study = begin(path)
     with sqlite3.connect(path, isolation_level=None) as holder:

@@ -164,7 +164,7 @@ def test_dropout_is_the_wholes() -> None:
     assert torch.equal(once, again)  # type: ignore[arg-type]
 
 
-def test_under_autocast_as_the_extracted_model() -> None:
+def test_autocast_equals_the_extracted_model() -> None:
     whole = tiny.model("bert")
     net, sizes = Supernet(whole), Sizes.from_request(whole.config, hidden=0.5, ffn=0.5)
     with torch.autocast("cpu", torch.bfloat16):
@@ -181,7 +181,7 @@ def test_layers_by_rule() -> None:
     assert not torch.equal(one, other)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_impossible_subnets_are_refused() -> None:
     with pytest.raises(PruneError, match="no slice plan"):
         Supernet(tiny.model("xlnet"))
     whole = tiny.model("bert")
@@ -191,7 +191,7 @@ def test_what_cannot_be_is_said() -> None:
         Supernet(whole, depth="even").extract(Sizes.from_config(tiny.config("bert", layers=3)))
 
 
-def test_few_skeletons_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_skeletons_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SKELETONS", 2)
     whole = tiny.model("bert")
     net, batch = Supernet(whole), tiny.batch()
@@ -293,7 +293,7 @@ def test_the_whole_vocabulary_is_known_while_only_some_of_it_is_trained() -> Non
     assert all(torch.equal(one, other) for one, other in zip(before, during, strict=True))
 
 
-def test_the_wholes_own_modules_are_as_before() -> None:
+def test_the_wholes_modules_are_unchanged() -> None:
     """Nothing of the model is replaced: a plain call gives what it gave."""
     whole = model("bert")
     before = functional_call(whole, parameters_of(whole), kwargs=tiny.batch()).logits

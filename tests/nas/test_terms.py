@@ -106,7 +106,7 @@ def test_products_are_those_of_the_exported_graph(name: str, kind: Kind | None, 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_flops_are_those_that_torch_counts(name: str, kind: Kind) -> None:
+def test_flops_equal_torchs_count(name: str, kind: Kind) -> None:
     config = of(name, kind)
     model = heads.create(config, "task", kind)
     found = Terms.from_config(config, Setting(seq=TOKENS), kind).flops
@@ -114,7 +114,7 @@ def test_flops_are_those_that_torch_counts(name: str, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tagging", None])
-def test_the_layers_of_a_llama_cost_what_torch_counts(kind: Kind | None) -> None:
+def test_flops_of_a_llama_equal_torchs_count(kind: Kind | None) -> None:
     """Keys and values of half as many heads, and a gate beside the first product of the neurons."""
     config = tiny.config("llama", layers=3)
     model = heads.create(config, "task" if kind else "encoder", kind)

@@ -40,11 +40,11 @@ def takes(step: float, fixed: float = 1.0) -> Any:
 
 
 @pytest.mark.parametrize("parts", [SUPERNET, PLAIN])
-def test_the_shares_are_all_of_the_time(parts: dict[str, float]) -> None:
+def test_shares_sum_to_one(parts: dict[str, float]) -> None:
     assert sum(parts.values()) == pytest.approx(1)
 
 
-def test_what_a_part_leaves_over_is_shared_by_those_after_it(tmp_path: Path) -> None:
+def test_unused_time_goes_to_later_parts(tmp_path: Path) -> None:
     ledger = TimeBudget(tmp_path, {"a": 0.5, "b": 0.25, "c": 0.25}, 100.0)
     assert [ledger.left(name) for name in ("a", "b", "c")] == pytest.approx([50, 50, 100])
     (tmp_path / "costs.json").write_text(json.dumps({"before": 20.0, "a": 10.0}))
@@ -56,7 +56,7 @@ def test_what_a_part_leaves_over_is_shared_by_those_after_it(tmp_path: Path) -> 
     assert TimeBudget(tmp_path, {"a": 1.0}, None).left("a") is None
 
 
-def test_time_is_written_down_also_where_a_part_breaks_off_and_adds_up(tmp_path: Path) -> None:
+def test_interrupted_parts_count_too(tmp_path: Path) -> None:
     ledger = TimeBudget(tmp_path, {"a": 1.0}, None)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), ledger.part("a"):
@@ -65,7 +65,7 @@ def test_time_is_written_down_also_where_a_part_breaks_off_and_adds_up(tmp_path:
     assert list(TimeBudget(tmp_path, {"a": 1.0}, None).costs) == ["a"]
 
 
-def test_as_many_steps_as_there_is_time_for(tmp_path: Path) -> None:
+def test_steps_fit_the_time(tmp_path: Path) -> None:
     ledger = TimeBudget(tmp_path, {"a": 1.0}, 41.0 / SPARE)
     (fitted,) = ledger.fit("a", [stage()], DATA, takes(1.0))
     assert count_steps(stage(), DATA) == 100
@@ -76,7 +76,7 @@ def test_as_many_steps_as_there_is_time_for(tmp_path: Path) -> None:
     assert (one.steps, other.steps) == (None, 7), "no time was stated"
 
 
-def test_several_stages_share_it_by_their_length_and_none_takes_more_than_it_says(tmp_path: Path) -> None:
+def test_stages_share_the_time_by_length(tmp_path: Path) -> None:
     stages = [stage("long", steps=300), stage("short", steps=100)]
     both = TimeBudget(tmp_path, {"a": 1.0}, 202.0 / SPARE).fit("a", stages, DATA, takes(1.0))
     assert [each.steps for each in both] == [150, 50]
@@ -85,7 +85,7 @@ def test_several_stages_share_it_by_their_length_and_none_takes_more_than_it_say
     assert [each.steps for each in both] == [300, 100]
 
 
-def test_what_was_decided_stays_decided(tmp_path: Path) -> None:
+def test_decided_steps_are_kept(tmp_path: Path) -> None:
     TimeBudget(tmp_path, {"a": 1.0}, 41.0 / SPARE).fit("a", [stage()], DATA, takes(1.0))
 
     def never(*_: object) -> None:
@@ -96,13 +96,13 @@ def test_what_was_decided_stays_decided(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["steps.json"]
 
 
-def test_when_no_time_is_left_that_is_said(tmp_path: Path) -> None:
+def test_no_time_left_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps({"preparation": 90.0}))
     with pytest.raises(SearchError, match=r"its 1 minutes are spent \(preparation 1.5\) before a. Nothing is"):
         TimeBudget(tmp_path, {"a": 1.0}, 60.0).fit("a", [stage()], DATA, takes(1.0))
 
 
-def test_a_step_is_never_taken_to_be_free(tmp_path: Path) -> None:
+def test_a_step_always_takes_time(tmp_path: Path) -> None:
     """Of two short trainings on a busy machine the longer one may end first."""
     (fitted,) = TimeBudget(tmp_path, {"a": 1.0}, 45.0 / SPARE).fit("a", [stage()], DATA, takes(0.0, fixed=24.0))
     assert fitted.steps == 50
@@ -135,22 +135,22 @@ def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("content", DAMAGES, ids=lambda content: content[:9])
-def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
+def test_damaged_time_records_are_named(tmp_path: Path, content: str) -> None:
     ledger = TimeBudget(tmp_path, PLAIN, 600)
     uses = {"costs.json": lambda: ledger.costs, "steps.json": lambda: ledger.fit("final", [], DATA, takes(1))}
     for name, use in uses.items():
         (tmp_path / name).write_text(content)
-        with pytest.raises(DamagedError) as caught:
+        with pytest.raises(DamagedError) as error:
             use()
-        assert caught.value.path == tmp_path / name
+        assert error.value.path == tmp_path / name
         (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("content", DAMAGES, ids=lambda content: content[:9])
-def test_what_is_kept_of_a_student_is_named_where_it_cannot_be_read(tmp_path: Path, content: str) -> None:
+def test_a_damaged_student_record_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "students" / "3" / "student.json"
     file.parent.mkdir(parents=True)
     file.write_text(content)
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(DamagedError) as error:
         load_student_state(tmp_path, 3)
-    assert caught.value.path == file
+    assert error.value.path == file

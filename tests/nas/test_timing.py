@@ -76,7 +76,7 @@ def test_disturbed_passes_do_not_count(tmp_path: Path) -> None:
     assert sorted(found["2"].passes) == pytest.approx([2.0, 2.0, 2.4, 2.6, 3.2, 3.4])
 
 
-def test_what_is_disturbed_at_every_moment_has_its_fastest_runs(tmp_path: Path) -> None:
+def test_the_fastest_runs_count_on_a_busy_machine(tmp_path: Path) -> None:
     """Medians far above what the fastest runs took, each time by another factor."""
 
     class Busy(Scripted):
@@ -90,7 +90,7 @@ def test_what_is_disturbed_at_every_moment_has_its_fastest_runs(tmp_path: Path) 
     assert not any(each.noisy for each in found.values())
 
 
-def test_what_no_second_race_confirms_races_again(tmp_path: Path) -> None:
+def test_unconfirmed_files_race_again(tmp_path: Path) -> None:
     names = [str(size) for size in range(1, TOGETHER + 2)]
     with files(tmp_path, len(names)) as made:
         device = Scripted(dict.fromkeys(names, 1.0), disturbed=[*[1.5] * 4 * (SWEEPS - 1), 1.0, 1.0])
@@ -101,7 +101,7 @@ def test_what_no_second_race_confirms_races_again(tmp_path: Path) -> None:
     assert len(device.raced) > 2 * SWEEPS
 
 
-def test_what_is_never_confirmed_is_flagged_and_says_so(tmp_path: Path) -> None:
+def test_never_confirmed_files_are_noisy(tmp_path: Path) -> None:
     with files(tmp_path, 2) as made:
         growing = [1.0 + 0.1 * number for number in range(2 * (SWEEPS + MORE))]
         device = Scripted({"1": 1.0, "2": 2.0}, disturbed=growing)
@@ -125,7 +125,7 @@ def test_a_file_races_beside_few_others(tmp_path: Path) -> None:
     ("precision", "operator"),
     [("int8", "MatMulInteger"), ("fp32", "MatMul"), ("w8", "MatMulNBits"), ("q4", "MatMulNBits"), ("fp16", "Cast")],
 )
-def test_files_are_what_a_bundle_holds(precision: Any, operator: str) -> None:
+def test_files_are_quantised_like_a_bundles(precision: Any, operator: str) -> None:
     state = torch.random.get_rng_state()
     with exported({"a": tiny.config("bert", hidden=64)}, SETTING, precision=precision) as made:
         nodes = [node.op_type for node in onnx.load_model(made["a"]).graph.node]
@@ -135,7 +135,7 @@ def test_files_are_what_a_bundle_holds(precision: Any, operator: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_layers_that_share_weights_share_them_in_the_file() -> None:
+def test_shared_weights_are_shared_in_the_file() -> None:
     config = tiny.config("bert", hidden=64, layers=4)
     shared = tiny.config("bert", hidden=64, layers=4)
     shared.shared_layers = {"attention": 1, "ffn": 1}
@@ -144,7 +144,7 @@ def test_layers_that_share_weights_share_them_in_the_file() -> None:
     assert one < own - 2 * 4 * 12 * 64 * 64 / 4
 
 
-def test_shapes_are_measured_on_this_machine_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_are_measured_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     said: list[str] = []
     shapes = {"small": tiny.config("bert", layers=1), "large": tiny.config("bert", layers=4, hidden=256)}
@@ -158,7 +158,7 @@ def test_shapes_are_measured_on_this_machine_and_nothing_stays(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     device = Scripted({})
     with pytest.raises(SearchError, match=r"a: 65 tokens to measure at; this shape has 64 positions"):
@@ -172,7 +172,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_chosen_shapes_hold_the_extremes_and_every_kind() -> None:
+def test_chosen_shapes_include_extremes_and_all_kinds() -> None:
     acts = ("gelu", "relu")
     space = {
         f"{layers}x{hidden} {act}": tiny.config("bert", layers=layers, hidden=hidden, hidden_act=act)

@@ -15,7 +15,7 @@ from compress.nas.trial import count_scored, evaluate_trial, outcome
 from tests.nas.toy import ToyEvaluator, begin, hasty, run, start_worker
 
 
-def test_a_worker_needs_the_address_alone() -> None:
+def test_a_worker_needs_only_the_address() -> None:
     storage = InMemoryStorage()
     study = begin(storage, limits={"latency": 12.0})
     run(study, ToyEvaluator(), trials=2)
@@ -27,7 +27,7 @@ def test_a_worker_needs_the_address_alone() -> None:
     assert any(outcome(trial) == "too slow" for trial in study.trials)  # the limits were in the study
 
 
-def test_a_worker_draws_other_shapes_than_the_search_and_other_workers() -> None:
+def test_workers_draw_different_shapes() -> None:
     storage = InMemoryStorage()
     drawn = [begin(storage).sampler, join_study(storage).sampler, join_study(storage).sampler]
     study = begin(storage, sampler="random")
@@ -39,7 +39,7 @@ def test_a_worker_draws_other_shapes_than_the_search_and_other_workers() -> None
     assert len(shapes) == 3
 
 
-def test_of_several_studies_one_must_be_named() -> None:
+def test_one_of_several_studies_must_be_named() -> None:
     storage = InMemoryStorage()
     with pytest.raises(SearchError, match="contains no study yet; start the search first"):
         join_study(storage)
@@ -52,7 +52,7 @@ def test_of_several_studies_one_must_be_named() -> None:
     assert join_study(storage, "two").study_name == "two"
 
 
-def test_a_worker_ends_with_the_search_in_the_middle_of_a_trial() -> None:
+def test_a_worker_stops_with_the_search() -> None:
     storage = InMemoryStorage()
     study = begin(storage)
     study.set_user_attr("trials", None)
@@ -67,7 +67,7 @@ def test_a_worker_ends_with_the_search_in_the_middle_of_a_trial() -> None:
     assert [outcome(trial) for trial in study.trials] == [None]
 
 
-def test_a_worker_that_joins_late_ends_at_once() -> None:
+def test_a_late_worker_stops_at_once() -> None:
     storage = InMemoryStorage()
     run(begin(storage), ToyEvaluator(), seconds=0.1)
     late = join_study(storage)
@@ -77,7 +77,7 @@ def test_a_worker_that_joins_late_ends_at_once() -> None:
     assert evaluator.seen == []
 
 
-def test_a_search_that_goes_on_takes_workers_again() -> None:
+def test_a_resumed_search_takes_workers_again() -> None:
     storage = InMemoryStorage()
     run(begin(storage), ToyEvaluator(), trials=2)
 
@@ -93,9 +93,7 @@ def test_a_search_that_goes_on_takes_workers_again() -> None:
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_of_two_trials_that_draw_the_same_shape_the_later_one_waits(
-    monkeypatch: pytest.MonkeyPatch, dead: bool
-) -> None:
+def test_the_later_of_two_equal_draws_waits(monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
     storage = InMemoryStorage()
     study = begin(storage)
     for _ in range(2):

@@ -69,7 +69,7 @@ def test_a_slice_exports(family: str, axis: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: str) -> None:
+def test_reordered_units_compute_the_same_and_their_prefix_is_best(family: str) -> None:
     whole = model(family)
     plan = SlicePlan.from_model(whole)
     importance = magnitude(whole, plan)
@@ -123,7 +123,7 @@ def test_language_models_keep_their_ties(family: str, head: Any, tmp_path: Path)
     torch.testing.assert_close(said(type(small).from_pretrained(tmp_path)), said(small), rtol=1e-6, atol=1e-6)
 
 
-def test_tokens_go_from_the_table_and_from_the_head_tied_to_it() -> None:
+def test_tokens_are_cut_from_table_and_tied_head() -> None:
     whole = model("bert", head=AutoModelForMaskedLM)
     plan = SlicePlan.from_model(whole)
     tokens = torch.tensor([0, 1, 2, 3, 4, 7, 9, 11])
@@ -137,7 +137,7 @@ def test_tokens_go_from_the_table_and_from_the_head_tied_to_it() -> None:
     assert small.config.vocab_size == 8
 
 
-def test_larger_heads_begin_as_nothing_and_can_learn() -> None:
+def test_new_rows_start_at_zero_and_learn() -> None:
     whole = model("bert")
     kept = choose(SlicePlan.from_model(whole), magnitude(whole), Sizes.from_request(whole.config, heads=2))
     small = slice_model(whole, kept).train()
@@ -179,7 +179,7 @@ def test_gradients_flow_to_the_whole_through_a_cut() -> None:
         ({}, "3 layers, hidden 32, 4 heads of 8, ffn 64"),
     ],
 )
-def test_what_a_wish_comes_to(asked: dict[str, float], found: str) -> None:
+def test_requests_resolve_to_sizes(asked: dict[str, float], found: str) -> None:
     assert str(Sizes.from_request(model("bert").config, **asked)) == found
 
 
@@ -192,7 +192,7 @@ def test_what_a_wish_comes_to(asked: dict[str, float], found: str) -> None:
         ({"hidden": 12, "ffn": 0.5}, "3 layers, hidden 12, 4 heads of 8, ffn 32"),
     ],
 )
-def test_the_heads_of_a_llama_are_counted_in_groups_and_keep_their_size(asked: dict[str, float], found: str) -> None:
+def test_a_llamas_heads_stay_in_groups(asked: dict[str, float], found: str) -> None:
     """Four heads, of which two share keys and values."""
     config = model("llama").config
     sizes = Sizes.from_request(config, **asked)
@@ -216,12 +216,12 @@ def test_the_heads_of_a_llama_are_counted_in_groups_and_keep_their_size(asked: d
         ("electra", {"hidden": 16}, "equals the width of the embedding"),
     ],
 )
-def test_what_cannot_be_says_what_can(family: str, asked: dict[str, float], said: str) -> None:
+def test_an_impossible_size_names_possible_ones(family: str, asked: dict[str, float], said: str) -> None:
     with pytest.raises(PruneError, match=said):
         Sizes.from_request(model(family).config, **asked)
 
 
-def test_frozen_models_are_cut_as_others_are() -> None:
+def test_frozen_models_are_cut_alike() -> None:
     frozen, other = (
         slice_model(each, kept_of(each, "everything")) for each in (model("bert").requires_grad_(False), model("bert"))
     )
@@ -244,7 +244,7 @@ def test_a_family_without_a_plan_is_refused_by_name() -> None:
         ({"heads": 0.5}, "3 layers, hidden 32, 2 heads of 16, ffn 64"),
     ],
 )
-def test_heads_that_turn_change_by_whole_factors(asked: dict[str, float], found: str) -> None:
+def test_rotary_heads_change_by_whole_factors(asked: dict[str, float], found: str) -> None:
     config = model("modernbert").config
     try:
         came_to = str(Sizes.from_request(config, **asked))
@@ -253,7 +253,7 @@ def test_heads_that_turn_change_by_whole_factors(asked: dict[str, float], found:
     assert came_to.endswith(found)
 
 
-def test_speeds_that_are_scaled_anew_keep_the_size_of_heads() -> None:
+def test_rescaled_rotary_frequencies_keep_the_head_size() -> None:
     config = model("modernbert").config
     yarn = {"rope_type": "yarn", "rope_theta": 160_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
     config.rope_parameters["full_attention"] = yarn
@@ -262,7 +262,7 @@ def test_speeds_that_are_scaled_anew_keep_the_size_of_heads() -> None:
         Sizes.from_request(config, hidden=16, heads=4)
 
 
-def test_layers_keep_their_kind_of_attention_and_the_first_stays_the_first() -> None:
+def test_layers_keep_their_kind_and_the_first_stays_first() -> None:
     whole = model("modernbert")
     plan = SlicePlan.from_model(whole)
     importance = magnitude(whole, plan) | {Group("layers"): torch.tensor([0.1, 0.2, 0.9])}
@@ -276,13 +276,13 @@ def test_layers_keep_their_kind_of_attention_and_the_first_stays_the_first() -> 
         slice_model(whole, Kept(kept.sizes, (2, 1), {}))
 
 
-def test_heads_of_other_sizes_cannot_be_cut_out_of_ones_that_turn() -> None:
+def test_rotary_heads_of_other_sizes_are_refused() -> None:
     plan = SlicePlan.from_model(model("modernbert"))
     with pytest.raises(PruneError, match="heads of 6: the model's heads of 8 have rotary"):
         choose(plan, None, replace(plan.sizes, hidden=24, head_size=6))
 
 
-def test_blocks_of_different_sizes_need_another_class() -> None:
+def test_blocks_of_different_sizes_are_refused() -> None:
     whole = model("bert")
     plan = SlicePlan.from_model(whole)
     kept = Kept(plan.sizes, (0, 1, 2), {Group("ffn", "1"): torch.arange(8)})
@@ -290,7 +290,7 @@ def test_blocks_of_different_sizes_need_another_class() -> None:
         slice_model(whole, kept)
 
 
-def test_a_model_whose_layers_share_weights_is_pruned_before() -> None:
+def test_shared_layers_are_refused() -> None:
     from compress.models.sharing import share
 
     whole = model("bert")
