@@ -1,7 +1,9 @@
-"""OpenVINO, ExecuTorch and LiteRT: exported, run in the real runtime, the same answers. Each is an extra: skipped, with
-the reason, where it is not installed."""
+"""OpenVINO, ExecuTorch, LiteRT and onnxruntime-web: exported, run in the real runtime, the same answers. Skipped, with
+the reason, where the runtime is not installed."""
 
 import json
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
+from compress.benchmark.browser import device
 from compress.commands import export as commands
-from compress.exporters.artifact import Bundle
+from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.formats import ExportResult, export
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED, Form
 from compress.exporters.session import metadata, read_model
+from compress.records.latency import DeviceError
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, QA, bundle, names
 
@@ -147,3 +151,51 @@ def test_families_on_phones(extra: Any, module: str, family: str, tmp_path: Path
     model = tiny.model(family, labels=2, hidden=64)
     source = bundle(tmp_path / "bundle", model)
     assert near(export(source, tmp_path / "out", to=extra, precisions=("fp32",)), fp32=1e-3)
+
+
+TEXT = "a very good film !"
+SCRIPT = """
+import * as fs from 'node:fs';
+const [entry, row, ...files] = process.argv.slice(2);
+const ort = await import(entry);
+ort.env.wasm.numThreads = 1;
+const feeds = Object.fromEntries(Object.entries(JSON.parse(row)).map(([name, ids]) =>
+  [name, new ort.Tensor('int64', BigInt64Array.from(ids, BigInt), [1, ids.length])]));
+for (const file of files) {
+  const session = await ort.InferenceSession.create(fs.readFileSync(file), {executionProviders: ['wasm']});
+  console.log(JSON.stringify(Array.from((await session.run(feeds)).logits.data)));
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for program in ("node", "npm"):
+        if not shutil.which(program):
+            pytest.skip(f"needs {program}")
+    try:
+        return device.load_runtime(device.fetch_tarball(tmp_path_factory.mktemp("npm")))[0]
+    except DeviceError as error:
+        pytest.skip(f"needs {device.PACKAGE}: {error}")
+
+
+@pytest.mark.slow
+def test_every_precision_answers_in_wasm_as_natively(runtime: Path, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle").path
+    precisions = ("fp32", "int8", "fp16", "w8", "q4")
+    export(Bundle.load(path), tmp_path / "onnx", precisions=precisions)
+    export(Bundle.load(path), tmp_path / "web", to="web", precisions=precisions)
+    export(Bundle.load(path), tmp_path / "ort", to="ort")
+    files = [tmp_path / "web" / FILES[each] for each in precisions]  # type: ignore[index]
+    files += [tmp_path / "ort" / "model.ort", tmp_path / "ort" / "model_quantized.ort"]
+    (tmp_path / "run.mjs").write_text(SCRIPT)
+    row = {name: list(ids) for name, ids in tiny.tokenizer()(TEXT).items()}
+    words = ["node", str(tmp_path / "run.mjs"), runtime.as_uri(), json.dumps(row), *map(str, files)]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    found = [np.array(json.loads(line)) for line in result.stdout.splitlines()]
+    ours = Bundle.load(tmp_path / "onnx")
+    native = [ours.logits([row], precision=each)[0] for each in (*precisions, "fp32", "int8")]  # type: ignore[arg-type]
+    limits = [1e-5, 0.02, 0.02, 0.02, 1e-4, 1e-5, 0.02]
+    apart = [abs(one - other).max() for one, other in zip(found, native, strict=True)]
+    assert all(each < limit for each, limit in zip(apart, limits, strict=True)), apart
