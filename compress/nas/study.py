@@ -316,8 +316,12 @@ class _Session:
             if self.owner is not None:
                 trial.set_user_attr("owner", self.owner)
             verdict = evaluate_trial(self.study, trial, self.evaluator, self.limits)
-            known = {"reason": verdict.reason, "seconds": round(time.monotonic() - started, 3), "state": verdict.state}
-            for name, value in known.items():
+            attributes = {
+                "reason": verdict.reason,
+                "seconds": round(time.monotonic() - started, 3),
+                "state": verdict.state,
+            }
+            for name, value in attributes.items():
                 if value not in ("", None):
                     trial.set_user_attr(name, value)
         except UpdateFinishedTrialError:

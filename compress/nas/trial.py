@@ -96,7 +96,7 @@ class Standing:
         return self.score >= other.score and self.costs_no_more_than(other) and self != other
 
     def costs_no_more_than(self, other: "Standing", factor: float = 1.0) -> bool:
-        return all(mine <= theirs * factor for mine, theirs in zip(self.costs, other.costs, strict=True))
+        return all(own <= limit * factor for own, limit in zip(self.costs, other.costs, strict=True))
 
 
 def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:

@@ -282,16 +282,16 @@ def _decide(
     """Load or make the decision of an attempt; None if a further one finds nothing smaller."""
     file = _file(run, attempt)
     if not from_first(file.is_file):
-        found = None
+        decision = None
         try:
-            found = decide(recipe, task_teacher, context, run, margin)
+            decision = decide(recipe, task_teacher, context, run, margin)
         except PruneError as error:
             if attempt == 1:
                 raise
             print_note(context.console, str(error))
-        if found is not None:  # on the first process
-            write_json(file, asdict(found))
-            context.console.print(found.table())
+        if decision is not None:  # on the first process
+            write_json(file, asdict(decision))
+            context.console.print(decision.table())
     return from_first(lambda: Decision.read(file) if file.is_file() else None)
 
 
@@ -324,15 +324,15 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
             precision=target.precision, kind=context.kind, segments=segments,
         ) as files,
     ):  # fmt: skip
-        found = race({**files, SHIPPED: bundle.files()[target.precision]}, device, budget_setting(recipe))
-    shipped_ms, whole_ms = found[SHIPPED].p50_ms, found[WHOLE].p50_ms
+        latencies = race({**files, SHIPPED: bundle.files()[target.precision]}, device, budget_setting(recipe))
+    shipped_ms, whole_ms = latencies[SHIPPED].p50_ms, latencies[WHOLE].p50_ms
     limit_ms = decision.limit_ms if target.speedup is None else whole_ms / target.speedup  # as the machine is now
-    noisy = any(each.noisy for each in found.values())
+    noisy = any(each.noisy for each in latencies.values())
     decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms, noisy=noisy)
     write_json(file, asdict(decision))
     bundle.attach(NAME, file.read_text(encoding="utf-8"))
     context.console.print(decision.verdict(), highlight=False)
-    for each in found.values():
+    for each in latencies.values():
         if each.noisy:
             print_note(context.console, f"{each.name}: {each.noise}")
 

@@ -397,7 +397,7 @@ def test_an_interrupted_shape_is_queued_again(storage: BaseStorage) -> None:
     assert outcome(study.trials[7]) == "complete"
     assert count_scored(study.trials) == 6
     assert [point.reason for point in read_trials(study) if point.number == lost[0].number] == [
-        "its worker was stopped before it was judged"
+        "its worker was stopped before it was scored"
     ]
 
 
