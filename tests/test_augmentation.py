@@ -459,12 +459,17 @@ def test_added_stages_have_new_names(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train for at most eight steps, however many rows there are."""
+    for name, value in (("LEAST", 4), ("MOST", 8), ("EPOCHS", 0)):
+        monkeypatch.setattr(schedule, name, value)
+
+
 @pytest.mark.parametrize("better", [True, False])
 def test_a_student_that_variants_do_not_improve_stays_as_it_was(
-    better: bool, tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+    better: bool, tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "LEAST", 4)
-    monkeypatch.setattr(schedule, "MOST", 8)
     monkeypatch.setattr(stage, "improves", lambda ended, begun, rows: better)
     recipe = tiny.recipe(tmp_path / "recipe", OPEN)
     data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
@@ -479,9 +484,8 @@ def test_a_student_that_variants_do_not_improve_stays_as_it_was(
 
 
 def test_rows_without_variants_are_not_trained_on_twice(
-    tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "MOST", 4)
     monkeypatch.setattr(replacements, "PLAIN", re.compile(r"[α-ω]+"))
     recipe = tiny.recipe(tmp_path / "recipe", OPEN)
     data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
@@ -567,9 +571,8 @@ def test_only_a_stage_with_a_teacher_of_the_task_reads_texts(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("read", [True, False])
 def test_a_corpus_is_read_or_a_warning_printed(
-    read: bool, tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+    read: bool, tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "MOST", 8)
     seen = list[str]()
     monkeypatch.setattr(distilling, "warn", lambda console, message: seen.append(message))
     recipe = tiny.recipe(tmp_path / "recipe", OPEN if read else OPEN.replace("epochs: auto", "steps: 4"))
