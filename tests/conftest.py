@@ -28,11 +28,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
-    "tests/nas/test_pipeline.py", "tests/test_documents.py", "tests/test_every_recipe.py",
-    "tests/exporters/test_text.py", "tests/test_prune_budget.py", "tests/test_forecast.py", "tests/test_demo.py",
-    "tests/exporters/test_tune.py", "tests/exporters/test_families.py", "tests/quantization/test_pipeline.py",
-    "tests/test_embedding.py", "tests/test_processes.py", "tests/test_pipeline.py", "tests/test_every_teacher.py",
-    "tests/test_prune.py", "tests/papers/test_dynabert.py", "tests/test_train.py", "tests/test_trim.py",
+    "tests/nas/test_pipeline.py", "tests/test_documents.py", "tests/commands/test_every_recipe.py",
+    "tests/exporters/test_text.py", "tests/commands/test_prune_budget.py", "tests/commands/test_forecast.py",
+    "tests/commands/test_demo.py", "tests/exporters/test_tune.py", "tests/exporters/test_families.py",
+    "tests/quantization/test_pipeline.py", "tests/commands/test_embedding.py", "tests/commands/test_processes.py",
+    "tests/commands/test_pipeline.py", "tests/exporters/test_every_teacher.py", "tests/commands/test_prune.py",
+    "tests/papers/test_dynabert.py", "tests/training/test_train.py", "tests/commands/test_trim.py",
     "tests/campaign/test_corpus.py", "tests/campaign/test_damage.py", "tests/campaign/test_disks.py",
     "tests/campaign/test_kill.py", "tests/campaign/test_hostile.py",
 )  # fmt: skip

@@ -49,7 +49,7 @@ def test_ci_runs_the_suite_without_write_permission() -> None:
 def test_files_of_the_jobs_exist() -> None:
     lines = [step["run"] for job in jobs().values() for step in job["steps"] if "run" in step]
     named = {word for line in lines for word in shlex.split(line) if "/" in word}
-    assert named >= {".ci/run", "requirements/dev.txt", "requirements/torch.txt", "tests/test_tracking.py"}
+    assert named >= {".ci/run", "requirements/dev.txt", "requirements/torch.txt", "tests/training/test_tracking.py"}
     assert [word for word in named if not (ROOT / word).is_file()] == []
     actions = [step["uses"] for job in jobs().values() for step in job["steps"] if "uses" in step]
     assert all(re.fullmatch(r"actions/[\w-]+@v\d+", each) for each in actions)

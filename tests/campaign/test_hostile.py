@@ -21,8 +21,8 @@ from tests.campaign import process
 from tests.campaign.cases import Record, sample
 from tests.campaign.reference import Reference
 from tests.campaign.works import DISTILL
+from tests.commands.test_bad_teachers import Touches
 from tests.exporters.test_hostile import forged
-from tests.test_bad_teachers import Touches
 
 KEY = "sk-very-secret"
 CANARY = "COMPRESS_CAMPAIGN_CANARY"

@@ -14,8 +14,8 @@ from compress.config.recipe import StudentSpec
 from compress.exporters.artifact import Bundle
 from compress.records.run_report import Report
 from tests import command, tiny, unshipped
-from tests.test_every_recipe import shrunk
-from tests.test_trim import byte_bpe
+from tests.commands.test_every_recipe import shrunk
+from tests.commands.test_trim import byte_bpe
 from tests.unshipped import Trained
 
 SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")

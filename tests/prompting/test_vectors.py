@@ -16,8 +16,8 @@ from compress.models.pooling import Pooling
 from compress.prompting.http_model import Endpoint, RemoteEncoder, open_encoder, open_endpoint
 from compress.prompting.vectors import CachedVectors, open_source
 from tests import tiny
+from tests.commands.test_embedding import encoder
 from tests.prompting.endpoint_server import Reply, Server, Start, ok
-from tests.test_embedding import encoder
 
 TEXTS = ["a good film", "so sad", "a slow story", "good"]
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3)

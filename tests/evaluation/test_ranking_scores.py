@@ -10,7 +10,7 @@ from sklearn.metrics import ndcg_score
 
 from compress.evaluation.ranking import MEASURES, query_scores, rank_candidates
 
-CASES = json.loads((Path(__file__).parent / "golden" / "ranking.json").read_text())["trec_eval"]
+CASES = json.loads((Path(__file__).parents[1] / "golden" / "ranking.json").read_text())["trec_eval"]
 
 
 def numbered(scores: dict[str, float]) -> dict[int, float]:

@@ -184,7 +184,7 @@ def test_steps_override_an_open_length() -> None:
     [("{epoks: 3}", "published.epoks"), ("3", "published"), ("{epochs: -1}", "epochs")],
 )
 def test_published_numbers_are_checked(line: str, where: str, tmp_path: Path) -> None:
-    text = Path(__file__).parent.parent.joinpath("recipes", "hinton.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).parents[2].joinpath("recipes", "hinton.yaml").read_text(encoding="utf-8")
     mine = tmp_path / "mine.yaml"
     mine.write_text(text.replace("published: {epochs: 3, lr: 5.0e-5}", f"published: {line}"), encoding="utf-8")
     with pytest.raises(RecipeError) as error:

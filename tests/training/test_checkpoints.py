@@ -19,7 +19,7 @@ from compress.training.step import Distillation
 from compress.training.trainer import Spent, list_checkpoints
 from tests import learning
 from tests.damage import KINDS, damaged
-from tests.test_train import ByStep, assert_same, logged
+from tests.training.test_train import ByStep, assert_same, logged
 
 STAGE = learning.stage(schedule="constant", checkpoint=2, evaluate=2)
 FILES = (

@@ -227,7 +227,7 @@ def test_commands_of_the_page(
     marked.beir(tmp_path / "beir" / "scifact")
     checkpoint = tiny.checkpoint(tmp_path / "minilm")
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parent.parent / "docs" / "reranker.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reranker.md").read_text(encoding="utf-8")
     lines = [
         line.replace("--teacher minilm", f"--teacher {checkpoint}") for line in re.findall("^compress .+", page, re.M)
     ]

@@ -99,7 +99,7 @@ def _small(spec: StudentSpec) -> StudentSpec:
 
 
 def test_every_recipe_is_run_by_some_test() -> None:
-    """Here, in tests/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
+    """Here, in tests/commands/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
     assert {*GENERATIVE, *PROMPTED, *EMBEDDING} <= set(names())
     assert (len(names()), len(HERE)) == (47, 37)
     serves = {

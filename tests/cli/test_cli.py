@@ -240,7 +240,7 @@ def test_distill_certifies_int8(distilled: tuple[command.Result, Path]) -> None:
 
 def test_documented_schemas_are_those_of_the_commands() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in Path(cli.__file__).parent.glob("*.py"))
-    page = Path(__file__).parents[1] / "docs" / "json.md"
+    page = Path(__file__).parents[2] / "docs" / "json.md"
     if page.is_file():  # in a checkout
         listed = re.findall(r"^\| `compress\.([a-z-]+)/1`", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert sorted(listed) == sorted(set(re.findall(r'(?:print_json|schema)\("([a-z-]+)"', source)))

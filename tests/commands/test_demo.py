@@ -33,8 +33,8 @@ from tests import generative, tiny
 from tests.benchmark.fake_page import request
 from tests.benchmark.test_browser_chromium import runtime
 from tests.command import refused, run
+from tests.commands.test_embedding import encoder
 from tests.reporting.pages import HOSTILE, Elements
-from tests.test_embedding import encoder
 
 __all__ = ["runtime"]  # a fixture
 in_chromium = pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {' and '.join(NEEDED)}")

@@ -90,7 +90,7 @@ def test_no_loss_of_any_paper_sends_a_gradient_to_the_teacher(head: type) -> Non
         for name, reading in found.items()
         if reading.against == "teacher"
         and reading.signal != "encoder_layers"  # of encoder-decoders: see tests/papers/test_seq2seq.py
-        and reading.per not in ("query", "preference")  # of rankings: see tests/test_rankings.py
+        and reading.per not in ("query", "preference")  # of rankings: see tests/evaluation/test_rankings.py
         and not name.startswith("electra.")  # of discriminators: see tests/papers/test_electra.py
         and (reading.signal != "logits" or (reading.per == "example") == (head is AutoModelForSequenceClassification))
     ]

@@ -271,7 +271,7 @@ def test_a_refused_teacher_trains_no_student_but_may_with_a_warning(
     trained(given, tmp_path / "run", overrides=["teacher.steps=1"], resume=True, gate="warn")
 
 
-# Plain recipes on other kinds of task than classification, on which tests/test_every_recipe.py runs them all
+# Plain recipes on other kinds of task than classification, on which tests/commands/test_every_recipe.py runs them all
 
 
 def rated_pairs(folder: Path) -> str:
@@ -311,7 +311,7 @@ def tiny_sizes(recipe: Recipe) -> list[str]:
 
 
 def plain(recipe: Recipe) -> bool:
-    """Whether a recipe is made of objectives alone; tests/test_every_recipe.py runs the others."""
+    """Whether a recipe is made of objectives alone; tests/commands/test_every_recipe.py runs the others."""
     return (
         recipe.name != "prompted"
         and not recipe.pruning
