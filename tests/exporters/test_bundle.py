@@ -225,6 +225,12 @@ def test_a_file_put_into_a_bundle_is_listed_opened_and_replaced(copied: Path) ->
     assert (copied / "onnx/model_text.onnx").is_file()
 
 
+def test_a_copy_has_the_same_manifest_and_is_independent(written: Path, tmp_path: Path) -> None:
+    copy = Bundle.load(written).copy_to(tmp_path / "copy")
+    assert copy.manifest == Bundle.load(written).manifest
+    assert copy.attach("README.md", "another").manifest != Bundle.load(written).manifest
+
+
 def test_loading_and_predicting_import_neither_torch_nor_transformers(written: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from compress.exporters.artifact import Bundle;"
