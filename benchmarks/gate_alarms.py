@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.common import make_parser, write_result
+from compress.benchmark.arguments import parse_percentage
 from compress.benchmark.devices import open_device
-from compress.benchmark.options import parse_percentage
 from compress.commands.gate import compare_latency
 from compress.records.latency import Setting
 

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from compress.benchmark.arguments import format_cpus
 from compress.benchmark.jobs import input_types, timing_job
-from compress.benchmark.options import format_cpus
 from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote.runner import feeds
 from compress.errors import did_you_mean

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.benchmark.arguments import parse_cpus
 from compress.benchmark.jobs import check_settings
-from compress.benchmark.options import parse_cpus
 from compress.config.options import DeviceOptions
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow

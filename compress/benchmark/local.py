@@ -20,7 +20,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from compress.benchmark import jobs
-from compress.benchmark.options import format_cpus
+from compress.benchmark.arguments import format_cpus
 from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.runner import REFUSED

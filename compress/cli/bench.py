@@ -33,19 +33,19 @@ def bench(
     Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out phone.json
     """
     with user_errors(hint="Unfinished measurements are not saved. Run the same command again."):
-        from compress.benchmark import options
+        from compress.benchmark import arguments
         from compress.commands.bench import bench as run
         from compress.commands.bench import bench_visitors
         from compress.reporting.terminal import print_bench
 
-        options.check_output(out)
-        arguments: dict[str, Any] = {
-            "device": device, "precision": precision, "threads": options.parse_numbers("threads", threads),
-            "batch": options.parse_numbers("batch", batch), "seq": options.parse_numbers("seq", seq),
-            "rounds": rounds, "runs": runs, "sustain": options.parse_duration(sustain) if sustain else None,
+        arguments.check_output(out)
+        parsed: dict[str, Any] = {
+            "device": device, "precision": precision, "threads": arguments.parse_numbers("threads", threads),
+            "batch": arguments.parse_numbers("batch", batch), "seq": arguments.parse_numbers("seq", seq),
+            "rounds": rounds, "runs": runs, "sustain": arguments.parse_duration(sustain) if sustain else None,
             "say": printer(as_json),
         }  # fmt: skip
-        results = [run(bundles, **arguments)] if visitors == 1 else bench_visitors(bundles, visitors, **arguments)
+        results = [run(bundles, **parsed)] if visitors == 1 else bench_visitors(bundles, visitors, **parsed)
         for number, result in enumerate(results, 1):
             if out is not None:
                 result.write(out if visitors == 1 else out.with_stem(f"{out.stem}-{number}"))
@@ -86,16 +86,16 @@ def gate(
     Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5% --max-drop 0.3 --data intents
     """
     with user_errors(hint="Nothing was written. Run the same command again."):
-        from compress.benchmark import options
+        from compress.benchmark import arguments
         from compress.commands.gate import gate as run
         from compress.io import atomic_file
         from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
-        options.check_output(markdown, "markdown", "gate.md")
-        options.check_output(junit, "junit", "gate.xml")
+        arguments.check_output(markdown, "markdown", "gate.md")
+        arguments.check_output(junit, "junit", "gate.xml")
         result = run(
-            old, new, max_slower=options.parse_percentage("max-slower", max_slower), max_drop=max_drop / 100,
-            max_larger=None if max_larger is None else options.parse_percentage("max-larger", max_larger), data=data,
+            old, new, max_slower=arguments.parse_percentage("max-slower", max_slower), max_drop=max_drop / 100,
+            max_larger=None if max_larger is None else arguments.parse_percentage("max-larger", max_larger), data=data,
             text=text, label=label, precision=precision, device=device, threads=threads, batch=batch, seq=seq,
             minutes=minutes, say=printer(as_json),
         )  # fmt: skip

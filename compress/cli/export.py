@@ -68,7 +68,7 @@ def export(
     Example: compress export runs/first/bundle --for text --out app
     """
     with user_errors(hint="Nothing was changed. Run the same command again."):
-        from compress.benchmark import options
+        from compress.benchmark import arguments
         from compress.commands import export as command
         from compress.errors import ExportError
         from compress.exporters.formats import NAME
@@ -78,9 +78,9 @@ def export(
         fixed_length, settings = to in ("npu", "coreml"), None
         fixed = command.FixedOptions(max_drop=max_drop / 100)
         if fixed_length and race.seq is not None:
-            fixed = replace(fixed, lengths=tuple(options.parse_numbers("seq", race.seq)))
+            fixed = replace(fixed, lengths=tuple(arguments.parse_numbers("seq", race.seq)))
         if race.tune:
-            sizes = options.parse_settings(race.threads, race.batch, race.seq or "32")
+            sizes = arguments.parse_settings(race.threads, race.batch, race.seq or "32")
             settings = command.RaceOptions(sizes, race, max_drop / 100)
         else:
             for each in fields(race):

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from compress.benchmark import options
+from compress.benchmark import arguments
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
 from compress.records.bench_result import BenchResult
@@ -37,7 +37,7 @@ def bench(
 
     Raises BundleError for a folder that is no bundle, DeviceError for a device that fails or cannot be reached.
     """
-    chosen = options.list_files([Path(file) for file in files], precision)
+    chosen = arguments.list_files([Path(file) for file in files], precision)
     settings = [Setting(*values) for values in product(threads, batch, seq)]
     with open_chosen(device, say=say) as opened:
         return measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)

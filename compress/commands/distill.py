@@ -50,7 +50,6 @@ from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
 from compress.training.augment import TEXTS, add_stages, reads_corpus, trains_language_model
 from compress.training.context import TrainingContext, use_bf16
-from compress.training.embedding import VectorSource, with_teacher, with_vectors
 from compress.training.finetune import (
     TeacherCheck,
     check_head,
@@ -63,6 +62,7 @@ from compress.training.objective import check_terms
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
 from compress.training.stage import run_stage, shares
+from compress.training.teacher_vectors import VectorSource, with_teacher, with_vectors
 from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:

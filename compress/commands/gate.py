@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from compress.benchmark.arguments import LONE
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
-from compress.benchmark.options import LONE
 from compress.config.limits import check_max_drop, check_minutes, check_number
 from compress.config.options import DeviceOptions
 from compress.errors import BundleError

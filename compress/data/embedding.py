@@ -7,7 +7,7 @@ queries, a corpus and judgements for each split. A folder or dump without a file
 documents are cut into passages. The training split has all its texts, once each, whatever stands beside them, except
 those that other splits compare or use as queries; passages may be shared, as an index knows them beforehand. If there
 is no validation split, some of it is held out. Texts alone are compared as the teacher compares them: see
-`training.embedding`.
+`training.teacher_vectors`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SCHEMA: Final = pa.schema(
 
 
 @dataclass
-class Part:
+class EmbeddingTexts:
     """Hold the texts of a split, without duplicates.
 
     judged    text -> the other texts that it is judged with -> relevance, by their numbers
@@ -80,10 +80,10 @@ class Part:
         if one != other:
             self.judged.setdefault(one, {})[other] = relevance
 
-    def without(self, texts: Set[str]) -> Part:
+    def without(self, texts: Set[str]) -> EmbeddingTexts:
         """Return all other texts, without their judgements."""
         kept = [number for number, text in enumerate(self.texts) if text not in texts]
-        part = Part([self.texts[number] for number in kept])
+        part = EmbeddingTexts([self.texts[number] for number in kept])
         part.passages.update(new for new, old in enumerate(kept) if old in self.passages)
         return part
 
@@ -92,9 +92,9 @@ class Part:
         """Return the metrics that can score this split."""
         return tuple(name for name in METRICS["embedding"] if (name not in PAIR_METRICS) == bool(self.passages))
 
-    def select(self, queries: Iterable[int], passages: int | None, rng: np.random.Generator) -> Part:
+    def select(self, queries: Iterable[int], passages: int | None, rng: np.random.Generator) -> EmbeddingTexts:
         """Keep these judged texts with the texts they are judged with, and add random passages up to `passages`."""
-        queries, part = sorted(queries), Part()
+        queries, part = sorted(queries), EmbeddingTexts()
 
         def add(number: int) -> int:
             new = part.add(self.texts[number])
@@ -180,7 +180,7 @@ def _has_lines(path: Path) -> bool:
     return bool(first) and not readers.delimiter_of(first)
 
 
-def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[str, dict[Role, Part]]:
+def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[str, dict[Role, EmbeddingTexts]]:
     """Return the name of a source, and every split."""
     found = sources.local_files(source)
     if found is None:
@@ -199,7 +199,7 @@ def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[s
     return name, {role: _read_file(paths[0], text, label) for role, paths in files.items()}
 
 
-def _read_file(path: Path, text: Sequence[str] | None, label: str | None) -> Part:
+def _read_file(path: Path, text: Sequence[str] | None, label: str | None) -> EmbeddingTexts:
     if path.suffix.lower() not in sources.SUFFIXES:
         return _read_corpus(load_corpus(str(path)))
     if path.suffix.lower() == ".json" and squad.is_squad(path):
@@ -212,14 +212,14 @@ def _read_file(path: Path, text: Sequence[str] | None, label: str | None) -> Par
     return _read_table(readers.open_file(path), text, label)
 
 
-def _read_texts(texts: Iterable[str | None]) -> Part:
-    part = Part()
+def _read_texts(texts: Iterable[str | None]) -> EmbeddingTexts:
+    part = EmbeddingTexts()
     for text in texts:
         part.add(text)
     return part
 
 
-def _read_corpus(corpus: Corpus) -> Part:
+def _read_corpus(corpus: Corpus) -> EmbeddingTexts:
     """Cut documents into passages: the sentences of a line, joined up to PASSAGE characters."""
 
     def passages() -> Iterator[str]:
@@ -236,7 +236,7 @@ def _read_corpus(corpus: Corpus) -> Part:
     return _read_texts(filter(None, passages()))
 
 
-def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Part:
+def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) -> EmbeddingTexts:
     plain = {schema.plain(name): name for name in split.columns}
     query = next((plain[name] for name in QUERIES if name in plain), None)
     positives = [name for key, name in plain.items() if key.startswith("positive")]
@@ -252,7 +252,7 @@ def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) 
         return _read_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
-    part, row = Part(), split.first
+    part, row = EmbeddingTexts(), split.first
     for batch in split.read([*columns, numbers[0]]):
         for first, second, cell in zip(*(batch[name].to_pylist() for name in (*columns, numbers[0])), strict=True):
             similarity = schema.number(cell or "")
@@ -273,9 +273,9 @@ def _is_numeric(split: RawSplit, name: str) -> bool:
     return bool(cells) and all(isinstance(cell, str) and schema.number(cell) is not None for cell in cells)
 
 
-def _read_queries(split: RawSplit, query: str, positives: Sequence[str], negatives: Sequence[str]) -> Part:
+def _read_queries(split: RawSplit, query: str, positives: Sequence[str], negatives: Sequence[str]) -> EmbeddingTexts:
     """Read rows of a query, relevant passages and irrelevant ones."""
-    part, columns = Part(), [query, *positives, *negatives]
+    part, columns = EmbeddingTexts(), [query, *positives, *negatives]
     for batch in split.read(columns):
         for first, *others in zip(*(batch[name].to_pylist() for name in columns), strict=True):
             one = part.add(first)
@@ -290,8 +290,10 @@ def _read_queries(split: RawSplit, query: str, positives: Sequence[str], negativ
     return part
 
 
-def _read_beir(found: Retrieval, source: str) -> dict[Role, Part]:
-    parts: dict[Role, Part] = {role: _read_judged(found, judged, source) for role, judged in found.qrels.items()}
+def _read_beir(found: Retrieval, source: str) -> dict[Role, EmbeddingTexts]:
+    parts: dict[Role, EmbeddingTexts] = {
+        role: _read_judged(found, judged, source) for role, judged in found.qrels.items()
+    }
     if "train" not in parts:
         parts["train"] = _read_texts(found.corpus.values())
         if "validation" not in parts:
@@ -299,8 +301,8 @@ def _read_beir(found: Retrieval, source: str) -> dict[Role, Part]:
     return parts
 
 
-def _read_judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], place: str | Path) -> Part:
-    part, numbers = Part(), dict[str, int]()
+def _read_judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], place: str | Path) -> EmbeddingTexts:
+    part, numbers = EmbeddingTexts(), dict[str, int]()
     for name, passage in found.corpus.items():
         if (number := part.add(passage)) is not None:
             numbers[name] = number
@@ -315,7 +317,7 @@ def _read_judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], pl
     return part
 
 
-def _hold_out(part: Part, source: str, rng: np.random.Generator) -> tuple[Part, str]:
+def _hold_out(part: EmbeddingTexts, source: str, rng: np.random.Generator) -> tuple[EmbeddingTexts, str]:
     """Choose a share of the judged texts, or of the texts, for a validation split; and return how many, in words."""
     if part.judged:
         queries = rng.permutation(sorted(part.judged))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Role = Literal["train", "validation", "test"]
 CorpusKind = Literal["pydoc", "parallel", "local", "hub"]
-Part = TypeVar("Part")
+Item = TypeVar("Item")
 
 EMBEDDED: Final = {"intents": Path(__file__).with_name("resources") / "intents"}
 WORDS: Final[Mapping[str, Role]] = {
@@ -188,11 +188,11 @@ def _split_files(source: str) -> dict[Role, Path]:
     return files
 
 
-def by_role(parts: Iterable[tuple[str, Part]]) -> dict[Role, list[Part]]:
+def by_role(parts: Iterable[tuple[str, Item]]) -> dict[Role, list[Item]]:
     """Group parts by the split that their names contain, preferred names first; leave out parts without one."""
     order = list(WORDS)
     ranked = [(order.index(word), stem != word, stem, part) for stem, part in parts if (word := split_word(stem))]
-    groups: dict[Role, list[Part]] = {}
+    groups: dict[Role, list[Item]] = {}
     for rank, *_, part in sorted(ranked, key=lambda entry: entry[:3]):
         groups.setdefault(WORDS[order[rank]], []).append(part)
     return groups

@@ -72,8 +72,8 @@ def write(
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.exporters.session import save_certified
     from compress.models.checkpoints import save_checkpoint
-    from compress.models.embedding import SentenceEncoder, with_pooling
     from compress.models.pooling import pooling_of, set_pooling
+    from compress.models.sentence_encoder import SentenceEncoder, with_pooling
 
     if pooling.pool is not None and not isinstance(encoder, SentenceEncoder):
         encoder = with_pooling(encoder, pooling)

@@ -47,9 +47,9 @@ def task_class(kind: Kind) -> Any:
     """Return the Auto class of a kind of task: `task_class("qa").from_pretrained(folder)`."""
     import transformers
 
-    from compress.models import embedding
+    from compress.models import sentence_encoder
 
-    return getattr(embedding if kind == "embedding" else transformers, CLASSES[kind])
+    return getattr(sentence_encoder if kind == "embedding" else transformers, CLASSES[kind])
 
 
 def output_names(task: Task) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def architecture_key(choice: Choice) -> str:
 
 
 @dataclass(frozen=True)
-class Block:
+class AxisGroup:
     """Axes that are chosen together, and the possible combinations of their values."""
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class Shapes:
 
     space: Space
     teacher: PreTrainedConfig
-    blocks: tuple[Block, ...]
+    blocks: tuple[AxisGroup, ...]
     dropped: tuple[str, ...] = ()
 
     @staticmethod
@@ -86,7 +86,7 @@ class Shapes:
         """
         axes = _count_sizes(space, teacher)
         empty = Shapes(space, teacher, ())
-        blocks, dropped = list[Block](), list[str]()
+        blocks, dropped = list[AxisGroup](), list[str]()
         for group in _group_axes(space, axes):
             rows, reasons = list[tuple[Value, ...]](), list[str]()
             for row in group.rows:
@@ -104,11 +104,11 @@ class Shapes:
             values = [tuple(dict.fromkeys(row[at] for row in rows)) for at in range(len(group.names))]
             if group.names not in set(space.tied) and len(rows) == math.prod(map(len, values)):
                 blocks += [
-                    Block((name,), tuple((value,) for value in each))
+                    AxisGroup((name,), tuple((value,) for value in each))
                     for name, each in zip(group.names, values, strict=True)
                 ]  # every combination is possible, so each axis is chosen by itself
             else:
-                blocks.append(Block(group.names, tuple(rows)))
+                blocks.append(AxisGroup(group.names, tuple(rows)))
             dropped += [
                 f"{name} {value}: in no student that {teacher.model_type} allows"
                 for at, name in enumerate(group.names)
@@ -247,17 +247,17 @@ def _count_sizes(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Val
     return axes
 
 
-def _group_axes(space: Space, axes: Mapping[str, tuple[Value, ...]]) -> Iterator[Block]:
+def _group_axes(space: Space, axes: Mapping[str, tuple[Value, ...]]) -> Iterator[AxisGroup]:
     """Group the axes whose values can exclude each other, with every combination, possible or not."""
     left = dict(axes)
     for names in space.tied:
-        yield Block(tuple(names), tuple(dict.fromkeys(zip(*(left.pop(name) for name in names), strict=True))))
+        yield AxisGroup(tuple(names), tuple(dict.fromkeys(zip(*(left.pop(name) for name in names), strict=True))))
     for coupled in COUPLED:
         names = tuple(name for name in coupled if name in left)
         if names:
-            yield Block(names, tuple(itertools.product(*(left.pop(name) for name in names))))
+            yield AxisGroup(names, tuple(itertools.product(*(left.pop(name) for name in names))))
     for name, values in left.items():
-        yield Block((name,), tuple((value,) for value in values))
+        yield AxisGroup((name,), tuple((value,) for value in values))
 
 
 def _as_range(values: Sequence[Value]) -> range | None:

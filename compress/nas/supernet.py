@@ -36,7 +36,7 @@ from compress.evaluation.evaluator import EvaluationBatches
 from compress.io import load_json, write_json
 from compress.latency.model import model_cost
 from compress.models import heads
-from compress.models.embedding import SentenceEncoder, project
+from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
 from compress.nas.config import describe_choice

@@ -34,7 +34,7 @@ from compress.data.cache import cached, home, is_whole
 from compress.data.collate import Batching
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, RecipeError, did_you_mean
-from compress.models.embedding import SentenceEncoder
+from compress.models.sentence_encoder import SentenceEncoder
 from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
 from compress.progress import show_progress

@@ -25,8 +25,8 @@ from compress.console import print_note
 from compress.errors import PruneError
 from compress.io import atomic_folder
 from compress.models.checkpoints import save_tokenizer
-from compress.models.embedding import SentenceEncoder, project
 from compress.models.pooling import width_of
+from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model

@@ -134,7 +134,7 @@ class Planner:
 
 
 @dataclass(frozen=True)
-class Block:
+class QuantizedBlock:
     """The operators between two softmaxes or layer norms, whose activations have the same number of bits.
 
     work  the size of the weights that they read
@@ -148,7 +148,7 @@ class Block:
 CUTS = ("LayerNormalization", "Softmax")
 
 
-def find_blocks(source: Path) -> list[Block]:
+def find_blocks(source: Path) -> list[QuantizedBlock]:
     """Divide the operators of a file into blocks."""
     graph = read_model(source).graph
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
@@ -158,7 +158,7 @@ def find_blocks(source: Path) -> list[Block]:
         depths.update(dict.fromkeys(node.output, depth))
         members.setdefault(depth, []).append(node)
     return [
-        Block(
+        QuantizedBlock(
             f"block {depth}, from {layer(nodes[0].name)}",
             tuple(node.name for node in nodes),
             1.0 + sum(sizes.get(name, 0) for node in nodes for name in node.input),

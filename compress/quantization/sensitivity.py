@@ -30,7 +30,7 @@ class Make(Protocol):
     def __call__(self, target: Path, /, *, keep: Sequence[str] = ()) -> None: ...
 
 
-class Part(Protocol):
+class GraphPart(Protocol):
     """A part of the graph that can stay more precise, by name: a `Product`, or a block of operators."""
 
     @property
@@ -96,7 +96,7 @@ class Mixed:
 
 def mix(
     make: Make,
-    products: Sequence[Part],
+    products: Sequence[GraphPart],
     evaluator: QuantizationEvaluator,
     *,
     limit: float,

@@ -22,8 +22,8 @@ from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import predict_file
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
-from compress.models.embedding import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
 from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
 from compress.models.teacher import load as load_teacher
 from compress.prompting.vectors import open_source
 from tests import command, tiny, unshipped

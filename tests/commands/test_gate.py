@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from compress.benchmark import options
+from compress.benchmark import arguments
 from compress.commands import gate as command
 from compress.data.task import Task
 from compress.errors import BundleError
@@ -155,13 +155,13 @@ def test_models_of_different_tasks_are_not_compared(pair: tuple[Bundle, Bundle],
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.5 %", 0.005), ("0%", 0.0)])
 def test_percentages(text: str, share: float) -> None:
-    assert options.parse_percentage("max-slower", text) == share
+    assert arguments.parse_percentage("max-slower", text) == share
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "%", "five%"])
 def test_invalid_percentages(text: str) -> None:
     with pytest.raises(DeviceError, match=r"--max-slower .*such as 5%"):
-        options.parse_percentage("max-slower", text)
+        arguments.parse_percentage("max-slower", text)
 
 
 @pytest.mark.parametrize(("ratio", "code", "tag"), [(1.0, 0, None), (1.2, 1, "failure"), (1.05, 3, "error")])

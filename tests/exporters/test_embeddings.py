@@ -19,8 +19,8 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.embeddings import similarity, write
 from compress.exporters.session import metadata, read_certificate, read_model
-from compress.models.embedding import pool_tokens
 from compress.models.pooling import Pool, Pooling
+from compress.models.sentence_encoder import pool_tokens
 from compress.records.certificate import Certificate
 from tests import tiny
 

@@ -23,9 +23,9 @@ from transformers import (
 
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import outputs_of, parity, to_onnx
-from compress.models.embedding import with_pooling
 from compress.models.ibbert import IBBertConfig
 from compress.models.pooling import Pooling
+from compress.models.sentence_encoder import with_pooling
 from tests import tiny
 from tests.exporters.test_onnx import batches
 

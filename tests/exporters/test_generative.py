@@ -22,7 +22,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from compress.benchmark import options
+from compress.benchmark import arguments
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
@@ -238,7 +238,7 @@ def test_unsupported_models_and_prompts_are_refused(bundles: Callable[[str], Bun
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == []
     folder = Path(shutil.copytree(bundles("t5").path, tmp_path / "t5"))
     with pytest.raises(DeviceError, match="generates text token by token"):
-        options.list_files([folder])
+        arguments.list_files([folder])
     for name in ("config.json", "generation_config.json"):
         result = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({key: result[key] for key in result if key != "decoder_start_token_id"}))

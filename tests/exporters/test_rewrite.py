@@ -17,8 +17,8 @@ from compress.exporters.onnx import parity, to_onnx
 from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewrite_graph
 from compress.exporters.rewrite.graph import list_floats
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
-from compress.models.embedding import with_pooling
 from compress.models.pooling import Pooling
+from compress.models.sentence_encoder import with_pooling
 from compress.models.sharing import share
 from tests import tiny
 from tests.exporters.test_onnx import batches

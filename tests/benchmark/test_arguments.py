@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from compress.benchmark import options
+from compress.benchmark import arguments
 from compress.benchmark.devices import open_chosen
 from compress.config.options import DeviceOptions, MeasureOptions
 from compress.records.latency import DeviceError, Setting
 
 
 def test_settings_are_every_combination() -> None:
-    assert options.parse_settings("1, 2", "1", "16,64") == [
+    assert arguments.parse_settings("1, 2", "1", "16,64") == [
         Setting(1, 1, 16),
         Setting(1, 1, 64),
         Setting(2, 1, 16),
@@ -22,14 +22,14 @@ def test_settings_are_every_combination() -> None:
 @pytest.mark.parametrize("text", ["", "two", "1,", "1.5", "-1", "²"])
 def test_malformed_lists_of_numbers_are_refused(text: str) -> None:
     with pytest.raises(DeviceError, match=r"--seq .*expected whole numbers separated by commas"):
-        options.parse_settings("1", "1", text)
+        arguments.parse_settings("1", "1", text)
 
 
 def test_spans_of_time_are_seconds() -> None:
-    assert [options.parse_duration(text) for text in ("90s", "5m", "0.5h")] == [90.0, 300.0, 1800.0]
+    assert [arguments.parse_duration(text) for text in ("90s", "5m", "0.5h")] == [90.0, 300.0, 1800.0]
     for text in ("5", "0m", "-1m", "5 minutes", ""):
         with pytest.raises(DeviceError, match=f"--sustain {text}: expected a duration such as 90s, 5m or 1h"):
-            options.parse_duration(text)
+            arguments.parse_duration(text)
 
 
 @pytest.mark.parametrize("group", [DeviceOptions, MeasureOptions])
@@ -40,35 +40,35 @@ def test_a_device_is_opened_by_the_options_of_it_that_a_group_holds(group: type[
 
 
 def test_cpus_are_read_and_written_as_taskset_does() -> None:
-    assert options.parse_cpus("0-3,6") == (0, 1, 2, 3, 6)
-    assert options.parse_cpus("") == ()
-    assert options.format_cpus((0, 1, 2, 3, 6)) == "0-3,6"
-    assert options.format_cpus((4,)) == "4"
-    assert options.format_cpus(()) == ""
+    assert arguments.parse_cpus("0-3,6") == (0, 1, 2, 3, 6)
+    assert arguments.parse_cpus("") == ()
+    assert arguments.format_cpus((0, 1, 2, 3, 6)) == "0-3,6"
+    assert arguments.format_cpus((4,)) == "4"
+    assert arguments.format_cpus(()) == ""
     for text in ("a", "3-1", "1,,2", "f0", "-"):
         with pytest.raises(DeviceError, match=r"expected CPUs such as 0-3"):
-            options.parse_cpus(text)
+            arguments.parse_cpus(text)
 
 
 def test_lone_files_are_raced_under_their_own_path_and_only_once() -> None:
-    assert options.list_files([Path("a/x.onnx"), Path("y.xml")]) == {
+    assert arguments.list_files([Path("a/x.onnx"), Path("y.xml")]) == {
         "a/x.onnx": Path("a/x.onnx"),
         "y.xml": Path("y.xml"),
     }
     with pytest.raises(DeviceError, match=r"x\.onnx: given twice"):
-        options.list_files([Path("x.onnx"), Path("x.onnx")])
+        arguments.list_files([Path("x.onnx"), Path("x.onnx")])
 
 
 def test_outputs_are_checked_before_measuring(tmp_path: Path) -> None:
-    options.check_output(None)
-    options.check_output(tmp_path / "new.json")
+    arguments.check_output(None)
+    arguments.check_output(tmp_path / "new.json")
     with pytest.raises(DeviceError, match="is a folder; expected a file"):
-        options.check_output(tmp_path)
+        arguments.check_output(tmp_path)
     with pytest.raises(DeviceError, match="there is no folder"):
-        options.check_output(tmp_path / "absent" / "x.json")
+        arguments.check_output(tmp_path / "absent" / "x.json")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.ort").write_bytes(b"")
     with pytest.raises(DeviceError, match=r"model\.ort: expected the folder of a bundle, or a file ending in \.onnx"):
-        options.list_files([tmp_path / "model.ort"])
+        arguments.list_files([tmp_path / "model.ort"])

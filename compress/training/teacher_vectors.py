@@ -21,8 +21,8 @@ from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
-from compress.models.embedding import SentenceEncoder, set_projection
 from compress.models.pooling import pooling_of, prompts_of, set_pooling, width_of
+from compress.models.sentence_encoder import SentenceEncoder, set_projection
 from compress.models.teacher import RecordedLogits, Teacher
 
 ENCODING = "3"
