@@ -1,4 +1,4 @@
-"""What commands share: options, help, how much is printed, and how errors are reported."""
+"""Define what commands share: options, help, verbosity, and the reporting of errors."""
 
 import errno
 import os
@@ -132,7 +132,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Output:
-    """How much a command prints. last: prints the last line that was held back; screens: one per standard stream."""
+    """Keep how much a command prints. last: prints the last line that was held back; screens: one per standard stream."""
 
     level: Level = "info"
     last: list[Callable[[], None]] = field(default_factory=list)

@@ -32,7 +32,7 @@ HEADLINES = {
     "qa": "The model in this page finds the answer to a question in a text.",
     "embedding": "The model in this page finds what is nearest in meaning to what you type.",
 }
-"""What the model does, by the kind of its task."""
+"""Phrases for what the model does, by the kind of its task."""
 LINES = (
     "I forgot my password and cannot log in.",
     "When will my parcel arrive?",

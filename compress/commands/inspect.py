@@ -36,7 +36,7 @@ TASKS: Final = {
     "LMHeadModel": "the next word",
     "ForConditionalGeneration": "text for text",
 }
-"""What a checkpoint's head predicts, by the suffix of its class name."""
+"""Phrases for what a checkpoint's head predicts, by the suffix of its class name."""
 
 
 def inspect(

@@ -18,7 +18,7 @@ REPOSITORY = r"(?!.*(?:--|\.\.))\w(?:[\w.-]{0,94}\w)?/\w(?:[\w.-]{0,94}\w)?"
 
 @dataclass(frozen=True)
 class PushResult:
-    """What was published, or with `dry_run` what would be.
+    """Describe what was published, or with `dry_run` would be.
 
     files    name -> bytes
     card     the fields of CARD in the front matter of README.md; missing: those that it lacks

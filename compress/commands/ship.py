@@ -315,7 +315,7 @@ def note_vectors(evaluator: Evaluator, teacher: ScoredModel, student: ScoredMode
 
 
 INT8_LIMIT = 0.002
-"""How much of the score, in its own unit, and of the answers quantisation may change on the validation split."""
+"""The share of the score, in its own unit, and of the answers that int8 may change on the validation split."""
 BUDGETED_LIMIT = 0.005
 """The same for a student that was made for a latency: a product in float32 costs what pruning has saved."""
 

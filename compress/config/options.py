@@ -95,7 +95,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions:
-    """How long a recipe's stages train.
+    """Choose how long a recipe's stages train.
 
     paper    use the numbers of the paper instead of the recipe's own, which fit any data
     effort   how long to train stages whose end the validation split decides (`epochs: auto`); None: as in the recipe
@@ -128,7 +128,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions(DeviceOptions):
-    """What a search measures: the file and the setting, and the number of shapes from which it predicts the others.
+    """Choose what a search measures: file, setting, and the number of shapes from which it predicts the others.
 
     seq  tokens of a text; None: 128, or the space's max_length if that is less
     """
@@ -144,7 +144,7 @@ class MeasureOptions(DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """How a search samples shapes and chooses among them, and where it stores its study.
+    """Choose how a search samples and selects shapes, and where it stores its study.
 
     objective  the objectives besides the score; None: latency
     trials     the number of shapes to score; None: as many as `minutes` allow, or 200 (plain spaces: 24)
@@ -236,7 +236,7 @@ class Int8Options:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """How to read a checkpoint that is not a bundle: see `compress.exporters.checkpoint.load_source`."""
+    """Choose how to read a checkpoint that is not a bundle: see `compress.exporters.checkpoint.load_source`."""
 
     pair: Annotated[bool, data_option("--pair", help="A checkpoint's classifier reads two texts.")] = False
     pool: Annotated[Literal["mean", "cls", "max"] | None, output(help="Pool an encoder's tokens into one vector.")] = (

@@ -21,7 +21,7 @@ ACTIVATIONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Pooling:
-    """How an encoder's tokens become one vector.
+    """Describe how an encoder's tokens become one vector.
 
     pool        the mean of all tokens, the first token, or the maximum of each dimension; None: tokens only
     normalise   whether the vector is divided by its length

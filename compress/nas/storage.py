@@ -33,7 +33,7 @@ class StorageError(SearchError):
 HEARTBEAT, GRACE = 10, 60
 """Seconds between the heartbeats of a trial, and after its last one until its process counts as dead."""
 RETRIES = 2
-"""How often a killed process's shape is retried at most: one too large for memory kills every worker."""
+"""The most retries of a killed process's shape: one too large for memory kills every worker."""
 LOCK_SECONDS, CONNECT_SECONDS = 60, 10
 """Seconds to wait for another process to release an SQLite file, and for a server to answer."""
 

@@ -180,7 +180,7 @@ class _Remote(ABC, Generic[Question, Answer]):
         """Parse an answer. Raises ValidationError or ValueError if it is unusable."""
 
     _remedy: ClassVar[str]
-    """What may help when answers are unusable."""
+    """Suggest what may help when answers are unusable."""
 
     def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Answer]]:
         """Yield (index of the question, its answer) in any order. Raises UnansweredError."""

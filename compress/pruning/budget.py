@@ -155,7 +155,7 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
 
 NAME = "shape.json"
 MARGIN = 1.02
-"""How many times faster than its limit an untrained shape must be: two measurements differ by that much."""
+"""The factor by which an untrained shape must beat its limit: two measurements differ by that much."""
 ATTEMPTS = 3
 """Shapes to train at most, each smaller than the one before, whose file was too slow."""
 WHOLE, SHIPPED = "the whole model", "the shipped file"

@@ -48,7 +48,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How well a teacher's tokenizer covers the first `texts` texts of the training split.
+    """Record how well a teacher's tokenizer covers the first `texts` texts of the training split.
 
     unknown  share of unknown tokens
     pieces   average number of tokens for a word
@@ -67,7 +67,7 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What was read about a model, data, recipe, run or study, without running or changing it.
+    """Record what was read about a model, data, recipe, run or study, without running or changing it.
 
     thing     its name as the user gave it; path: None where it is not on this machine
     title     a description in one line

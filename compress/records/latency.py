@@ -12,7 +12,7 @@ WARM_UP = 5
 """Untimed runs after the first one."""
 
 BUSY = 0.2
-"""How many of the CPUs that a measurement needs other processes may keep busy."""
+"""The number of CPUs needed by a measurement that other processes may keep busy."""
 
 FEWEST_SHAPES = 5
 """The fewest measured shapes for a latency model: with fewer, its leave-one-out error means nothing."""

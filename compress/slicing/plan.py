@@ -35,7 +35,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a weight is cut. queries: the part of a slice along `query` that holds queries, if any."""
+    """Describe how a weight is cut. queries: the part of a slice along `query` that holds queries, if any."""
 
     role: str
     block: str
@@ -47,7 +47,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class SlicePlan:
-    """How every weight of a model is cut, and the number of units of each group.
+    """Describe how every weight of a model is cut, and the number of units of each group.
 
     `heads` maps a block's query and value groups to the group of its heads: one for each block, but one for all blocks
     in T5, whose relative biases belong to heads across layers. It is empty if heads are cut whole (`rules.GROUPED`):
@@ -86,7 +86,7 @@ class SlicePlan:
 
     @property
     def own_layers(self) -> bool:
-        """Whether each layer has weights of its own, as in all families but ALBERT."""
+        """Check whether each layer has its own weights, as in all families but ALBERT."""
         return any(cut.layer is not None for cut in self.cuts.values())
 
     @property

@@ -256,7 +256,7 @@ def _as_record(result: ExportResult, folder: Path, context: "ExportContext", com
 
 @dataclass(frozen=True)
 class ExportContext:
-    """What the writers of all formats share.
+    """Hold what the writers of all formats share.
 
     name       the user's name of the source
     bundle     the bundle to export; a checkpoint was written as one

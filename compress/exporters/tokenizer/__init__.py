@@ -154,7 +154,7 @@ TOGETHER = 16
 
 @dataclass(frozen=True)
 class TextProof:
-    """What a text file was compared on before it was written.
+    """Record what a text file was compared on before it was written.
 
     tokenizer      its type; tokenizers: the version of the library
     hard           the number of texts, or pairs, of the hard list; given: of the user's own
