@@ -132,7 +132,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Output:
-    """Keep how much a command prints. last: prints the last line that was held back; screens: one per standard stream."""
+    """Hold how much a command prints. last: prints the line that was held back; screens: one per standard stream."""
 
     level: Level = "info"
     last: list[Callable[[], None]] = field(default_factory=list)

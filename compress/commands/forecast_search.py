@@ -132,7 +132,7 @@ def forecast_trials(trial: tuple[float, float], study: StudyOptions, space: Spac
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Hold the finished work of a search: measured shapes, the trained supernet, and the number of students in each state."""
+    """Hold the finished work of a search: measured shapes, the supernet, and how many students are in each state."""
 
     latencies: LatencyTable | None = None
     supernet: Path | None = None

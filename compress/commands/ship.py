@@ -315,7 +315,7 @@ def note_vectors(evaluator: Evaluator, teacher: ScoredModel, student: ScoredMode
 
 
 INT8_LIMIT = 0.002
-"""The share of the score, in its own unit, and of the answers that int8 may change on the validation split."""
+"""How far int8 may lower the score, in its own unit, and the share of answers it may change, on validation rows."""
 BUDGETED_LIMIT = 0.005
 """The same for a student that was made for a latency: a product in float32 costs what pruning has saved."""
 
