@@ -159,7 +159,7 @@ class Variant:
     def entries(self) -> dict[str, str]:
         return session_entries(read_model(self.path), self.path)
 
-    def counted(self) -> "Variant":
+    def with_fused_counts(self) -> "Variant":
         """Count the fused operators that onnxruntime runs on this machine."""
         fused = count_fused(self.path)
         missing = [" or ".join(group) for group in self.expects if not any(fused.get(name) for name in group)]
@@ -246,7 +246,7 @@ def _quantise(source: Variant, method: str, folder: Path, quantise: Callable[[Pa
     target = _next(folder)
     quantise(source.path, target)
     name, expects = source.name.replace("fp32", method, 1), (*source.expects, INTEGER)
-    return replace(source, name=name, path=target, expects=expects).counted()
+    return replace(source, name=name, path=target, expects=expects).with_fused_counts()
 
 
 def _save(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = (), way: str = "") -> Variant:
@@ -257,7 +257,7 @@ def _save(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = (
     properties = {**metadata(model), SESSION_KEY: json.dumps(dict(entries)), SESSION_WHY_KEY: reason}
     onnx.helper.set_model_props(copy, properties)
     onnx.save_model(copy, target)
-    return Variant(name + way, target, tuple((operator,) for operator in (*expects, *more))).counted()
+    return Variant(name + way, target, tuple((operator,) for operator in (*expects, *more))).with_fused_counts()
 
 
 def _next(folder: Path) -> Path:
@@ -380,7 +380,7 @@ def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> 
     """Compare the bundle's own file and the variants with the first of these, as traced: on the device row by row, and
     on this machine in a padded batch."""
     traced = variants[0]
-    own = Variant("fp32 of the bundle", bundle.files()["fp32"]).counted()
+    own = Variant("fp32 of the bundle", bundle.files()["fp32"]).with_fused_counts()
     rows = rows_for(traced.path, bundle.manifest.max_length)
     encoded: list[EncodedRow] = [{name: array[0].tolist() for name, array in row.items()} for row in rows]
     exact = device.logits(traced.path, encoded)
@@ -422,7 +422,7 @@ def check_int8(
         logits = compute_logits(device, variant.path, evaluator)
         return compare_logits(evaluator, expected, logits, threshold=threshold)
 
-    own = Variant("int8 of the bundle", bundle.files()["int8"]).counted()
+    own = Variant("int8 of the bundle", bundle.files()["int8"]).with_fused_counts()
     present = compare(own)
     checked = [Checked(own, present.difference, "", present.agreement, own=True)]
     for variant in variants:

@@ -37,7 +37,7 @@ def home() -> Path:
     return Path(os.environ.get("COMPRESS_HOME") or Path.home() / ".cache" / "compress")
 
 
-def cached(entry: Path, make: Callable[[Path], object]) -> Path:
+def load_or_create(entry: Path, make: Callable[[Path], object]) -> Path:
     """Return the folder of an entry, verified; `make` fills it if it is missing or damaged.
 
     `make` gets a folder, which has the files that an interrupted attempt finished with `part`, or those of a damaged
@@ -113,7 +113,7 @@ def write(path: Path, batches: Iterable[pa.RecordBatch], *, empty: str = "there 
 
 def rows(kind: str, key: str, batches: Callable[[], Iterable[pa.RecordBatch]], *, empty: str) -> Dataset:
     """Return the cached rows of `key`, written from `batches` the first time. Raises DataError(empty) for no rows."""
-    entry = cached(home() / kind / key, lambda folder: write(folder / "rows.arrow", batches(), empty=empty))
+    entry = load_or_create(home() / kind / key, lambda folder: write(folder / "rows.arrow", batches(), empty=empty))
     return dataset(entry, key)
 
 
@@ -132,7 +132,7 @@ def keep_splits(
         for path in files.values():
             shutil.move(path, into / path.name)
 
-    kept = cached(home() / "data" / fingerprint, move)
+    kept = load_or_create(home() / "data" / fingerprint, move)
     return {role: dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()}, fingerprint
 
 

@@ -242,7 +242,7 @@ def encode_corpus(
             raise DataError(f"{corpus.name}: no tokens; the tokenizer returns none for its text.")
 
     key = cache.digest(ENCODING, corpus.fingerprint, fingerprint(tokenizer), str(max_length), str(limit_tokens))
-    return cache.dataset(cache.cached(cache.home() / "corpora" / key, make), key)
+    return cache.dataset(cache.load_or_create(cache.home() / "corpora" / key, make), key)
 
 
 def _blocks(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from compress import io
 from compress.data import sources
-from compress.data.cache import cached, home, scratch
+from compress.data.cache import home, load_or_create, scratch
 from compress.errors import DataError, TeacherError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _save(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
                 ) from error
         written = sorted(path for path in folder.iterdir() if path.is_file())
         entry = home() / kind / f"{prefix}{io.hash_files(written)[:24]}"
-        return str(cached(entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)))
+        return str(load_or_create(entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)))
 
 
 def _kinds(values: Any) -> str:

@@ -140,8 +140,8 @@ def revise(card: str, proofs: Sequence["Certificate"], replaced: Mapping[str, st
     if data.eval_results:
         stale = tuple(f"({precision})" for precision in replaced)
         data.eval_results = [each for each in data.eval_results if not str(each.metric_name).endswith(stale)]
-    lines = [f"- {escaped(proof_line(each))}" for each in proofs]
-    lines += [f"- The scores and times above are of an earlier {escaped(name)}." for name in replaced.values()]
+    lines = [f"- {escape(proof_line(each))}" for each in proofs]
+    lines += [f"- The scores and times above are of an earlier {escape(name)}." for name in replaced.values()]
     before, heading, rest = found.text.partition("## Certificate\n")
     if not heading:
         before, _, rest = found.text.partition("## Use\n")
@@ -203,9 +203,9 @@ def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task
 
 def licence(card: Card) -> Markup:
     """Describe the licences of the weights and of the data, as far as they are known."""
-    teacher, data = (escaped(each) for each in (card.base_model or card.teacher, card.data))
+    teacher, data = (escape(each) for each in (card.base_model or card.teacher, card.data))
     if card.license:
-        text = f"{escaped(card.license)}: that of {teacher or 'the model that it was made from'}, by its own card."
+        text = f"{escape(card.license)}: that of {teacher or 'the model that it was made from'}, by its own card."
     else:
         whose = f"that of {teacher} is not known here" if teacher else "where the weights come from is not known here"
         text = f"No licence is given: {whose}. Whoever publishes the model adds `license:` at the top."
@@ -259,13 +259,13 @@ def render(template: str, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     page = Environment(
-        undefined=StrictUndefined, finalize=escaped, trim_blocks=True, keep_trailing_newline=True,
+        undefined=StrictUndefined, finalize=escape, trim_blocks=True, keep_trailing_newline=True,
         loader=FileSystemLoader(TEMPLATES),
     )  # fmt: skip
     return page.get_template(template).render(values)
 
 
-def escaped(value: object) -> str:
+def escape(value: object) -> str:
     """Escape a value as one line of Markdown that is safe in tables and links; floats to four significant digits."""
     if isinstance(value, Markup):
         return value

@@ -139,7 +139,7 @@ where the model has segments, token_type_ids.
 
 
 def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: "Pooling") -> str:
-    from compress.exporters.card import Card, escaped, front_matter, licence
+    from compress.exporters.card import Card, escape, front_matter, licence
 
     card, vectors = Card.parse(fields), pooling.pool is not None
     gives = {
@@ -153,7 +153,7 @@ def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: "Pooling") -> 
     )
     return CARD.format(
         front=front_matter(card, library, pipeline),
-        name=escaped(card.name),
+        name=escape(card.name),
         model_type=manifest.model_type,
         max_length=manifest.max_length,
         gives=gives + ", of length 1" * pooling.normalise,

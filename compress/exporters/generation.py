@@ -147,7 +147,7 @@ def write(
     `card` has the fields of `Card`. Raises ExportError for another architecture, for a model of over 2 GB, and where
     the files do not compute what the model does.
     """
-    from compress.exporters.card import Card, escaped, front_matter, licence
+    from compress.exporters.card import Card, escape, front_matter, licence
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import as_float32, check_size
     from compress.models.checkpoints import save_checkpoint
@@ -169,7 +169,7 @@ def write(
         shutil.rmtree(raw)
         (folder / "README.md").write_text(
             CARD.format(
-                front=front_matter(content, "transformers", "text-generation"), name=escaped(content.name),
+                front=front_matter(content, "transformers", "text-generation"), name=escape(content.name),
                 kind=plain.config.model_type, licence=licence(content),
             ),
             encoding="utf-8",

@@ -24,7 +24,7 @@ from transformers import CONFIG_MAPPING
 
 from compress import io
 from compress.benchmark.devices import Device
-from compress.data.cache import cached, home, is_whole
+from compress.data.cache import home, is_whole, load_or_create
 from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import Precision
@@ -305,7 +305,7 @@ class ShapeTimer:
             if model.errors.mean > WORTH_KEEPING:
                 self.say("this latency model is too inaccurate to cache: measure while the machine is idle")
             else:
-                cached(entry, lambda folder: model.save(folder / MEASURED))
+                load_or_create(entry, lambda folder: model.save(folder / MEASURED))
         return {name: model.predict(config) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:

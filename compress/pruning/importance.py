@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from compress import io
 from compress.config.reference import Call, check, find
-from compress.data.cache import cached, home, is_whole
+from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, RecipeError, did_you_mean
@@ -225,7 +225,7 @@ def compute_importance(
         sums = call.function(model, batches, plan, **call.options)
         means = _from_first(_mean(sums, plan, len(rows), call))
         if PartialState().is_main_process:
-            cached(entry, lambda folder: save_file(means, folder / RATED))
+            load_or_create(entry, lambda folder: save_file(means, folder / RATED))
     return {Group(*name.partition(".")[::2]): vector for name, vector in means.items()}
 
 

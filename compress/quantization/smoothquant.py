@@ -79,22 +79,22 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         )
         return Producer(tuple((each, 0) for each in affine)) if node is not None and own else None
 
-    def activated(name: str) -> Producer | None:
+    def find_linear(name: str) -> Producer | None:
         """Divide in a linear layer, or before its ReLU, which commutes with s > 0."""
         relu = find_writer(writers, name, "Relu")
         made = name if relu is None else relu.input[0]
         return columns(linear.get(made)) if relu is None or len(reading(made)) == 1 else None
 
-    def turned(name: str) -> onnx.NodeProto | None:
+    def find_transpose(name: str) -> onnx.NodeProto | None:
         node = find_writer(writers, name, "Transpose")
         return node if node is not None and attribute(node, "perm") in SWAPS else None
 
-    def attended(name: str) -> Producer | None:
+    def find_value_projection(name: str) -> Producer | None:
         """Divide in the value projection: a channel of the attention output averages that channel of the values."""
         joined = find_writer(writers, name, "Reshape")
-        back = joined and turned(joined.input[0])
+        back = joined and find_transpose(joined.input[0])
         mixed = back and find_writer(writers, back.input[0], "MatMul")
-        values = mixed and turned(mixed.input[1])
+        values = mixed and find_transpose(mixed.input[1])
         split = values and find_writer(writers, values.input[0], "Reshape")
         if not (joined and back and mixed and values and split):
             return None
@@ -104,7 +104,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
     made = {}
     for name in dict.fromkeys(product.reads for product in found):
         if all(node.output and node.output[0] in starts for node in reading(name)):
-            producer = norm(name) or activated(name) or attended(name)
+            producer = norm(name) or find_linear(name) or find_value_projection(name)
             if producer is not None:
                 made[name] = producer
     return made

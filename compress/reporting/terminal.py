@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compress.exporters.card import escaped
+from compress.exporters.card import escape
 from compress.records.bench_result import BenchResult
 from compress.records.forecast import Forecast
 from compress.records.gate_result import GateCheck, GateResult
@@ -279,11 +279,11 @@ def gate_markdown(result: GateResult) -> str:
         "|---" * (len(table.columns) + 1) + "|",
     ]
     for index, row in enumerate(table.rows):
-        cells = " | ".join(escaped(one.cells[index].text) for one in table.columns)
+        cells = " | ".join(escape(one.cells[index].text) for one in table.columns)
         lines.append(f"| {row.name} | {cells} |")
-    lines += ["", *(f"- {one.what}: {escaped(one.reason)}" for one in result.checks), ""]
+    lines += ["", *(f"- {one.what}: {escape(one.reason)}" for one in result.checks), ""]
     where = ", ".join(filter(None, (result.device, result.machine.get("cpu"), result.setting, result.date)))
-    return "\n".join([*lines, f"Measured on {escaped(where)}.", ""])
+    return "\n".join([*lines, f"Measured on {escape(where)}.", ""])
 
 
 def gate_junit(result: GateResult) -> str:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 from compress import io
 from compress.config.recipe import Head, Recipe, Stage
 from compress.console import warn
-from compress.data.cache import cached, home, is_whole
+from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
 from compress.data.task import Kind, TaskData
 from compress.errors import TeacherError
@@ -77,7 +77,7 @@ def _train_once(
             set_seed(run.seed)
             run_stage(stage, load_model().requires_grad_(True), None, context, run)
         if run.main:
-            cached(cache, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
+            load_or_create(cache, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
     PartialState().wait_for_everyone()  # until the first process has cached it
     return cache
 

@@ -186,7 +186,7 @@ def find_candidates(
         words.update(text.as_py().encode() + b"\0")
     parts = [weights.hexdigest(), words.hexdigest(), tokenize.fingerprint(tokenizer), repr(options)]
     key = cache.digest(ENCODING, *parts, *([Path(options.vectors)] if options.vectors else []))
-    entry = cache.cached(
+    entry = cache.load_or_create(
         cache.home() / "candidates" / key,
         lambda folder: cache.write(folder / "rows.arrow", _find(texts, lm, tokenizer, options)),
     )

@@ -24,7 +24,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.data.cache import cached, part
+from compress.data.cache import load_or_create, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
 from compress.models.signals import ATTENTION, LayerAttention, Signals, open_attention, read
@@ -207,7 +207,7 @@ def teacher_cache(
     shards, processes = list(range(-(-len(rows) // SHARD))), PartialState()
     own = shards[processes.process_index :: processes.num_processes]
     for shard in [*own, *(other for other in shards if other not in own)]:  # other processes write theirs meanwhile
-        cached(folder / f"{shard:05d}", partial(write, shard))
+        load_or_create(folder / f"{shard:05d}", partial(write, shard))
 
     def load(name: str) -> tuple[NDArray[Any], ...]:
         return tuple(np.load(folder / f"{shard:05d}" / f"{name}.npy", mmap_mode="r") for shard in shards)

@@ -122,7 +122,7 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
     left_over(dead)
     left_over(parts, parts=True)
     os.utime(left_over(old, parts=True), (0, 0))
-    cache.cached(tmp_path / "entry", lambda folder: (folder / "file").write_text("x"))
+    cache.load_or_create(tmp_path / "entry", lambda folder: (folder / "file").write_text("x"))
     assert {path.name for path in tmp_path.iterdir()} == {"entry", ".parts.partial"}
 
 
@@ -130,7 +130,7 @@ def test_unfinished_entry_of_another_process_stays(tmp_path: Path) -> None:
     partial = left_over(tmp_path / "busy")
     with (tmp_path / ".busy.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        cache.cached(tmp_path / "entry", lambda folder: (folder / "file").write_text("x"))
+        cache.load_or_create(tmp_path / "entry", lambda folder: (folder / "file").write_text("x"))
     assert (partial / "half").is_file()
 
 
@@ -140,7 +140,7 @@ def test_failed_entry_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cache.cached(tmp_path / "entry", broken)
+        cache.load_or_create(tmp_path / "entry", broken)
     assert not list(tmp_path.iterdir())
 
 

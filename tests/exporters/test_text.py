@@ -119,8 +119,9 @@ def test_random_texts_are_tokenized_alike() -> None:
     assert read(words(), texts, max_length=128) == []
 
 
-def test_words_of_hard_texts_are_tokenized_alike() -> None:
-    assert read(words(lower=False, accents=True, chinese=False), kind="tagging", max_length=128) == []
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_words_of_hard_texts_are_tokenized_alike(settings: dict[str, bool]) -> None:
+    assert read(words(**settings), kind="tagging", max_length=128) == []
 
 
 @pytest.mark.parametrize("kind", ["tagging", "qa"])

@@ -135,7 +135,7 @@ def test_an_open_ended_stage_ends_with_its_evidence_and_is_resumed_bit_for_bit(t
     log = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
     assert rates[-1] < 0.35 * max(rates)
-    for kill in random.Random(0).sample(range(1, facts.steps), 4):
+    for kill in random.Random(0).sample(range(1, facts.steps), 8):
         path = tmp_path / str(kill)
         with pytest.raises(KeyboardInterrupt):
             trained(path, until=12, stop=kill)

@@ -39,7 +39,7 @@ from compress.benchmark.browser.server import (
 )
 from compress.benchmark.race import Pass, PassTimes, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
-from compress.data.cache import cached, home, note
+from compress.data.cache import home, load_or_create, note
 from compress.exporters.session import read_model, vocabulary_size
 from compress.io import sha256
 from compress.provenance import install_command
@@ -132,7 +132,7 @@ def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
                 with member, (folder / name).open("wb") as target:
                     shutil.copyfileobj(member, target)
 
-    return _check_files(cached(cache, unpack), pins)
+    return _check_files(load_or_create(cache, unpack), pins)
 
 
 def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:

@@ -123,7 +123,7 @@ def peak_rss_mb() -> float | None:
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
-def timed(run: Callable[[], object]) -> float:
+def time_run(run: Callable[[], object]) -> float:
     """Time one run in milliseconds."""
     start = time.perf_counter()
     run()
@@ -159,7 +159,7 @@ def main(job: Mapping[str, Any]) -> None:
         return opened[1](batch)
 
     if timing:
-        ready["first_ms"] = timed(run)
+        ready["first_ms"] = time_run(run)
     print(json.dumps(ready), flush=True)
     for _ in range(job["warm_up"] if timing else 0):
         run()
@@ -176,11 +176,11 @@ def answer(request: Mapping[str, Any], run: Callable[[], object], opened: Opened
         end = time.perf_counter() + request["seconds"]
         times: list[float] = []
         while not times or time.perf_counter() < end:
-            times.append(timed(run))
+            times.append(time_run(run))
         return {"p50_ms": float(np.median(times)), "runs": len(times), "peak_rss_mb": peak_rss_mb()}
     for _ in range(WARM_UP_PER_ROUND):
         run()
-    return {"ms": [timed(run) for _ in range(request["runs"])], "peak_rss_mb": peak_rss_mb()}
+    return {"ms": [time_run(run) for _ in range(request["runs"])], "peak_rss_mb": peak_rss_mb()}
 
 
 if __name__ == "__main__":

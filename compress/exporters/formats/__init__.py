@@ -390,7 +390,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def required(module: str, extra: str) -> Any:
+def import_extra(module: str, extra: str) -> Any:
     """Import a module of an extra. Raises ExportError where it is not installed."""
     try:
         return importlib.import_module(module)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from compress.errors import ExportError
-from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, quiet, required
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, import_extra, quiet
 from compress.exporters.formats.mil import Program
 from compress.exporters.formats.mobile import SHORTEST_TEXT
 from compress.exporters.onnx import LOOKS_BACK, TracedModel
@@ -64,7 +64,7 @@ def write_coreml(
         )
     taken = _check_lengths(context, sorted(set(lengths)) or [context.bundle.manifest.max_length])
     with quiet():  # without coremltools' progress bars, and its warnings of untested versions
-        required("coremltools", "coreml")
+        import_extra("coremltools", "coreml")
     rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] <= taken[-1]]
     names, outputs = list(rows[0]), [each.name for each in read_model(context.onnx("fp32")).graph.output]
     system, since = SYSTEMS[min(len(taken), 2)]
@@ -126,7 +126,7 @@ def _convert(
     precision: str,
     system: str,
 ) -> None:
-    ct = required("coremltools", "coreml")
+    ct = import_extra("coremltools", "coreml")
     shapes = [(1, length) for length in lengths]
     shape = shapes[0] if len(shapes) == 1 else ct.EnumeratedShapes(shapes, default=shapes[-1])
     converted = ct.convert(
@@ -139,7 +139,7 @@ def _convert(
         skip_model_load=True,
     )
     if precision == "w8":
-        optimize = required("coremltools.optimize.coreml", "coreml")
+        optimize = import_extra("coremltools.optimize.coreml", "coreml")
         each = optimize.OpLinearQuantizerConfig(mode="linear_symmetric", dtype="int8", granularity="per_channel")
         converted = optimize.linear_quantize_weights(converted, optimize.OptimizationConfig(global_config=each))
     manifest = context.bundle.manifest

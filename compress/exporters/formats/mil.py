@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import erf, expit, softmax
 
 from compress.errors import ExportError
-from compress.exporters.formats import required
+from compress.exporters.formats import import_extra
 
 Array = NDArray[Any]
 
@@ -26,8 +26,8 @@ class Program:
     """
 
     def __init__(self, package: Path) -> None:
-        model = required("coremltools", "coreml").models.MLModel(str(package), skip_model_load=True)
-        load = required("coremltools.converters.mil.frontend.milproto.load", "coreml").load
+        model = import_extra("coremltools", "coreml").models.MLModel(str(package), skip_model_load=True)
+        load = import_extra("coremltools.converters.mil.frontend.milproto.load", "coreml").load
         self.spec = model.get_spec()
         program = load(self.spec, self.spec.specificationVersion, model.weights_dir)
         self._function = program.functions["main"]

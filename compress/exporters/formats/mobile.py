@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, quiet, required
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, import_extra, quiet
 from compress.exporters.onnx import TracedModel
 from compress.exporters.session import Run
 from compress.exporters.weight_only import SMALL
@@ -63,7 +63,7 @@ class Int8Rows(nn.Module):
 def write_executorch(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
     """Write each precision as .pte, and run it in ExecuTorch's runtime."""
     with quiet():
-        required("executorch.exir", "executorch")
+        import_extra("executorch.exir", "executorch")
     shortest = SHORTEST_TEXT.get(context.bundle.manifest.model_type, 2)
     rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] >= shortest]
     names = list(rows[0])
@@ -85,8 +85,8 @@ def write_executorch(context: ExportContext, folder: Path, precisions: Sequence[
 
 def _program(context: ExportContext, names: Sequence[str], precision: str) -> tuple[bytes, "Counter[str]", int]:
     """Return the file's bytes, the operators left to portable kernels, and how many XNNPACK takes."""
-    partition = required("executorch.backends.xnnpack.partition.xnnpack_partitioner", "executorch")
-    exir = required("executorch.exir", "executorch")
+    partition = import_extra("executorch.backends.xnnpack.partition.xnnpack_partitioner", "executorch")
+    exir = import_extra("executorch.exir", "executorch")
     model = context.model()
     if precision == "int8":
         model = with_int8_rows(model)
@@ -105,8 +105,8 @@ def _program(context: ExportContext, names: Sequence[str], precision: str) -> tu
 
 
 def _dynamic_int8(program: Any, sample: tuple[Tensor, ...], shapes: Any) -> Any:
-    recipe = required("executorch.backends.xnnpack.quantizer.xnnpack_quantizer", "executorch")
-    steps = required("torchao.quantization.pt2e.quantize_pt2e", "executorch")
+    recipe = import_extra("executorch.backends.xnnpack.quantizer.xnnpack_quantizer", "executorch")
+    steps = import_extra("torchao.quantization.pt2e.quantize_pt2e", "executorch")
     quantizer = recipe.XNNPACKQuantizer()
     quantizer.set_global(recipe.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
     prepared = steps.prepare_pt2e(program.module(), quantizer)
@@ -127,7 +127,7 @@ def with_int8_rows(model: nn.Module) -> nn.Module:
 
 def delegation(graph: Any) -> tuple["Counter[str]", int]:
     """Count the operators that compute: those that are not delegated, by name, and the number of those that are."""
-    debug = required("executorch.devtools.backend_debug", "executorch")
+    debug = import_extra("executorch.devtools.backend_debug", "executorch")
     operators: Mapping[str, Any] = debug.get_delegation_info(graph).delegation_by_operator
     work = {name: counts for name, counts in operators.items() if not any(free in name for free in FREE)}
     short = {name: name.removeprefix("aten_").removesuffix("_default").removesuffix("_tensor") for name in work}
@@ -136,8 +136,8 @@ def delegation(graph: Any) -> tuple["Counter[str]", int]:
 
 
 def _run_executorch(path: Path, names: Sequence[str]) -> Run:
-    runtime = required("executorch.runtime", "executorch")
-    required("executorch.kernels.quantized", "executorch")
+    runtime = import_extra("executorch.runtime", "executorch")
+    import_extra("executorch.kernels.quantized", "executorch")
     method = runtime.Runtime.get().load_program(path).load_method("forward")
 
     def run(row: Any) -> list[Any]:
@@ -164,15 +164,15 @@ def lengths(longest: int) -> list[int]:
 def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
     """Write each precision as .tflite, and run it in LiteRT's interpreter."""
     with quiet():
-        required("litert_torch", "litert")
+        import_extra("litert_torch", "litert")
         exact = _convert(context)
         files = []
         for precision in precisions:
             target = folder / LITERT_FILES[precision]
             source = exact
             if precision != "fp32":
-                recipe = getattr(required("ai_edge_quantizer.recipe", "litert"), LITERT_RECIPES[precision])
-                quantizer = required("ai_edge_quantizer.quantizer", "litert").Quantizer(str(exact), recipe())
+                recipe = getattr(import_extra("ai_edge_quantizer.recipe", "litert"), LITERT_RECIPES[precision])
+                quantizer = import_extra("ai_edge_quantizer.quantizer", "litert").Quantizer(str(exact), recipe())
                 source = exact.with_name(target.name)
                 quantizer.quantize().export_model(str(source))
             shutil.copyfile(source, target)  # not moved: what the quantiser writes is executable
@@ -188,7 +188,7 @@ def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]
 
 def _convert(context: ExportContext) -> Path:
     """Convert the model to an fp32 file with all signatures."""
-    converter = required("litert_torch", "litert")
+    converter = import_extra("litert_torch", "litert")
     wrapped = TracedModel(context.model()).eval()
     target = context.scratch / LITERT_FILES["fp32"]
     with converting(context, "LiteRT"):
@@ -201,7 +201,7 @@ def _convert(context: ExportContext) -> Path:
 
 
 def _run_litert(context: ExportContext, path: Path) -> Run:
-    interpreter = required("ai_edge_litert.interpreter", "litert").Interpreter(str(path), num_threads=1)
+    interpreter = import_extra("ai_edge_litert.interpreter", "litert").Interpreter(str(path), num_threads=1)
     runners = {
         int(name.removeprefix("tokens_")): interpreter.get_signature_runner(name)
         for name in interpreter.get_signature_list()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ExportError
-from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, required
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, import_extra
 from compress.exporters.int8 import quantize_static
 from compress.exporters.weight_only import SMALL
 
@@ -37,7 +37,7 @@ NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
 
 def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
     """Write each precision as .xml and .bin, and run it in OpenVINO."""
-    openvino = required("openvino", EXTRA)
+    openvino = import_extra("openvino", EXTRA)
     files = []
     if "int8" in precisions and (context.bundle.manifest.kind != "task" or context.calibrate is None):
         raise ExportError(
@@ -81,7 +81,7 @@ def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[st
 def _compress(model: Any) -> None:
     """Store large matrices as int8 and one scale per output (of a table: per row), multiplied where they are read: the
     form that OpenVINO keeps small in memory and has a faster product for."""
-    openvino, opset13 = required("openvino", EXTRA), required("openvino.opset13", EXTRA)
+    openvino, opset13 = import_extra("openvino", EXTRA), import_extra("openvino.opset13", EXTRA)
     for node in model.get_ordered_ops():
         large = node.get_type_name() == "Constant" and len(node.shape) == 2 and node.output(0).element_type.is_real()
         if not large or np.prod(node.shape) < SMALL:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.data import windows
-from compress.data.cache import cached, digest, home
+from compress.data.cache import digest, home, load_or_create
 from compress.data.conll import OUTSIDE
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
@@ -44,7 +44,7 @@ from compress.exporters.predictor import (
 )
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
-from compress.exporters.tokenizer.build import GIVEN, RowTemplate, joined, reader
+from compress.exporters.tokenizer.build import GIVEN, RowTemplate, join_reader, reader
 from compress.exporters.tokenizer.wordpiece import WordPiece
 from compress.io import atomic_file
 
@@ -205,7 +205,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
         labels=bundle.task.labels,
     )
     threshold = bundle.manifest.threshold
-    whole = joined(read, model, bundle.task, math.inf if threshold is None else threshold)
+    whole = join_reader(read, model, bundle.task, math.inf if threshold is None else threshold)
     whole.producer_name, whole.producer_version = model.producer_name, model.producer_version
     onnx.helper.set_model_props(whole, {**metadata(model), TEXT_KEY: json.dumps(asdict(proof), ensure_ascii=False)})
     onnx.checker.check_model(whole)
@@ -299,7 +299,7 @@ def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelPr
     def build(folder: Path) -> None:
         onnx.save_model(reader(_take_apart(path, words), frame, like), folder / "reader.onnx")
 
-    return onnx.load(cached(home() / "readers" / key, build) / "reader.onnx")
+    return onnx.load(load_or_create(home() / "readers" / key, build) / "reader.onnx")
 
 
 def _take_apart(path: Path, words: Tokenizer) -> WordPiece:

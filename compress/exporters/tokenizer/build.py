@@ -108,8 +108,8 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
     fits_T = graph.op("Less", place_T, graph.op("Gather", graph.op("Concat", *kept, axis=0), lines_T))
     begin_R = graph.op("Concat", *(graph.op("Add", line_B, start) for start in starts), axis=0)
     at_T = graph.op("Add", graph.op("Gather", begin_R, lines_T), place_T)
-    places = [graph.kept(at_T, fits_T), *(graph.op("Add", line_B, at) for at, _ in own)]
-    values = [graph.kept(tokens_T, fits_T), *(graph.full(batch, part.token or 0) for _, part in own)]
+    places = [graph.select(at_T, fits_T), *(graph.op("Add", line_B, at) for at, _ in own)]
+    values = [graph.select(tokens_T, fits_T), *(graph.full(batch, part.token or 0) for _, part in own)]
     shape = graph.op("Concat", batch, longest, axis=0)
 
     def placed(numbers: Sequence[str], filling: int) -> str:
@@ -121,7 +121,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
 
     segments = [part.segment for part in frame.parts if part.token is None]
     types_R = graph.op("Concat", *(graph.full(batch, segment) for segment in segments), axis=0)
-    types = [graph.kept(graph.op("Gather", types_R, lines_T), fits_T)]
+    types = [graph.select(graph.op("Gather", types_R, lines_T), fits_T)]
     types += [graph.full(batch, part.segment) for _, part in own]
     real = graph.op("Less", graph.numbers(longest), graph.op("Unsqueeze", ends, graph.constant([1])))
     made = {
@@ -136,7 +136,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
         second_T = graph.integers(graph.op("GreaterOrEqual", lines_T, batch))
         spans = graph.op("Mul", spans, graph.columns(second_T))
     table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))  # the first row is for other tokens
-    numbers_T = graph.kept(graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])), fits_T)
+    numbers_T = graph.select(graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])), fits_T)
     offsets = graph.op("Gather", table, placed([numbers_T, *(graph.full(batch) for _ in own)], 0))
     if len(frame.outputs) == 1:
         return made | {"offsets": offsets}
@@ -202,24 +202,24 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
     regression, ranking    score (B,)
     """
     if task.numeric:
-        graph.named("score", graph.flat(logits_BK))
+        graph.name_output("score", graph.flat(logits_BK))
         return [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"])]
     several, tokens = task.kind == "multilabel", task.kind == "tagging"
     axis = 2 if tokens else 1
     probabilities = graph.op("Sigmoid", logits_BK) if several else graph.op("Softmax", logits_BK, axis=axis)
     best = graph.op("ArgMax", logits_BK, axis=axis, keepdims=1)
     highest = graph.op("GatherElements", probabilities, best, axis=axis)
-    graph.named("score", graph.op("Squeeze", highest, graph.constant([2])) if tokens else graph.flat(highest))
-    graph.named("probabilities", probabilities)
+    graph.name_output("score", graph.op("Squeeze", highest, graph.constant([2])) if tokens else graph.flat(highest))
+    graph.name_output("probabilities", probabilities)
     labels = graph.constant(list(task.labels))
     if tokens:
         of_token = graph.op("Gather", labels, graph.op("Squeeze", best, graph.constant([2])))
-        graph.named("label", graph.op("Where", _covers(graph, "words"), of_token, graph.constant([""])))
+        graph.name_output("label", graph.op("Where", _covers(graph, "words"), of_token, graph.constant([""])))
     elif several:
         likely = graph.op("GreaterOrEqual", probabilities, graph.constant(np.array(LIKELY, np.float32)))
-        graph.named("label", graph.op("Where", likely, labels, graph.constant([""])))
+        graph.name_output("label", graph.op("Where", likely, labels, graph.constant([""])))
     else:
-        graph.named("label", graph.op("Gather", labels, graph.flat(best)))
+        graph.name_output("label", graph.op("Gather", labels, graph.flat(best)))
     shape: list[str | int] = ["batch_size", *(["sequence_length"] if tokens else []), len(task.labels)]
     return [
         helper.make_tensor_value_info("label", TensorProto.STRING, shape if several else shape[:-1]),
@@ -268,9 +268,11 @@ def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
         edges = [graph.op("Mul", edge, given) for edge in edges]
     starts, ends = (graph.op("Gather", "offsets", graph.constant(side), axis=2) for side in (0, 1))
     pairs = zip((starts, ends), edges, strict=True)
-    graph.named("answer", graph.op("Concat", *(graph.op("GatherElements", *pair, axis=1) for pair in pairs), axis=1))
+    graph.name_output(
+        "answer", graph.op("Concat", *(graph.op("GatherElements", *pair, axis=1) for pair in pairs), axis=1)
+    )
     found = [graph.op("GatherElements", share, edge, axis=1) for share, edge in zip(shares, edges, strict=True)]
-    graph.named("score", graph.op("Cast", graph.flat(graph.op("Mul", *found)), to=TensorProto.FLOAT))
+    graph.name_output("score", graph.op("Cast", graph.flat(graph.op("Mul", *found)), to=TensorProto.FLOAT))
     return [
         helper.make_tensor_value_info("answer", TensorProto.INT64, ["batch_size", 2]),
         helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"]),
@@ -297,7 +299,7 @@ def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.
     else:
         tokens = words.write(graph, texts, spans=bool(frame.outputs))
     for name, tensor in rows(graph, frame, tokens, graph.size(texts, 0)).items():
-        graph.named(name, tensor)
+        graph.name_output(name, tensor)
     shape = ["batch_size", "sequence_length"]
     outputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ROWS]
     outputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [*shape, 2]) for name in frame.outputs]
@@ -341,7 +343,7 @@ GIVEN: Mapping[Kind, Sequence[str]] = {"embedding": VECTORS["embedding"], "qa": 
 """The model's outputs that are passed on, where they are not `logits`."""
 
 
-def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float) -> onnx.ModelProto:
+def join_reader(read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float) -> onnx.ModelProto:
     """Join the model to its reader: texts in, answers out. Parts of a row that the model does not read are left out.
 
     threshold  qa, see `Predictor`

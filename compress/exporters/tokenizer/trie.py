@@ -42,7 +42,7 @@ class GraphBuilder:
         self.nodes.append(node)
         return name
 
-    def named(self, name: str, tensor: str) -> None:
+    def name_output(self, name: str, tensor: str) -> None:
         """Make `tensor` an output of the graph called `name`."""
         self.nodes.append(helper.make_node("Identity", [tensor], [name], name=f"{self.prefix}/as_{name}"))
 
@@ -95,7 +95,7 @@ class GraphBuilder:
         ones = self.constant([1])
         return self.op("Concat", *(self.op("Unsqueeze", vector, ones) for vector in vectors), axis=1)
 
-    def kept(self, values: str, where: str) -> str:
+    def select(self, values: str, where: str) -> str:
         """Select those of (n,) or (n, ...) values where the condition (n,) holds."""
         return self.op("Compress", values, where, axis=0)
 

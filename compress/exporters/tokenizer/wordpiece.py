@@ -226,7 +226,7 @@ class WordPiece:
             graph.op("And", graph.op("Not", lost_M), graph.op("And", inside_M, reached_M)),
         )
         ids = graph.op("Where", lost_M, graph.constant(self.unknown), ids_M)
-        tokens = Tokens(graph.kept(ids, token_M), graph.kept(rows_M, token_M))
+        tokens = Tokens(graph.select(ids, token_M), graph.select(rows_M, token_M))
         if not spans:
             return tokens
         at_T = graph.flat(graph.op("NonZero", token_M))
@@ -278,7 +278,7 @@ class WordPiece:
         rows = graph.flat(graph.op("Expand", lines, graph.op("Shape", found)))
         flat = graph.flat(found)
         real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
-        kept = graph.kept(flat, real), graph.kept(rows, real)
+        kept = graph.select(flat, real), graph.select(rows, real)
         if not spans:
             return *kept, "", ""
         lengths = np.ones(len(table), np.int64)
@@ -298,7 +298,7 @@ class WordPiece:
         """Replace the codes of the few characters that are not listed: 1 for those that stand alone, or `dropped`."""
         flat = graph.flat(codes)
         unlisted = _zero(graph, flat)
-        strings = graph.kept(graph.flat(strings), unlisted)
+        strings = graph.select(graph.flat(strings), unlisted)
         own = graph.full(graph.op("Shape", strings))
         for ranges, code in ((self.reading.alone, 1), (self.reading.dropped, dropped)):
             if ranges:
