@@ -6,6 +6,7 @@ This module imports neither torch nor transformers.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -468,9 +469,18 @@ class Recipe(Frozen):
         return suffix
 
     def with_effort(self, effort: Effort) -> "Recipe":
-        """Return the recipe with its open-ended stages at this effort."""
+        """Return the recipe with its open-ended stages at this effort.
+
+        With `quick` a recipe that prunes cuts at once: the cuts on the way, and the recovery after each, are left out.
+        """
         update = {"effort": effort}
-        stages = [stage.model_copy(update=update) if isinstance(stage, Stage) else stage for stage in self.stages]
+        stages, on_the_way = list[AnyStage](), False
+        for stage, following in zip_longest(self.stages, self.stages[1:]):
+            if isinstance(stage, Prune):
+                recovered = isinstance(following, Stage) and following.open_ended
+                on_the_way = effort == "quick" and recovered and 0 < stage.way < 1
+            if not on_the_way:
+                stages.append(stage.model_copy(update=update) if isinstance(stage, Stage) else stage)
         return self.model_copy(update={"teacher": self.teacher.model_copy(update=update), "stages": tuple(stages)})
 
     def plain(self) -> dict[str, Any]:
