@@ -28,6 +28,7 @@ from compress.config import options as opt
 from compress.terminal import printable
 
 if TYPE_CHECKING:
+    from compress.data.vector_index import Form
     from compress.exporters.artifact import Precision
     from compress.exporters.predictor import AnsweredLine, Answering
 
@@ -187,8 +188,13 @@ def predict(
     ] = None,
     text: opt.TextColumns = None,
     pair: Annotated[str | None, opt.data_option(help="Second text of a pair, or the questions' context.")] = None,
-    against: Annotated[Path | None, opt.data_option(help="Find the nearest lines of this file by embedding.")] = None,
+    against: Annotated[
+        Path | None, opt.data_option(help="Find the nearest of this file's lines, or .npy vectors.")
+    ] = None,
     top: Annotated[int | None, opt.data_option(min=1, help="Return this many nearest texts; default: 5.")] = None,
+    vectors: Annotated[
+        Literal["float32", "int8", "binary"], opt.output(help="Of .npy: int8 a byte, binary a bit a number.")
+    ] = "float32",
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"], opt.output(help="Answer with this file.")
     ] = "int8",
@@ -206,8 +212,10 @@ def predict(
             if rows is None or answers is None or texts:
                 raise DataError("predict: a file needs both --input and --output, and no texts")
             predictor = _open(bundle, precision, against, top, threads=os.cpu_count() or 1)
-            _predict_file(predictor, rows, answers, text, pair, on_error, as_json)
+            _predict_file(predictor, rows, answers, text, pair, on_error, vectors, as_json)
             return
+        if vectors != "float32":
+            raise typer.BadParameter("give an .npy file with --output", param_hint="--vectors")
         if not texts:
             raise typer.BadParameter("give texts, - for standard input, or a file with --input and --output")
         from compress.exporters import predictor as stream
@@ -276,7 +284,6 @@ def _open(
     bundle: Path, precision: "Precision", against: Path | None, top: int | None, *, threads: int = 1
 ) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
-    from compress.data.text_files import lines
     from compress.exporters.artifact import Bundle
     from compress.exporters.predictor import NearestTexts
 
@@ -285,7 +292,7 @@ def _open(
     predictor = Bundle.load(bundle).open(precision, threads=threads)
     if against is None:
         return predictor
-    return NearestTexts.from_texts(predictor, list(filter(None, map(str.strip, lines(against)))), top or 5)
+    return NearestTexts.from_file(predictor, against, top or 5)
 
 
 def _predict_file(
@@ -295,6 +302,7 @@ def _predict_file(
     columns: list[str] | None,
     pair: str | None,
     on_error: Literal["stop", "skip"],
+    vectors: "Form",
     as_json: bool,
 ) -> None:
     """Answer the rows of a file into another file."""
@@ -310,7 +318,7 @@ def _predict_file(
             bar.advance(answered - bar.done)
 
         count, skipped = row_files.predict_file(
-            predictor, rows, answers, columns=columns, second=pair, on_error=on_error, say=advance
+            predictor, rows, answers, columns=columns, second=pair, on_error=on_error, vectors=vectors, say=advance
         )
     seconds = time.monotonic() - began
     if as_json:

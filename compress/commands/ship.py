@@ -156,6 +156,8 @@ def measure(
         versions=versions(_LIBRARIES),
         machine=machine(),
         noise="; ".join(noisy) or None,
+        vectors=embedding.score_forms(evaluator.split, students[-1].logits, data.task.metric)
+        if data.task.kind == "embedding" else (),
         notes=(
             *data.notes,
             *notes,
@@ -271,6 +273,10 @@ def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str,
         "results": results,
         "rows": rows,
         "classes": _by_class(report),
+        "vectors": [
+            {"form": form.name, "bytes of a vector": f"{form.bytes:,}", report.metric: f"{form.score:.4f}"}
+            for form in report.vectors
+        ],
         "proofs": [proof_line(proof) for proof in report.certificates],
         "measured": [
             *([", ".join(machine)] if machine else []),
@@ -299,18 +305,14 @@ def _by_class(report: Report) -> list[dict[str, str]]:
 
 
 def note_vectors(evaluator: Evaluator, teacher: ScoredModel, student: ScoredModel) -> list[str]:
-    """Say how well a student's vectors search an existing index of the teacher's, and what compact forms lose."""
+    """Say how well a student's vectors search an existing index of the teacher's."""
     if evaluator.task.kind != "embedding" or teacher.logits.shape != student.logits.shape:
         return []
     metric = evaluator.task.metric
     score = embedding.scores(evaluator.split, teacher.logits, queries_NE=student.logits)[metric]
-    compact = embedding.compact_scores(evaluator.split, student.logits, metric)
     return [
         f"Vectors of {student.name} searching the teacher's, as in an existing index: {metric} {score:.3f}; "
-        f"mean cosine between the two {embedding.similarity(student.logits, teacher.logits):.3f}.",
-        f"Vectors of {student.name} in compact forms, {metric}: "
-        + "; ".join(f"{form} {score:.3f}" for form, score in compact.items())
-        + ".",
+        f"mean cosine between the two {embedding.similarity(student.logits, teacher.logits):.3f}."
     ]
 
 

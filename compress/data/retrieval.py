@@ -25,13 +25,12 @@ from compress.data import squad
 from compress.data.schema import number
 from compress.data.sources import Role, by_role, is_beir, split_word
 from compress.data.text_files import json_objects, lines
+from compress.data.vector_index import BLOCK, take_best
 from compress.errors import DataError
 
 K1: Final = 1.2
 B: Final = 0.75
 """Lucene's parameters of BM25."""
-BLOCK: Final = 2**24
-"""Scores of queries and passages in memory at once."""
 
 Judgements = Mapping[str, Mapping[str, float]]
 """Query id -> passage id -> relevance: 0 is irrelevant, higher is more relevant."""
@@ -147,9 +146,7 @@ class WordIndex:
         best, scores = np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)
         for start in range(0, len(queries), step):
             for n, row in enumerate((words[start : start + step] @ weights).toarray(), start=start):
-                lowest = np.partition(row, passages - k)[passages - k]
-                candidates = np.flatnonzero(row >= lowest)
-                best[n] = candidates[np.argsort(-row[candidates], kind="stable")][:k]
+                best[n] = take_best(row, k)
                 scores[n] = row[best[n]]
         return best, scores
 

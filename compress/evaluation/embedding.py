@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.retrieval import WordIndex
+from compress.data.vector_index import TYPES, pack, unpack
 from compress.errors import CompressError, DataError
 from compress.evaluation.metrics import check_finite
 from compress.evaluation.ranking import query_scores
+from compress.records.run_report import VectorForm
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,16 +45,17 @@ def scores(split: Dataset, vectors_NE: Array, *, queries_NE: Array | None = None
     return mean(values, np.arange(len(next(iter(values.values())))))
 
 
-def compact_scores(split: Dataset, vectors_NE: Array, metric: str) -> dict[str, float]:
-    """Score smaller forms of the vectors, as an index may store them: the first half, quarter and eighth of the
-    numbers; each dimension in 8 bits, from its minimum to its maximum; and the signs alone, in one bit."""
-    width = vectors_NE.shape[1]
-    forms: dict[str, Array] = {f"{width // part} numbers": vectors_NE[:, : width // part] for part in (2, 4, 8)}
-    least, most = vectors_NE.min(0), vectors_NE.max(0)
-    step = np.maximum(most - least, 1e-12) / 255
-    forms["8 bits"] = least + step * np.round((vectors_NE - least) / step)
-    forms["1 bit"] = np.where(vectors_NE > 0, 1.0, -1.0)
-    return {name: scores(split, form)[metric] for name, form in forms.items()}
+def score_forms(split: Dataset, vectors_NE: Array, metric: str) -> tuple[VectorForm, ...]:
+    """Score the forms in which an index may store the vectors: see `data.vector_index`, whose queries are float32; and
+    the first half, quarter and eighth of the numbers, of queries too."""
+    width, found = vectors_NE.shape[1], list[VectorForm]()
+    for form in TYPES:
+        packed = pack(vectors_NE, form)
+        score = scores(split, unpack(packed, width), queries_NE=vectors_NE)[metric]
+        found.append(VectorForm(form, packed[0].nbytes, score))
+    for first in (width // part for part in (2, 4, 8)):
+        found.append(VectorForm(f"first {first} numbers", 4 * first, scores(split, vectors_NE[:, :first])[metric]))
+    return tuple(found)
 
 
 def example_values(split: Dataset, vectors_NE: Array, *, queries_NE: Array | None = None) -> dict[str, Array]:

@@ -47,6 +47,7 @@ class Card:
     results     metric, value, low, high (the ends of the 95 % interval, or None), rows and file of every score
     rows        the scores table: one mapping per line, all with the same keys
     classes     the same per class: precision / recall / F1 of every model
+    vectors     the same per form of vectors: their bytes and score
     proofs      sentences on what was certified; measured: on what was measured
     limits      sentences on the model's limits
     """
@@ -66,6 +67,7 @@ class Card:
     results: tuple[Mapping[str, Any], ...] = ()
     rows: tuple[Mapping[str, Any], ...] = ()
     classes: tuple[Mapping[str, Any], ...] = ()
+    vectors: tuple[Mapping[str, Any], ...] = ()
     proofs: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
@@ -80,7 +82,7 @@ class Card:
         if "name" not in card:
             raise BundleError("model card: expected a name")
         lists = {field.name: tuple(card.get(field.name, ())) for field in fields(cls) if field.default == ()}
-        for rows in (lists["rows"], lists["classes"]):
+        for rows in (lists["rows"], lists["classes"], lists["vectors"]):
             for row in rows:
                 if list(row) != list(rows[0]):
                     raise BundleError(

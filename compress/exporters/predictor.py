@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
 from compress.data.task import Kind, Task
-from compress.data.text_files import LONGEST
+from compress.data.text_files import LONGEST, lines
+from compress.data.vector_index import find_nearest, read_index
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
@@ -371,20 +372,17 @@ def _log_softmax(values_T2: NDArray[np.float64], starts: NDArray[np.integer]) ->
     return np.asarray(shifted - np.repeat(sums, sizes, axis=0))
 
 
-SEARCHED = 256
-"""Texts whose cosines with all others are in memory at a time."""
-
-
 @dataclass(frozen=True)
 class NearestTexts:
     """Find the nearest of `texts` by an exact search over all of them.
 
-    vectors_NE  the vectors of `texts`, of length 1; they may be those of another model of the same space
+    packed_NP  the vectors of `texts`, as `data.vector_index` packs them; they may be those of another model of the
+               same space
     """
 
     predictor: Predictor
     texts: Sequence[str]
-    vectors_NE: NDArray[np.float32]
+    packed_NP: NDArray[Any]
     count: int
 
     @property
@@ -394,32 +392,42 @@ class NearestTexts:
     @staticmethod
     def from_texts(predictor: Predictor, texts: Sequence[str], count: int = 5) -> "NearestTexts":
         """Compute the vectors of `texts`. Raises BundleError for a bundle of another task, and for no texts."""
-        if predictor.task.kind != "embedding":
-            raise BundleError(
-                f"this bundle is for {predictor.task.kind}; expected one for embedding, to compare texts by vectors"
-            )
+        _check_vectors(predictor)
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
         prompted = [predictor.task.prompts[1] + text for text in texts]
-        return NearestTexts(predictor, texts, _unit_vectors(predictor, prompted), min(count, len(texts)))
+        return NearestTexts(predictor, texts, predictor.logits(encode(predictor.tokenizer, prompted)), count)
+
+    @staticmethod
+    def from_file(predictor: Predictor, path: Path, count: int = 5) -> "NearestTexts":
+        """Read the lines of a file of texts, or the vectors of an .npy file and their texts in the .txt file beside it.
+
+        Raises what `from_texts` does, and DataError.
+        """
+        _check_vectors(predictor)
+        if path.suffix.lower() != ".npy":
+            return NearestTexts.from_texts(predictor, list(filter(None, map(str.strip, lines(path)))), count)
+        packed_NP, texts = read_index(path, predictor.task.width)
+        return NearestTexts(predictor, texts, packed_NP, count)
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the texts nearest to each text."""
-        found = list[Nearest]()
-        for start in range(0, len(texts), SEARCHED):
-            queries = [f"{self.task.prompts[0]}{text}" for text in texts[start : start + SEARCHED]]
-            cosines = _unit_vectors(self.predictor, queries) @ self.vectors_NE.T
-            best = np.argsort(-cosines, axis=1, kind="stable")[:, : self.count]
-            found += [
-                Nearest(tuple((self.texts[n], float(row[n])) for n in numbers))
-                for row, numbers in zip(cosines, best, strict=True)
-            ]
-        return found
+        if not texts:
+            return []
+        queries = [f"{self.task.prompts[0]}{text}" for text in texts]
+        queries_QE = self.predictor.logits(encode(self.predictor.tokenizer, queries))
+        nearest, cosines = find_nearest(queries_QE, self.packed_NP, self.count)
+        return [
+            Nearest(tuple((self.texts[n], cosine) for n, cosine in zip(numbers, row, strict=True)))
+            for numbers, row in zip(nearest.tolist(), cosines.tolist(), strict=True)
+        ]
 
 
-def _unit_vectors(predictor: Predictor, texts: Sequence[Text]) -> NDArray[np.float32]:
-    vectors = predictor.logits(encode(predictor.tokenizer, texts))
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+def _check_vectors(predictor: Predictor) -> None:
+    if predictor.task.kind != "embedding":
+        raise BundleError(
+            f"this bundle is for {predictor.task.kind}; expected one for embedding, to compare texts by vectors"
+        )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     .csv .tsv   with a header line; the delimiter of a .csv is the most frequent of , ; | and tab in its header
     .jsonl      an object per line
     .txt        a text per line; input only
-    .npy        the vector of each text as a float32 row; output only
+    .npy        the vector of each text as a row, packed as `data.vector_index` says; output only
 
 All columns are kept, and these are added: prediction (a label; labels joined by ", "; a number; the answer to a
 question; the entities), prediction_score (not for numbers and entities), for answers prediction_start and
@@ -23,6 +23,7 @@ from numpy.lib.format import write_array_header_1_0
 
 from compress.data.task import Task
 from compress.data.text_files import LONGEST
+from compress.data.vector_index import TYPES, Form, pack
 from compress.errors import DataError, did_you_mean
 from compress.exporters.predictor import Answer, Answering, Marked, Nearest, Outcome, Text, Vector, iterate_batches
 from compress.io import atomic_file
@@ -40,6 +41,7 @@ def predict_file(
     columns: Sequence[str] | None = None,
     second: str | None = None,
     on_error: Literal["stop", "skip"] = "stop",
+    vectors: Form = "float32",
     say: Callable[[int, float], None] = lambda rows, share: None,
 ) -> tuple[int, int]:
     """Predict for every row of `source` and write `target`; return the numbers of rows, and of those skipped.
@@ -47,6 +49,7 @@ def predict_file(
     columns   of the one or two texts; None: those named like the bundle's, or the only one
     second    the second text of every pair, where the rows have only the first
     on_error  stop, or skip, at a row that is not UTF-8, not an object, or has no text; skip writes the error instead
+    vectors   the form of the vectors of an .npy file
     say       is called with the number of rows done, and their share of the file
 
     Raises DataError, naming the line, for rows that cannot be read, missing columns, and columns that would be
@@ -56,11 +59,13 @@ def predict_file(
     suffix = target.suffix.lower()
     if suffix == ".npy" and (predictor.task.kind != "embedding" or not hasattr(predictor, "logits")):
         raise DataError(f"--output {target}: holds vectors, which this model does not predict; expected .jsonl")
+    if suffix != ".npy" and vectors != "float32":
+        raise DataError(f"--vectors {vectors}: packs the vectors of an .npy file; the output is {target}")
     if suffix == ".npy" and on_error == "skip":
         raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
     task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
     done = skipped = 0
-    with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix) as write:
+    with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
         size, chosen, header = max(1, source.stat().st_size), None, list[str]()
         for batch in iterate_batches(_read(raw, source, on_error)):
             if chosen is None:
@@ -218,7 +223,7 @@ def _to_columns(answer: Outcome | None, added: Sequence[str]) -> Row:
 
 
 @contextmanager
-def _open_writer(path: Path, suffix: str) -> Iterator[Callable[[Row, Sequence[str]], object]]:
+def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Row, Sequence[str]], object]]:
     """Yield a function that writes a row; in tables it writes these names of columns before the first row."""
     if suffix != ".npy":
         table: Any = None
@@ -241,14 +246,15 @@ def _open_writer(path: Path, suffix: str) -> Iterator[Callable[[Row, Sequence[st
         shape = (0, 0)
 
         def write_header() -> None:  # its length does not depend on the number of rows
-            write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            write_array_header_1_0(file, {"descr": TYPES[form], "fortran_order": False, "shape": shape})
 
         def write_vector(row: Row, _: Sequence[str]) -> None:
             nonlocal shape
             if not shape[0]:
                 write_header()
-            file.write(np.asarray(row["prediction"], dtype="<f4").tobytes())
-            shape = (shape[0] + 1, len(row["prediction"]))
+            (packed,) = pack(np.array([row["prediction"]], np.float32), form)
+            file.write(packed.tobytes())
+            shape = (shape[0] + 1, len(packed))
 
         yield write_vector
         file.seek(0)

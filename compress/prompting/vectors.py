@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress import io as digest
-from compress.data import text_files
 from compress.data.cache import explained, home, locked, note
+from compress.data.vector_index import load_array, load_texts
 from compress.errors import TeacherError
 from compress.io import atomic_file, name_disk_errors
 from compress.progress import Progress
@@ -107,26 +107,12 @@ class VectorFile:
     def _texts(self) -> Sequence[str]:
         if not self._is_array:
             return [text or "" for text in self._column("texts").to_pylist()]
-        if not self._texts_path.is_file():
-            raise TeacherError(
-                f"{self.path}: its texts are missing; expected {self._texts_path.name} beside it, with a line for each "
-                f"of its {len(self._array):,} rows"
-            )
-        texts = list(text_files.lines(self._texts_path))
-        if len(texts) != len(self._array):
-            raise TeacherError(
-                f"{self.path}: {len(self._array):,} vectors, but {self._texts_path.name} has {len(texts):,} lines; "
-                "expected one line for each vector, in the same order"
-            )
-        return texts
+        return load_texts(self.path, len(self._array))
 
     @cached_property
     def _array(self) -> NDArray[Any]:
         if self._is_array:
-            try:
-                array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-            except (ValueError, OSError) as error:
-                raise TeacherError(f"{self.path}: cannot be read as an array of numbers ({error})") from None
+            array = load_array(self.path)
         else:
             column = self._column("vectors")
             widths = {len(vector) if vector is not None else 0 for vector in column}

@@ -55,6 +55,15 @@ class ReportRow:
 
 
 @dataclass(frozen=True)
+class VectorForm:
+    """One form in which an index may store the student's vectors: the bytes of a vector, and the score with them."""
+
+    name: str
+    bytes: int
+    score: float
+
+
+@dataclass(frozen=True)
 class Report:
     """Baselines, teachers and students compared on one split, with all that is needed to judge and repeat the run.
 
@@ -68,6 +77,7 @@ class Report:
     seconds  wall time of the whole run; stage_seconds: of each stage
     date     ISO 8601
     certificates, sensitivity, tuning    evidence for the files, see `compress.records.certificate`
+    vectors  forms of the shipped student's vectors; empty for other tasks than embedding
     """
 
     title: str
@@ -93,6 +103,7 @@ class Report:
     certificates: tuple[Certificate, ...] = ()
     sensitivity: tuple[Sensitivity, ...] = ()
     tuning: tuple[VariantResult, ...] = ()
+    vectors: tuple[VectorForm, ...] = ()
 
     @property
     def unit(self) -> str:

@@ -179,17 +179,22 @@ def class_table(report: Report) -> ResultTable:
 
 
 def score_tables(report: Report) -> list[ResultTable]:
-    """List all metrics where there are several."""
+    """List all metrics where there are several, and the forms of a student's vectors."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.score))
-
+    forms = report.vectors
+    sizes = (
+        column(forms, "", "bytes", lambda form: f"{form.bytes:,}"),
+        column(forms, "", units.metric(report.metric), lambda form: units.score(form.score)),
+    )
+    vectors = [ResultTable(tuple(Line(form.name) for form in forms), sizes, "Smaller vectors")] if forms else []
     if len(metrics) < 2:
-        return []
+        return vectors
 
     def score(name: str, row: ReportRow) -> str:
         return units.score(row.score.get(name))
 
     columns = tuple(column(report.rows, "", units.metric(name), partial(score, name)) for name in metrics)
-    return [ResultTable(tuple(Line(row.name) for row in report.rows), columns, "All scores")]
+    return [ResultTable(tuple(Line(row.name) for row in report.rows), columns, "All scores"), *vectors]
 
 
 def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[ResultTable]:

@@ -61,7 +61,9 @@ OPTIONS = {
     "search show": "study trial --bundle --train --allow-code --wide --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
     "push": "bundle repo --public --dry-run --json",
-    "predict": "bundle texts... --input --output --text --pair --against --top --precision --on-error --json",
+    "predict": (
+        "bundle texts... --input --output --text --pair --against --top --vectors --precision --on-error --json"
+    ),
     "demo": "bundle --out --serve --no-open --precision --lan --assets --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --visitors --affinity --lan "

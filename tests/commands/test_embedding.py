@@ -15,6 +15,7 @@ from compress.config.options import RunOptions
 from compress.config.recipe import StudentSpec
 from compress.data.task import Task
 from compress.data.tokenize import encode
+from compress.data.vector_index import Form, find_nearest, pack
 from compress.errors import BundleError, DataError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.exporters.artifact import Bundle
@@ -26,6 +27,7 @@ from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
 from compress.models.teacher import load as load_teacher
 from compress.prompting.vectors import open_source
+from compress.reporting.tables import score_tables
 from tests import command, tiny, unshipped
 from tests.nas.shelved import SPACE, weighing
 
@@ -193,14 +195,23 @@ def test_pair_scores() -> None:
     assert scoring.scores(some, np.ones((4, 2)))["spearman"] == 0.0
 
 
-def test_compact_scores() -> None:
-    some = split([[1], [2], [3], [0]], [[3.0], [2.0], [1.0], [0.0]], [])
-    found = np.random.default_rng(0).normal(size=(4, 16))
-    forms = scoring.compact_scores(some, found, "spearman")
-    assert list(forms) == ["8 numbers", "4 numbers", "2 numbers", "8 bits", "1 bit"]
-    assert forms["8 bits"] == scoring.scores(some, found)["spearman"]
-    assert forms["8 numbers"] == scoring.scores(some, found[:, :8])["spearman"]
-    assert forms["1 bit"] == scoring.scores(some, np.sign(found))["spearman"]
+def test_scores_of_smaller_vectors() -> None:
+    """Texts 0 to 49 ask for the texts 50 to 99, which are near them."""
+    rng = np.random.default_rng(0)
+    found = rng.normal(size=(50, 16))
+    found = np.concatenate([found, found + rng.normal(size=found.shape)])
+    some = split([[n + 50] for n in range(50)] + [[]] * 50, [[1.0]] * 50 + [[]] * 50, list(range(50, 100)))
+    forms = {form.name: form for form in scoring.score_forms(some, found, "mrr@10")}
+    bytes_of = {"float32": 64, "int8": 16, "binary": 2}
+    assert {name: form.bytes for name, form in forms.items()} == bytes_of | {
+        f"first {first} numbers": 4 * first for first in (8, 4, 2)
+    }
+    exact = scoring.scores(some, found)["mrr@10"]
+    assert forms["float32"].score == exact
+    assert forms["int8"].score == pytest.approx(exact, abs=0.02)
+    assert forms["first 4 numbers"].score == scoring.scores(some, found[:, :4])["mrr@10"] < exact
+    signs = scoring.scores(some, np.sign(found), queries_NE=found)["mrr@10"]
+    assert forms["binary"].score == signs < exact
 
 
 def test_subsets_keep_judgements() -> None:
@@ -225,10 +236,17 @@ def test_a_distilled_student(bundle: Bundle, data: Path) -> None:
     report = bundle.report()
     assert [row.role for row in report.rows] == ["baseline", "teacher", "student", "student"]
     assert all("spearman" in row.score for row in report.rows)
-    assert len([each for each in report.notes if each.startswith("Vectors of student int8")]) == 2
+    assert len([each for each in report.notes if each.startswith("Vectors of student int8")]) == 1
+    assert [form.bytes for form in report.vectors] == [128, 32, 4, 64, 32, 16]
+    assert report.vectors[0].score == pytest.approx(report.rows[-1].score["spearman"])
     (proof,) = report.certificates
     assert proof.metric == "spearman"
-    assert "sentence-similarity" in (bundle.path / "README.md").read_text()
+    card = (bundle.path / "README.md").read_text()
+    assert "sentence-similarity" in card
+    assert f"| binary | 4 | {report.vectors[2].score:.4f} |" in card
+    tables = score_tables(report)
+    assert [table.title for table in tables] == ["All scores", "Smaller vectors"]
+    assert [row.name for row in tables[1].rows][:3] == ["float32", "int8", "binary"]
 
 
 def test_vectors_are_the_same_everywhere(bundle: Bundle) -> None:
@@ -275,6 +293,25 @@ def test_predict_writes_vectors(bundle: Bundle, data: Path, tmp_path: Path) -> N
     with pytest.raises(DataError, match="holds vectors, which this model does not predict"):
         predict_file(other.open(), data / "train.txt", tmp_path / "other.npy")
     assert not (tmp_path / "other.npy").exists()
+
+
+@pytest.mark.parametrize("form", ["int8", "binary"])
+def test_predict_packs_vectors_and_searches_them(form: Form, bundle: Bundle, data: Path, tmp_path: Path) -> None:
+    lines = (data / "train.txt").read_text().splitlines()
+    (tmp_path / "train.txt").write_text("\n".join(lines))
+    made = tmp_path / "train.npy"
+    words = ["predict", str(bundle.path), "--input", str(tmp_path / "train.txt"), "--vectors", form, "--output"]
+    assert command.run(*words, str(made)).code == 0
+    np.testing.assert_array_equal(np.load(made), pack(bundle.embed(lines), form))
+    result = command.run("predict", str(bundle.path), lines[7], "--against", str(made), "--top", "2", "--json")
+    found = json.loads(result.out)["answers"][0]["texts"]
+    nearest, cosines = find_nearest(bundle.embed([lines[7]]), np.load(made), 2)
+    assert [text for text, _ in found] == [lines[n] for n in nearest[0]]
+    assert [cosine for _, cosine in found] == pytest.approx(cosines[0].tolist())
+    result = command.run(*words, str(tmp_path / "train.jsonl"))
+    assert (result.code, "packs the vectors of an .npy file" in result.err) == (2, True)
+    result = command.run("predict", str(bundle.path), "so sad", "--vectors", form)
+    assert (result.code, "give an .npy file with --output" in result.err) == (2, True)
 
 
 def test_quantise_and_trim(bundle: Bundle, data: Path, tmp_path: Path) -> None:
