@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from compress.commands.trim import forecast_trimming, trim
     from compress.config.options import (
         CheckpointOptions,
+        ColumnOptions,
         DataOptions,
         DeviceOptions,
+        DeviceSettingOptions,
         Int8Options,
         LengthOptions,
         MeasureOptions,
@@ -73,8 +75,8 @@ _NAMES = {
     "commands.quantize": "forecast_quantization quantize",
     "commands.search": "search",
     "commands.trim": "forecast_trimming trim",
-    "config.options": "CheckpointOptions DataOptions DeviceOptions Int8Options LengthOptions MeasureOptions "
-    "PruneOptions RunOptions SettingOptions StudyOptions",
+    "config.options": "CheckpointOptions ColumnOptions DataOptions DeviceOptions DeviceSettingOptions "
+    "Int8Options LengthOptions MeasureOptions PruneOptions RunOptions SettingOptions StudyOptions",
     "config.recipe": "Recipe StudentSpec",
     "config.term": "Term",
     "data": "Task TaskData load_task",
@@ -93,12 +95,13 @@ _NAMES = {
 _HOMES = {name: f"compress.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "Budget", "Bundle", "CheckpointOptions", "CompressError", "DataOptions", "DeviceOptions", "Distillation",
-    "Int8Options", "LengthOptions", "MeasureOptions", "Objective", "PruneOptions", "Recipe", "Report", "RunOptions",
-    "SettingOptions", "Shape", "Signals", "StudentSpec", "StudyOptions", "Task", "TaskData", "Term", "bench", "build",
-    "demo", "distill", "doctor", "export", "forecast", "forecast_labelling", "forecast_pretraining",
-    "forecast_quantization", "forecast_search", "forecast_trimming", "gate", "init", "inspect", "label", "load_task",
-    "pretrain", "prune", "push", "quantize", "reads", "search", "trim",
+    "Budget", "Bundle", "CheckpointOptions", "ColumnOptions", "CompressError", "DataOptions", "DeviceOptions",
+    "DeviceSettingOptions", "Distillation", "Int8Options", "LengthOptions", "MeasureOptions", "Objective",
+    "PruneOptions", "Recipe", "Report", "RunOptions", "SettingOptions", "Shape", "Signals", "StudentSpec",
+    "StudyOptions", "Task", "TaskData", "Term", "bench", "build", "demo", "distill", "doctor",
+    "export", "forecast", "forecast_labelling", "forecast_pretraining", "forecast_quantization", "forecast_search",
+    "forecast_trimming", "gate", "init", "inspect", "label", "load_task", "pretrain", "prune", "push", "quantize",
+    "reads", "search", "trim",
 ]  # fmt: skip
 
 

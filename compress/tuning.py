@@ -268,6 +268,8 @@ PARITY = 1e-4
 """The largest allowed difference of the logits from the traced graph's, relative to the largest (or to 1)."""
 ROWS = 400
 """Rows of the evaluator for comparing int8 files, spread evenly over it."""
+ROUNDS, RUNS = 6, 10
+"""Turns of each file at a setting, and timed forward passes in each."""
 GAIN = 0.02
 """The least gain for which a faster file replaces the present one."""
 Say = Callable[[str], None]
@@ -298,8 +300,6 @@ def tune(
     split: str = "validation",
     data: str = "",
     out: Path | None = None,
-    rounds: int = 6,
-    runs: int = 10,
     say: Say = lambda _: None,
 ) -> Tuned:
     """Tune the bundle, in place or in a new folder `out`: choose the fp32 file, and with an evaluator the int8 file,
@@ -312,7 +312,6 @@ def tune(
                  change; a file that is no worse than the bundle's own is also allowed
     proof        rows that certify the int8 file; default: those of the evaluator, which chose it
     split, data  the origin of the certificate's rows
-    rounds, runs    turns of each file at a setting, and timed forwards in each
 
     A file must be GAIN faster than the bundle's own to replace it. The bundle is not changed before everything is
     measured. Every form is exported again from the weights. Ratios are to the bundle's own fp32 file.
@@ -322,7 +321,7 @@ def tune(
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
     own = bundle.files()
-    race = partial(_race, device=device, settings=settings, rounds=rounds, runs=runs, say=say)
+    race = partial(_race, device=device, settings=settings, say=say)
     with tempfile.TemporaryDirectory(prefix="compress-tune.") as scratch:
         folder = Path(scratch)
         for name in ("fp32", "int8"):
@@ -460,8 +459,6 @@ def _race(
     *,
     device: Device,
     settings: Sequence[Setting],
-    rounds: int,
-    runs: int,
     say: Say,
 ) -> tuple[list[VariantResult], Checked]:
     """Race the files; return all results and the file to ship: the bundle's own, unless another is GAIN faster by the
@@ -471,7 +468,7 @@ def _race(
     files = {each.variant.name: each.variant.path for each in (baseline, *passed)}
     say(f"racing {len(files)} files on {device.name}")
     times: dict[str, list[Latency]] = {name: [] for name in files}
-    for latency in device.race(files, settings, rounds=rounds, runs=runs):
+    for latency in device.race(files, settings, rounds=ROUNDS, runs=RUNS):
         times[latency.name].append(latency)
     ratios = {
         name: {

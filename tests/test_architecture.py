@@ -1,4 +1,4 @@
-"""Every package imports only packages below it, and there are no cycles."""
+"""Every package imports only packages below it, without cycles, and no function has many parameters."""
 
 import ast
 from collections.abc import Iterator
@@ -92,3 +92,31 @@ def test_no_import_cycle() -> None:
         free = {name for name, targets in graph.items() if not targets & graph.keys()}
         assert free, f"in or above a circle: {', '.join(sorted(graph))}"
         graph = {name: targets for name, targets in graph.items() if name not in free}
+
+
+MOST_PARAMETERS = 12
+RECIPE_SCHEMAS = {"papers.dynabert.Sandwich.__init__"}
+"""Steps whose signature is what a recipe may set: the loader checks a recipe's options against it."""
+
+
+def test_no_function_has_more_than_12_parameters() -> None:
+    long = {
+        f"{name}.{scope}{function.name}"
+        for name, path in MODULES.items()
+        for scope, function in _functions(ast.parse(path.read_text(encoding="utf-8")))
+        if _count(function.args) > MOST_PARAMETERS
+    }
+    assert long == RECIPE_SCHEMAS
+
+
+def _functions(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield scope, child
+        inner = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from _functions(child, f"{scope}{child.name}." if inner else scope)
+
+
+def _count(arguments: ast.arguments) -> int:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(each.arg not in ("self", "cls") for each in named) + bool(arguments.vararg) + bool(arguments.kwarg)

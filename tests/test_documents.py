@@ -178,7 +178,7 @@ def test_the_five_calls_and_commands_of_assistants(
 
     monkeypatch.setattr(compress, "distill", distill)
     monkeypatch.setattr("compress.commands.gate.check_minutes", lambda _: None)
-    for name, less in {"bench": {"rounds": 2, "runs": 1, "seq": [8]}, "gate": {"minutes": 0.001, "seq": 8}}.items():
+    for name, less in {"bench": {"rounds": 2, "runs": 1, "seq": [8]}, "gate": {"minutes": 0.001}}.items():
         monkeypatch.setattr(compress, name, partial(getattr(compress, name), **less))
     names: dict[str, Any] = {}
     exec(calls, names)

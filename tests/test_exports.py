@@ -11,12 +11,13 @@ import pytest
 import compress
 
 PUBLIC = [
-    "Budget", "Bundle", "CheckpointOptions", "CompressError", "DataOptions", "DeviceOptions", "Distillation",
-    "Int8Options", "LengthOptions", "MeasureOptions", "Objective", "PruneOptions", "Recipe", "Report", "RunOptions",
-    "SettingOptions", "Shape", "Signals", "StudentSpec", "StudyOptions", "Task", "TaskData", "Term", "bench", "build",
-    "demo", "distill", "doctor", "export", "forecast", "forecast_labelling", "forecast_pretraining",
-    "forecast_quantization", "forecast_search", "forecast_trimming", "gate", "init", "inspect", "label", "load_task",
-    "pretrain", "prune", "push", "quantize", "reads", "search", "trim",
+    "Budget", "Bundle", "CheckpointOptions", "ColumnOptions", "CompressError", "DataOptions", "DeviceOptions",
+    "DeviceSettingOptions", "Distillation", "Int8Options", "LengthOptions", "MeasureOptions", "Objective",
+    "PruneOptions", "Recipe", "Report", "RunOptions", "SettingOptions", "Shape", "Signals", "StudentSpec",
+    "StudyOptions", "Task", "TaskData", "Term", "bench", "build", "demo", "distill", "doctor",
+    "export", "forecast", "forecast_labelling", "forecast_pretraining", "forecast_quantization", "forecast_search",
+    "forecast_trimming", "gate", "init", "inspect", "label", "load_task", "pretrain", "prune", "push", "quantize",
+    "reads", "search", "trim",
 ]  # fmt: skip
 
 

@@ -3,16 +3,26 @@
 import json
 import tempfile
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from compress.cli.options import FAILED, UNDECIDED, console, print_json, printer, user_errors, with_option_groups
+from compress.cli.options import (
+    FAILED,
+    UNDECIDED,
+    PrintOptions,
+    console,
+    print_json,
+    printer,
+    user_errors,
+    with_option_groups,
+)
 from compress.config import options as opt
 
 
-@with_option_groups()
+@with_option_groups(without=("plan",))
 def bench(
     bundles: Annotated[list[Path], typer.Argument(help="Bundles, or .onnx, .xml, .tflite files, raced together.")],
     device: opt.DeviceOptions = opt.DeviceOptions(),
@@ -25,8 +35,7 @@ def bench(
     sustain: Annotated[str, opt.device_option(help="Then run each without a pause for this time, such as 5m.")] = "",
     visitors: Annotated[int, opt.device_option(min=1, help="browser: measure this many in turn, a file each.")] = 1,
     out: Annotated[Path | None, opt.output(help="Write the result to this JSON file.")] = None,
-    wide: opt.Wide = False,
-    as_json: opt.Json = False,
+    shown: PrintOptions = PrintOptions(),
 ) -> None:
     """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise.
 
@@ -43,16 +52,24 @@ def bench(
             "device": device, "precision": precision, "threads": arguments.parse_numbers("threads", threads),
             "batch": arguments.parse_numbers("batch", batch), "seq": arguments.parse_numbers("seq", seq),
             "rounds": rounds, "runs": runs, "sustain": arguments.parse_duration(sustain) if sustain else None,
-            "say": printer(as_json),
+            "say": printer(shown.as_json),
         }  # fmt: skip
         results = [run(bundles, **parsed)] if visitors == 1 else bench_visitors(bundles, visitors, **parsed)
         for number, result in enumerate(results, 1):
             if out is not None:
                 result.write(out if visitors == 1 else out.with_stem(f"{out.stem}-{number}"))
-            if as_json:
+            if shown.as_json:
                 print_json("bench", result.to_json())
             else:
-                print_bench(console(answer=True), result, wide=wide)
+                print_bench(console(answer=True), result, wide=shown.wide)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateFiles:
+    """The files that a gate writes its result to."""
+
+    markdown: Annotated[Path | None, opt.output(help="Write the result to this file as Markdown.")] = None
+    junit: Annotated[Path | None, opt.output(help="Write the result to this file as JUnit XML.")] = None
 
 
 @with_option_groups()
@@ -65,18 +82,13 @@ def gate(
     ] = 0.5,
     max_larger: Annotated[str | None, opt.budget(help="Allow its file to be this much larger; default: any.")] = None,
     data: Annotated[str | None, opt.data_option(help="Score both on this data, as for distill.")] = None,
-    text: opt.TextColumns = None,
-    label: opt.LabelColumn = None,
+    columns: opt.ColumnOptions = opt.ColumnOptions(),
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"], opt.device_option(help="Compare these files")
     ] = "int8",
-    device: opt.DeviceOptions = opt.DeviceOptions(),
-    threads: opt.Threads = 1,
-    batch: opt.Batch = 1,
-    seq: Annotated[int | None, opt.device_option(min=1, help="Tokens; default: 128, or the bundles' maximum.")] = None,
+    device: opt.DeviceSettingOptions = opt.DeviceSettingOptions(),
     minutes: Annotated[float, opt.budget(min=0.1, help="Maximum minutes to measure latency.")] = 5.0,
-    markdown: Annotated[Path | None, opt.output(help="Write the result to this file as Markdown.")] = None,
-    junit: Annotated[Path | None, opt.output(help="Write the result to this file as JUnit XML.")] = None,
+    files: GateFiles = GateFiles(),
     as_json: opt.Json = False,
 ) -> None:
     """Check that a new model is not slower, worse or larger than the one it is to replace by more than is allowed.
@@ -91,15 +103,14 @@ def gate(
         from compress.io import atomic_file
         from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
-        arguments.check_output(markdown, "markdown", "gate.md")
-        arguments.check_output(junit, "junit", "gate.xml")
+        arguments.check_output(files.markdown, "markdown", "gate.md")
+        arguments.check_output(files.junit, "junit", "gate.xml")
         result = run(
             old, new, max_slower=arguments.parse_percentage("max-slower", max_slower), max_drop=max_drop / 100,
             max_larger=None if max_larger is None else arguments.parse_percentage("max-larger", max_larger), data=data,
-            text=text, label=label, precision=precision, device=device, threads=threads, batch=batch, seq=seq,
-            minutes=minutes, say=printer(as_json),
+            columns=columns, precision=precision, device=device, minutes=minutes, say=printer(as_json),
         )  # fmt: skip
-        for path, content in ((markdown, gate_markdown(result)), (junit, gate_junit(result))):
+        for path, content in ((files.markdown, gate_markdown(result)), (files.junit, gate_junit(result))):
             if path is not None:
                 with atomic_file(path) as partial:
                     partial.write_text(content, encoding="utf-8")

@@ -16,6 +16,7 @@ import typer
 
 from compress.cli.options import (
     UNCERTIFIED,
+    PrintOptions,
     console,
     print_forecast,
     print_json,
@@ -45,7 +46,7 @@ class TuneOptions(opt.DeviceOptions):
     )
 
 
-@with_option_groups(without=("affinity", "native", "webgpu"))
+@with_option_groups(without=("affinity", "native", "webgpu", "plan"))
 def export(
     model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
     out: Annotated[Path | None, opt.output(help="The folder; default for onnx: the bundle.")] = None,
@@ -58,11 +59,9 @@ def export(
     race: TuneOptions = TuneOptions(),
     max_drop: opt.MaxDrop = 0.5,
     data: Annotated[str | None, opt.data_option(help="Calibrate and score on this data.")] = None,
-    text: opt.TextColumns = None,
-    label: opt.LabelColumn = None,
+    columns: opt.ColumnOptions = opt.ColumnOptions(),
     checkpoint: opt.CheckpointOptions = opt.CheckpointOptions(),
-    wide: opt.Wide = False,
-    as_json: opt.Json = False,
+    shown: PrintOptions = PrintOptions(),
 ) -> None:
     """Export a model for another runtime, check its answers there, and say where it will run well.
 
@@ -89,13 +88,13 @@ def export(
                     raise ExportError(f"--{each.name}: only applies to a race; add --tune")
         result = command.export(
             model, out, to=to, precisions=[each.strip() for each in precision.split(",")] if precision else [],
-            opset=opset, race=settings, fixed=fixed, data=data, text=text, label=label, checkpoint=checkpoint,
-            command=command_line(), say=printer(as_json),
+            opset=opset, race=settings, fixed=fixed, data=data, columns=columns, checkpoint=checkpoint,
+            command=command_line(), say=printer(shown.as_json),
         )  # fmt: skip
-        if as_json:
+        if shown.as_json:
             print_json("export", result.path / NAME)
         else:
-            print_export(console(), result, wide=wide)
+            print_export(console(), result, wide=shown.wide)
 
 
 @with_option_groups(without=("affinity", "native", "webgpu"))
@@ -110,15 +109,12 @@ def quantize(
     int8: opt.Int8Options = opt.Int8Options(),
     max_drop: opt.MaxDrop = 0.5,
     device: opt.DeviceOptions = opt.DeviceOptions(),
-    text: opt.TextColumns = None,
-    label: opt.LabelColumn = None,
+    columns: opt.ColumnOptions = opt.ColumnOptions(),
     overrides: Annotated[
         list[str] | None, opt.training("--set", help="qat: change a number: stages.0.epochs=1.")
     ] = None,
     seed: Annotated[int, opt.data_option(help="Seed the rows held out to validate.")] = 0,
-    plan: opt.Plan = False,
-    wide: opt.Wide = False,
-    as_json: opt.Json = False,
+    shown: PrintOptions = PrintOptions(),
 ) -> None:
     """Quantise a bundle to int8 again, and certify the loss. Exit code 3: more than --max-drop; the best file is kept.
 
@@ -130,18 +126,20 @@ def quantize(
         from compress.reporting import tables, terminal
 
         arguments: dict[str, Any] = {
-            "data": data, "method": method, "out": out, "int8": int8, "device": device, "text": text, "label": label,
+            "data": data, "method": method, "out": out, "int8": int8, "device": device, "columns": columns,
             "seed": seed, "overrides": overrides or [],
         }  # fmt: skip
-        if plan:
-            print_forecast(pipeline.forecast_quantization, as_json, bundle=Bundle.load(bundle), **arguments)
+        if shown.plan:
+            print_forecast(pipeline.forecast_quantization, shown.as_json, bundle=Bundle.load(bundle), **arguments)
             return
-        result = pipeline.quantize(Bundle.load(bundle), **arguments, max_drop=max_drop / 100, say=printer(as_json))
-        if as_json:
+        result = pipeline.quantize(
+            Bundle.load(bundle), **arguments, max_drop=max_drop / 100, say=printer(shown.as_json)
+        )
+        if shown.as_json:
             print_json("quantize", terminal.quantized_values(result))
         else:
             for table in tables.latency_tables((time.name, time) for time in result.times):
-                terminal.print_table(console(), table, wide=wide)
+                terminal.print_table(console(), table, wide=shown.wide)
             console().print(terminal.format_quantized(result))
             console().print(f"bundle: {result.bundle.path}")
     if not result.proof.certified:

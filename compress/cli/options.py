@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from compress import __version__
-from compress.config.options import PANELS
+from compress.config import options as opt
 from compress.progress import SCREEN
 from compress.terminal import printable
 
@@ -45,7 +45,7 @@ class _GroupedHelp:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options, group by group, then the subcommands of a group of commands."""
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS, "Other options")}
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *opt.PANELS, "Other options")}
         for parameter in self.get_params(ctx):
             default = "Arguments" if parameter.param_type_name == "argument" else "Other options"
             if (record := parameter.get_help_record(ctx)) is not None:
@@ -118,6 +118,15 @@ def with_option_groups(*, without: Collection[str] = ()) -> Callable[[Callable[.
         return run
 
     return expand
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintOptions:
+    """Choose what a command prints: a forecast instead of its work, all columns of a table, JSON."""
+
+    plan: opt.Plan = False
+    wide: opt.Wide = False
+    as_json: opt.Json = False
 
 
 def _set_signature(function: Callable[..., None], parameters: Sequence[Parameter]) -> None:

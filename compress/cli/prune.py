@@ -72,6 +72,7 @@ def prune(
             print_json("prune", bundle.path / "report.json")
 
 
+@with_option_groups()
 def trim(
     model: Annotated[str, typer.Argument(help="A bundle's folder; or a checkpoint: folder, hub id or alias.")],
     out: Annotated[Path, opt.output(help="The new folder.")],
@@ -82,8 +83,7 @@ def trim(
     min_count: Annotated[int, opt.training(min=1, help="Drop tokens that occur less often.")] = 1,
     keep: Annotated[list[str] | None, opt.training(help="Keep the tokens of this text. Repeatable.")] = None,
     max_drop: opt.MaxDrop = 0.5,
-    text: opt.TextColumns = None,
-    label: opt.LabelColumn = None,
+    columns: opt.ColumnOptions = opt.ColumnOptions(),
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -98,7 +98,7 @@ def trim(
         from compress.commands.trim import trim as run
 
         arguments: dict[str, Any] = {
-            "model": model, "out": out, "data": data, "corpus": corpus, "text": text, "label": label,
+            "model": model, "out": out, "data": data, "corpus": corpus, "columns": columns,
             "min_count": min_count, "keep": keep or (),
         }  # fmt: skip
         if plan:

@@ -9,6 +9,7 @@ import typer
 from compress.cli.options import (
     Command,
     CommandGroup,
+    PrintOptions,
     console,
     continuation,
     print_forecast,
@@ -40,7 +41,7 @@ class WorkerOptions:
 
 @app.callback(invoke_without_command=True)
 @with_verbosity
-@with_option_groups(without=("affinity", "native", "assets", "webgpu"))
+@with_option_groups(without=("affinity", "native", "assets", "webgpu", "wide"))
 def search(
     context: typer.Context,
     teacher: Annotated[str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")] = None,
@@ -53,8 +54,7 @@ def search(
     join: WorkerOptions = WorkerOptions(),
     columns: opt.DataOptions = opt.DataOptions(),
     options: opt.RunOptions = opt.RunOptions(),
-    plan: opt.Plan = False,
-    as_json: opt.Json = False,
+    shown: PrintOptions = PrintOptions(),
 ) -> None:
     """Find the best students under a budget on your device; the very best is distilled and shipped.
 
@@ -74,7 +74,7 @@ def search(
                 raise SearchError("--worker: needs --storage, the same as the search that it joins")
             work(
                 study.storage, name=study.name, weights=join.weights, minutes=study.minutes,
-                allow_code=options.allow_code, console=console(as_json),
+                allow_code=options.allow_code, console=console(shown.as_json),
             )  # fmt: skip
             return
         if teacher is None or data is None or out is None:
@@ -94,13 +94,13 @@ def search(
             "teacher": teacher, "data": data, "out": out, "space": loaded, "budget": Budget(**budget), "device": device,
             "study": study, "max_drop": max_drop, "columns": columns, "options": options,
         }  # fmt: skip
-        if plan:
+        if shown.plan:
             from compress.commands.forecast_search import forecast_search
 
-            print_forecast(forecast_search, as_json, **arguments)
+            print_forecast(forecast_search, shown.as_json, **arguments)
             return
-        report = run(**arguments, console=console(as_json))
-        if as_json:
+        report = run(**arguments, console=console(shown.as_json))
+        if shown.as_json:
             print_json("search", report.to_json())
 
 

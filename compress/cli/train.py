@@ -136,8 +136,9 @@ def label(
         from compress.commands.label import label as run
 
         arguments: dict[str, Any] = {
-            "teacher": teacher, "prompt": prompt, "data": data, "out": out, "text": text, "label": label,
-            "seed": seed, "precision": precision, "allow_pickle": allow_pickle,
+            "teacher": teacher, "prompt": prompt, "data": data, "out": out,
+            "columns": opt.ColumnOptions(text=text, label=label), "seed": seed, "precision": precision,
+            "allow_pickle": allow_pickle,
         }  # fmt: skip
         if plan:
             print_forecast(forecast_labelling, as_json, **arguments)

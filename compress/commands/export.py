@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.benchmark.devices import open_chosen
-from compress.config.options import CheckpointOptions, DeviceOptions
+from compress.config.options import CheckpointOptions, ColumnOptions, DeviceOptions
 from compress.errors import ExportError
 from compress.exporters import formats
 from compress.exporters.artifact import Bundle
@@ -70,8 +70,7 @@ def export(
     race: RaceOptions | None = None,
     fixed: FixedOptions = FixedOptions(),
     data: "DataLike | None" = None,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     checkpoint: CheckpointOptions = CheckpointOptions(),
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
@@ -85,7 +84,7 @@ def export(
     fixed        lengths of files for NPUs and Core ML, and the allowed loss
     data         examples of the task, as for `distill`: int8 is calibrated on them, and scored in a race; files for
                  NPUs are certified on them
-    text, label  columns of the data, if they cannot be detected
+    columns      columns of the data, if they cannot be detected
     checkpoint   how to read a checkpoint: see `CheckpointOptions`
     command      the command to record in the result
     say          called with progress messages
@@ -100,7 +99,7 @@ def export(
 
     def load(bundle: Bundle) -> "TaskData":
         assert data is not None, "only called with data"
-        return bundle.load_data(data, text=text, label=label)
+        return bundle.load_data(data, text=columns.text, label=columns.label)
 
     load_data = None if data is None else load
     tried: Sequence[VariantResult] = ()

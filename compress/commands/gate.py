@@ -14,7 +14,7 @@ from compress.benchmark.arguments import LONE
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
 from compress.config.limits import check_max_drop, check_minutes, check_number
-from compress.config.options import DeviceOptions
+from compress.config.options import ColumnOptions, DeviceSettingOptions
 from compress.errors import BundleError
 from compress.evaluation.statistics import bootstrap_interval, paired_share_interval, signed_rank_interval
 from compress.exporters.artifact import FILES, Bundle, Precision
@@ -49,13 +49,9 @@ def gate(
     max_drop: float = 0.005,
     max_larger: float | None = None,
     data: "DataLike | None" = None,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     precision: Precision = "int8",
-    device: DeviceOptions = DeviceOptions(),
-    threads: int = 1,
-    batch: int = 1,
-    seq: int | None = None,
+    device: DeviceSettingOptions = DeviceSettingOptions(),
     minutes: float = 5.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> GateResult:
@@ -65,10 +61,9 @@ def gate(
     max_slower   how much longer the new one may take, as a share of the old one's latency
     max_larger   how much larger its file may be, as a share of the old one's size; None: any size
     max_drop     how much lower the new one may score, in the score's own unit
-    data         rows to score both on, as for `distill`; None: compare no scores. text, label: its columns
+    data         rows to score both on, as for `distill`; None: compare no scores. columns: its columns
     precision    the file of the bundles to compare
-    device       where they run; threads, batch, seq: at which setting. seq: None takes 128 tokens, or the maximum of
-                 the bundles if that is less
+    device       where they run, and at which setting
     minutes      maximum time for latency: measuring ends as soon as the result is clear
 
     Raises BundleError for a path that is no bundle or another task, DeviceError for a device that fails.
@@ -83,12 +78,13 @@ def gate(
     tasks = {(bundle.task.kind, bundle.task.labels, bundle.task.pair) for bundle in bundles if bundle.manifest.task}
     if len(tasks) > 1:
         raise BundleError(f"{old} and {new} have different tasks: expected the same kind, labels and texts")
-    setting = Setting(threads, batch, seq or min([DEFAULT_SEQ, *(bundle.manifest.max_length for bundle in bundles)]))
+    length = device.seq or min([DEFAULT_SEQ, *(bundle.manifest.max_length for bundle in bundles)])
+    setting = Setting(device.threads, device.batch, length)
     checks, name, split = [compare_sizes(files, max_larger=max_larger)], "", ""
     if data is not None:
         if len(bundles) < len(files):
             raise BundleError(f"--data: {old} and {new} must both be in bundles, whose tokenizers read the rows")
-        loaded = bundles[0].load_data(data, text=text, label=label)
+        loaded = bundles[0].load_data(data, text=columns.text, label=columns.label)
         name, split = loaded.name, "validation" if loaded.test is None else "test"
         rows = loaded.validation if loaded.test is None else loaded.test
         say(f"scoring both on {len(rows):,} {split} rows of {name}")

@@ -12,6 +12,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from compress.config.limits import check_seed
+from compress.config.options import ColumnOptions
 from compress.console import print_note
 from compress.data import load_task, schema, sources
 from compress.data.corpus import load_corpus
@@ -64,8 +65,7 @@ def label(
     prompt: str,
     data: DataLike,
     out: str | Path,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     seed: int = 0,
     precision: precisions.Precision = "auto",
     gate: Literal["refuse", "warn"] = "refuse",
@@ -87,7 +87,7 @@ def label(
     """
     console, file = console or Console(quiet=True), Path(out)
     labeller, texts = _prepare(
-        teacher, prompt, data, file, text=text, label=label, seed=seed, precision=precision,
+        teacher, prompt, data, file, columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     soft = labeller.label_split(texts.rows)
@@ -112,8 +112,7 @@ def _prepare(
     data: DataLike,
     file: Path,
     *,
-    text: Sequence[str] | None,
-    label: str | None,
+    columns: ColumnOptions,
     seed: int,
     precision: precisions.Precision,
     allow_pickle: bool,
@@ -124,7 +123,7 @@ def _prepare(
     if file.exists():
         raise DataError(f"{file}: already exists; choose another --out")
     loaded = Prompt.load(prompt)
-    texts = load_texts(data, text=text, label=label, seed=seed)
+    texts = load_texts(data, text=columns.text, label=columns.label, seed=seed)
     task_prompt = build_task_prompt(loaded, texts.task(list(loaded.labels)), train=texts.rows, seed=seed)
     model = open_language_model(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
     return PromptedTeacher(model, task_prompt, console), texts
@@ -140,8 +139,7 @@ def forecast_labelling(
     prompt: str,
     data: DataLike,
     out: str | Path,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     seed: int = 0,
     precision: precisions.Precision = "auto",
     allow_pickle: bool = False,
@@ -154,7 +152,7 @@ def forecast_labelling(
     """
     console = console or Console(quiet=True)
     labeller, texts = _prepare(
-        teacher, prompt, data, Path(out), text=text, label=label, seed=seed, precision=precision,
+        teacher, prompt, data, Path(out), columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     model, answers = labeller.language_model, labeller.task_prompt.answers

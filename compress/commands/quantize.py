@@ -19,7 +19,7 @@ from compress import io
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands.distill import distill
 from compress.config.limits import check_max_drop, check_seed
-from compress.config.options import DataOptions, DeviceOptions, Int8Options, RunOptions
+from compress.config.options import ColumnOptions, DataOptions, DeviceOptions, Int8Options, RunOptions
 from compress.console import Screen
 from compress.data.cache import home
 from compress.data.objects import DataLike, data_path
@@ -58,8 +58,7 @@ def train_for_int8(
     data: DataLike,
     *,
     overrides: Sequence[str] = (),
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     seed: int = 0,
     console: Console | None = None,
 ) -> Iterator[Bundle]:
@@ -71,8 +70,8 @@ def train_for_int8(
     """
     data = data_path(data)
     files = [asdict(stamp) for stamp in bundle.manifest.files.values()]
-    run = home() / "qat" / io.hash_value([files, data, RECIPE, list(overrides), text, label, seed])[:24]
-    arguments = _training_arguments(bundle, data, text=text, label=label, seed=seed, overrides=overrides)
+    run = home() / "qat" / io.hash_value([files, data, RECIPE, list(overrides), columns.text, columns.label, seed])[:24]
+    arguments = _training_arguments(bundle, data, columns=columns, seed=seed, overrides=overrides)
     options = replace(arguments.pop("options"), resume=(run / "run.json").is_file(), gate="warn")
     yield distill(**arguments, out=run, options=options, console=console)
     shutil.rmtree(run)
@@ -82,17 +81,16 @@ def _training_arguments(
     bundle: Bundle,
     data: DataLike,
     *,
-    text: Sequence[str] | None,
-    label: str | None,
+    columns: ColumnOptions,
     seed: int,
     overrides: Sequence[str],
 ) -> dict[str, Any]:
     """Return the arguments of `distill`, or of its forecast, for training in int8."""
-    task = bundle.load_data(data, text=text, label=label, seed=seed).task
+    task = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed).task
     length = f"stages.0.max_length={bundle.manifest.max_length}"
     return {
         "teacher": str(bundle.path), "recipe": RECIPE, "data": data,
-        "columns": DataOptions(text=list(text) if text else None, label=label, kind=task.kind, metric=task.metric),
+        "columns": DataOptions(text=columns.text, label=columns.label, kind=task.kind, metric=task.metric),
         "options": RunOptions(overrides=[length, *overrides], seed=seed),
     }  # fmt: skip
 
@@ -112,8 +110,7 @@ def quantize(
     int8: Int8Options = Int8Options(),
     max_drop: float = 0.005,
     device: DeviceOptions = DeviceOptions(),
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     seed: int = 0,
     overrides: Sequence[str] = (),
     say: Say = lambda _: None,
@@ -127,7 +124,7 @@ def quantize(
                  Products stay in float32 until it is met on the validation split. The certificate is for the test
                  split, or the validation split if there is none with labels, and compares int8 with the fp32 file of
                  the given bundle, before any training
-    seed, text, label   for the data, as in `distill`
+    columns, seed   for the data, as in `distill`
     overrides    changes of the recipe q8bert, for qat
 
     If the target is missed, the certificate says so, and the best file is kept. The bundle is unchanged until
@@ -136,13 +133,13 @@ def quantize(
     out = None if out is None else Path(out)
     check_max_drop(max_drop)
     _check(bundle, method, int8, out, seed=seed, overrides=overrides)
-    task_data = bundle.load_data(data, text=text, label=label, seed=seed)
+    task_data = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed)
     exact, threads = bundle.files()["fp32"], os.cpu_count() or 1
     with ExitStack() as stack:
         if method == "qat":
             say("training for int8; after an interruption, the same command continues from the last checkpoint")
             training = train_for_int8(
-                bundle, data, text=text, label=label, seed=seed, overrides=overrides, console=Screen(stderr=True)
+                bundle, data, columns=columns, seed=seed, overrides=overrides, console=Screen(stderr=True)
             )
             bundle = stack.enter_context(training)
         scratch = Path(stack.enter_context(TemporaryDirectory()))
@@ -197,8 +194,7 @@ def forecast_quantization(
     out: Path | None = None,
     int8: Int8Options = Int8Options(),
     device: DeviceOptions = DeviceOptions(),
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     seed: int = 0,
     overrides: Sequence[str] = (),
     console: Console | None = None,
@@ -212,14 +208,14 @@ def forecast_quantization(
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     _check(bundle, method, int8, out, seed=seed, overrides=overrides)
-    task_data, threads = bundle.load_data(data, text=text, label=label, seed=seed), os.cpu_count() or 1
+    task_data, threads = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed), os.cpu_count() or 1
     source, length = bundle.files()["fp32"], bundle.manifest.max_length
     graph, phases = read_model(source).graph, list[Phase]()
     parts = products(graph)
     if method == "qat":
         from compress.commands.forecast import forecast
 
-        training = _training_arguments(bundle, data, text=text, label=label, seed=seed, overrides=overrides)
+        training = _training_arguments(bundle, data, columns=columns, seed=seed, overrides=overrides)
         phases += forecast(**training).phases
     with TemporaryDirectory() as scratch, open_chosen(device, say=say) as target, console.status("trying each phase"):
         file, smoothed = Path(scratch) / "int8.onnx", Path(scratch) / "smooth.onnx"

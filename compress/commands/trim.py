@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from compress.benchmark.local import machine
 from compress.config.limits import check_max_drop
+from compress.config.options import ColumnOptions
 from compress.data import load_task
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.objects import DataLike
@@ -84,8 +85,7 @@ def trim(
     *,
     data: DataLike | None = None,
     corpus: str | None = None,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     min_count: int = 1,
     keep: Sequence[str] = (),
     max_drop: float = 0.005,
@@ -103,7 +103,7 @@ def trim(
     CompressError with neither data nor corpus, BundleError for data of another task, and the errors of `trim_bundle`.
     """
     check_max_drop(max_drop)
-    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
+    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
     if bundle is None:
         return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
     with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (small, trimmed):
@@ -125,7 +125,7 @@ def trim(
 
 
 def _load_texts(
-    model: str, out: Path, *, data: DataLike | None, corpus: str | None, text: Sequence[str] | None, label: str | None
+    model: str, out: Path, *, data: DataLike | None, corpus: str | None, columns: ColumnOptions
 ) -> tuple[Bundle | None, TaskData | None, CorpusTexts]:
     """Load the bundle (None for a checkpoint), the data, and the texts whose tokens are kept."""
     if data is None and corpus is None:
@@ -136,9 +136,9 @@ def _load_texts(
     sources = list[Callable[[], Iterable[str]]]()
     if data is not None:
         if bundle is None:
-            task_data = load_task(data, text=text, label=label)
+            task_data = load_task(data, text=columns.text, label=columns.label)
         else:
-            task_data = bundle.load_data(data, text=text, label=label)
+            task_data = bundle.load_data(data, text=columns.text, label=columns.label)
         sources.append(partial(texts_of, task_data.train))
     if corpus is not None:
         sources.append(partial(_lines, load_corpus(corpus)))
@@ -155,8 +155,7 @@ def forecast_trimming(
     *,
     data: DataLike | None = None,
     corpus: str | None = None,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
+    columns: ColumnOptions = ColumnOptions(),
     min_count: int = 1,
     keep: Sequence[str] = (),
     threads: int = 1,
@@ -166,7 +165,7 @@ def forecast_trimming(
 
     All texts are read once and counted; everything else is done with the first thousand, into a temporary folder.
     """
-    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
+    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
     folder = resolve(model) if bundle is None else bundle.path
     first, phases = next(chunks(texts), []), list[Phase]()
     began = time.perf_counter()

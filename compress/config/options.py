@@ -65,11 +65,17 @@ WebGpu = Annotated[bool, device_option("--webgpu", help="browser, adb: use the G
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """The columns of the data, its kind of task and its score, if they should not be detected."""
+class ColumnOptions:
+    """The columns of the data, if they should not be detected."""
 
     text: TextColumns = None
     label: LabelColumn = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(ColumnOptions):
+    """The columns of the data, its kind of task and its score, if they should not be detected."""
+
     kind: Kind = None
     metric: Metric = None
 
@@ -127,15 +133,21 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureOptions(DeviceOptions):
-    """Choose what a search measures: file, setting, and the number of shapes from which it predicts the others.
+class DeviceSettingOptions(DeviceOptions):
+    """The device, and the setting at which it measures latency.
 
-    seq  tokens of a text; None: 128, or the space's max_length if that is less
+    seq  tokens of a text; None: 128, or the max_length of the space or the bundles if that is less
     """
 
     threads: Threads = 1
     batch: Batch = 1
-    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: 128, or the space's max_length.")] = None
+    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: 128, or the model's maximum.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(DeviceSettingOptions):
+    """Choose what a search measures: file, setting, and the number of shapes from which it predicts the others."""
+
     file: Annotated[Literal["int8", "fp32"], device_option(help="Measure and ship this file.")] = "int8"
     shapes: Annotated[int, device_option(help="Measure this many shapes, 5 to 64.")] = 16
     rounds: Annotated[int, device_option(min=2, help="Measure in this many rounds.")] = 4

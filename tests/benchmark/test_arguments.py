@@ -6,7 +6,7 @@ import pytest
 
 from compress.benchmark import arguments
 from compress.benchmark.devices import open_chosen
-from compress.config.options import DeviceOptions, MeasureOptions
+from compress.config.options import DeviceOptions, DeviceSettingOptions, MeasureOptions
 from compress.records.latency import DeviceError, Setting
 
 
@@ -32,7 +32,7 @@ def test_spans_of_time_are_seconds() -> None:
             arguments.parse_duration(text)
 
 
-@pytest.mark.parametrize("group", [DeviceOptions, MeasureOptions])
+@pytest.mark.parametrize("group", [DeviceOptions, DeviceSettingOptions, MeasureOptions])
 def test_a_device_is_opened_by_the_options_of_it_that_a_group_holds(group: type[DeviceOptions]) -> None:
     with open_chosen(group(affinity="0"), say=lambda _: None) as device:
         assert device.name == "local"

@@ -295,11 +295,11 @@ def test_missing_fusions_are_warned_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_this_machine_races_real_files(shipped: Bundle, evaluator: Evaluator) -> None:
+def test_this_machine_races_real_files(shipped: Bundle, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "ROUNDS", 2)
+    monkeypatch.setattr(tuning, "RUNS", 2)
     with open_device("local") as device:
-        tuned = tune(
-            shipped, device=device, settings=[Setting(seq=16)], evaluator=evaluator, max_drop=0.1, rounds=2, runs=2
-        )
+        tuned = tune(shipped, device=device, settings=[Setting(seq=16)], evaluator=evaluator, max_drop=0.1)
     assert all(each.p50_ms for each in tuned.tried if each.passed)
     assert len(tuned.chosen) == 2
     assert Bundle.load(shipped.path).predict(["good film"])
