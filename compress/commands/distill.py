@@ -88,7 +88,8 @@ def distill(
 
     teacher    alias (`minilm`, `bert-base`, ...), folder, hub id, or (model, tokenizer); fine-tuned first if it has no
                head for the task. Or precomputed vectors of the texts (see `prompting.vectors`): the student is then cut
-               out of the checkpoint that the recipe's student names, or else of minilm
+               out of the checkpoint that the recipe's student names, or else of minilm. If a ranking has a teacher's
+               scores (see `data.ranking`), it only names the checkpoint that the student is cut out of
     data       embedded set, folder, hub id, DataFrame, Dataset, or {split: any of these}; `columns` name what cannot be
                detected
     recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices, chooses one for teacher and task
@@ -204,6 +205,11 @@ def prepare(
             vectors=open_source(teacher) if vectors_alone else None,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
+        if "teacher" in context.data.train.column_names and not prompted and not recipe.pruning:
+            starting_checkpoint(recipe, default=teacher)
+            base_teacher, recorded = teachers.with_scores(base_teacher, context.data), True
+            context = replace(context, base_teacher=base_teacher)
+            print_note(console, f"the teacher's scores are in the data; the student is cut out of {teacher}")
         if not recorded:
             train, reads = context.data.train, takes_texts(context.data, context.corpus)
             # a variant of a passage is none of the query's candidates

@@ -4,13 +4,18 @@ Stated rules. A table has a row for each pair, in columns query (or question), p
 context) and relevance (or label, score, grade): a number, higher is better, and above 0 is relevant. Or it has a row
 for each query, or some of its passages, in columns query, positive and negative (negative_1, negative_2, and so on; a
 cell may hold a list): relevance 1 and 0. Rows of the same query belong together, wherever they are; of duplicate pairs
-the highest relevance counts.
+the one of the highest relevance counts.
+
+A table with a row for each pair may have the scores of a teacher in a column teacher_score (or teacher, score_teacher,
+teacher_logit), with relevance or instead of it. Every row of every split then needs one. Without relevance, the
+passage of a query that the teacher scores highest is the relevant one.
 
 If no irrelevant passages are given, as in BEIR folders, the json of SQuAD, and tables of query and positive alone,
 NEGATIVES are added to each query: the passages without a judgement that BM25 ranks highest among all of them. Some of
 these may be relevant nevertheless. Judged passages are always kept.
 
-Unless the kind is requested, only a BEIR folder or a table with the columns query and positive is read as a ranking.
+Unless the kind is requested, only a BEIR folder, or a table with the columns query and positive, or a query, a passage
+and a teacher's score, is read as a ranking.
 Evaluation splits leave out queries whose passages no order could rank wrongly.
 """
 
@@ -39,10 +44,23 @@ NEGATIVES: Final = 8
 QUERIES: Final = ("query", "question")
 PASSAGES: Final = ("passage", "document", "text", "paragraph", "context", "passagetext", "doc")
 RELEVANCES: Final = ("relevance", "label", "score", "grade", "relevant")
+TEACHERS: Final = ("teacherscore", "teacher", "scoreteacher", "teacherlogit")
 
-_SCHEMA: Final = pa.schema({"text": pa.string(), "text_pair": pa.string(), "label": pa.float32(), "query": pa.int64()})
-Pair = tuple[str, str, float]
-"""Query, passage, relevance."""
+_SCHEMA: Final = pa.schema(
+    {
+        "text": pa.string(), "text_pair": pa.string(), "label": pa.float32(), "query": pa.int64(),
+        "teacher": pa.float32(),
+    }
+)  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """Hold a query, a passage, its relevance, and a teacher's score of it if there is one."""
+
+    query: str
+    passage: str
+    relevance: float
+    teacher: float | None = None
 
 
 class Rankings(NamedTuple):
@@ -56,19 +74,25 @@ class Rankings(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Name the columns of a table; `label` is None if passages are positive or negative by their column."""
+    """Name the columns of a table; `label` is None if passages are positive or negative by their column, or have only
+    the score of a teacher."""
 
     query: str
     passages: tuple[str, ...]
     label: str | None
     negatives: tuple[str, ...] = ()
+    teacher: str | None = None
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.label, self.teacher) if name is not None)
 
 
 def is_ranking(source: str) -> bool:
-    """Check whether a source can only be a ranking: a BEIR folder, or a table of queries and positives."""
+    """Check whether a source can only be a ranking: a BEIR folder, or a table of queries with positives or scores."""
     if (found := sources.local_files(source)) is None:
         return False
-    return sources.is_beir(sources.local(source)) or any(map(_has_positives, found[1].get("train", [])[:1]))
+    return sources.is_beir(sources.local(source)) or any(map(_is_table, found[1].get("train", [])[:1]))
 
 
 def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings:
@@ -94,14 +118,22 @@ def read(source: str, text: Sequence[str] | None, label: str | None) -> Rankings
         if role in splits or (role != "train" and columns.label and columns.label not in split.columns):
             notes.append(f"skipped {split.name}: " + ("a second split" if role in splits else "it has no labels"))
             continue
+        if columns.teacher and columns.teacher not in split.columns:
+            raise DataError(
+                f"{split.place}: has no column {columns.teacher!r}, but the training split has: every split needs the "
+                "teacher's scores. Add them here, or remove the column there."
+            )
         notes += split.notes
         rows = list(_rows(split, columns))
-        if not columns.label and not columns.negatives:
+        if not columns.label and columns.teacher:
+            rows = _judge_by_teacher(rows)
+            notes.append(f"{split.name}: the passage with the highest {columns.teacher!r} is the query's relevant one")
+        elif not columns.label and not columns.negatives:
             rows = _with_negatives(rows)
             notes.append(f"{split.name}: the {NEGATIVES} passages that BM25 ranks highest are each query's negatives")
         splits[role] = _examples(rows, split.place)
     text_columns = (columns.query, columns.passages[0])
-    return Rankings(opened.name, splits, text_columns, columns.label or "relevance", tuple(notes))
+    return Rankings(opened.name, splits, text_columns, columns.label or columns.teacher or "relevance", tuple(notes))
 
 
 def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...]]:
@@ -129,8 +161,9 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
     return table.filter(pa.array(scorable[places])), (note,)
 
 
-def _has_positives(path: Path) -> bool:
-    """Check at the beginning of a table whether it has the columns query and positive, and no label."""
+def _is_table(path: Path) -> bool:
+    """Check at the beginning of a table whether it has the columns query and positive, and no label, or a query, a
+    passage and a teacher's score."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         try:
@@ -144,6 +177,8 @@ def _has_positives(path: Path) -> bool:
     else:
         return False
     known = {plain(name) for name in names}
+    if all(known & set(names) for names in (QUERIES, PASSAGES, TEACHERS)):
+        return True
     return {"query", "positive"} <= known and not known & set(schema.LABELS)
 
 
@@ -154,7 +189,13 @@ def _choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> _
     if text is not None and len(text) != 2:
         raise DataError(f"{split.place}: a ranking has two text columns, of queries and of passages; name both.")
     query, passage = text or (next((found[name] for name in QUERIES if name in found), None), None)
+    teacher = next((found[name] for name in TEACHERS if name in found and found[name] != label), None)
     if text is None and query and "positive" in found and label is None:
+        if teacher is not None:
+            raise DataError(
+                f"{split.place}: {teacher!r} cannot score both passages of a row; expected a row for each passage: "
+                f"query, passage and {teacher!r}, optionally relevance."
+            )
         negatives = tuple(name for name in split.columns if re.fullmatch(r"negative\d*", plain(name)))
         return _Columns(query, (found["positive"], *negatives), None, negatives)
     if passage is None:
@@ -162,34 +203,35 @@ def _choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> _
     if label is None:
         others = (found[name] for name in RELEVANCES if name in found)
         label = next((name for name in others if name not in (query, passage)), None)
-    if query is None or passage is None or label is None:
+    if query is None or passage is None or (label is None and teacher is None):
         missing = "the query" if query is None else "the passage" if passage is None else "the relevance"
         raise DataError(
             f"{split.place}: cannot tell which column is {missing} of a ranking; expected query, passage and "
-            "relevance, or query, positive and negative. Name them with --text (twice) and --label. Its columns, with "
-            f"an example each:\n{split.examples()}"
+            "relevance (or teacher_score), or query, positive and negative. Name them with --text (twice) and --label. "
+            f"Its columns, with an example each:\n{split.examples()}"
         )
-    return _Columns(query, (passage,), label)
+    return _Columns(query, (passage,), label, teacher=teacher)
 
 
 def _rows(split: RawSplit, columns: _Columns) -> Iterator[Pair]:
-    """Yield the pairs of a table. DataError for an empty text, and for a relevance that is not a number."""
-    names = (columns.query, *columns.passages, *([columns.label] if columns.label else []))
+    """Yield the pairs of a table. DataError for an empty text, and for a relevance or score that is not a number."""
+    names = (columns.query, *columns.passages, *columns.numbers)
     schema.refuse_unknown(split, names)
     row = split.first - 1
     for batch in split.read(names):
         for query, *passages in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             row += 1
-            place, relevance = f"{split.place}, row {row}", 1.0
-            if columns.label:
+            place, numbers = f"{split.place}, row {row}", dict[str, float]()
+            for name in reversed(columns.numbers):
                 cell = passages.pop()
                 value = number(cell) if isinstance(cell, str) else None
                 if value is None or not abs(value) <= schema.LARGEST:
-                    raise DataError(
-                        f"{place}: {columns.label!r} is {cell!r}; expected the relevance of the passage, a number, 0 "
-                        "if it is irrelevant. Correct or remove the row."
-                    )
-                relevance = value
+                    expected = "the relevance of the passage, a number, 0 if it is irrelevant"
+                    expected = "the teacher's score of the passage, a number" if name == columns.teacher else expected
+                    raise DataError(f"{place}: {name!r} is {cell!r}; expected {expected}. Correct or remove the row.")
+                numbers[name] = value
+            relevance = 1.0 if columns.label is None else numbers[columns.label]
+            score = None if columns.teacher is None else numbers[columns.teacher]
             if not isinstance(query, str) or not query.strip():
                 raise DataError(f"{place}: the query {columns.query!r} is empty. Remove the row.")
             for name, cell in zip(columns.passages, passages, strict=True):
@@ -197,28 +239,44 @@ def _rows(split: RawSplit, columns: _Columns) -> Iterator[Pair]:
                 if name not in columns.negatives and not any(cells):
                     raise DataError(f"{place}: the passage {name!r} is empty. Remove the row.")
                 for passage in filter(None, cells):
-                    yield query.strip(), passage, 0.0 if name in columns.negatives else relevance
+                    yield Pair(query.strip(), passage, 0.0 if name in columns.negatives else relevance, score)
+
+
+def _judge_by_teacher(rows: Sequence[Pair]) -> list[Pair]:
+    """Give relevance 1 to the passage of each query that the teacher scores highest, and 0 to the others."""
+    highest: dict[str, float] = {}
+    for row in rows:
+        assert row.teacher is not None, "every row has a score"
+        highest[row.query] = max(row.teacher, highest.get(row.query, row.teacher))
+    return [row._replace(relevance=float(row.teacher == highest[row.query])) for row in rows]
 
 
 def _examples(pairs: Iterable[Pair], place: str) -> Examples:
     """Gather the passages of each query, without duplicates; queries are numbered in their order."""
-    judged: dict[str, dict[str, float]] = {}
+    judged: dict[str, dict[str, Pair]] = {}
     contradictions = 0
-    for query, passage, relevance in pairs:
-        passages = judged.setdefault(query, {})
-        contradictions += passage in passages and passages[passage] != relevance
-        passages[passage] = max(relevance, passages.get(passage, relevance))
+    for pair in pairs:
+        passages = judged.setdefault(pair.query, {})
+        known = passages.setdefault(pair.passage, pair)
+        contradictions += known != pair
+        if pair.relevance > known.relevance:
+            passages[pair.passage] = pair
     if not judged:
         raise DataError(f"{place}: has no query; expected rows of a query, a passage and its relevance.")
     rows = [
-        (query, passage, relevance, n)
-        for n, (query, passages) in enumerate(judged.items())
-        for passage, relevance in passages.items()
+        (pair.query, pair.passage, pair.relevance, n, pair.teacher)
+        for n, passages in enumerate(judged.values())
+        for pair in passages.values()
     ]
     table = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=_SCHEMA.names).cast(_SCHEMA)
+    if table["teacher"].null_count:
+        table = table.drop_columns("teacher")
     notes: tuple[str, ...] = ()
     if contradictions:
-        notes = (f"{Path(place).name}: {contradictions:,} pairs occur with different relevances: the highest counts",)
+        notes = (
+            f"{Path(place).name}: {contradictions:,} pairs occur with different numbers: the row of the highest "
+            "relevance counts, or else the first",
+        )
     return Examples(table, table["query"].to_pylist(), notes)
 
 
@@ -231,8 +289,9 @@ def _from_retrieval(sets: Sequence[Retrieval], name: str) -> Rankings:
         numbers = {passage: n for n, passage in enumerate(found.corpus)}
         for role, judged in found.qrels.items():
             rows = [
-                (found.queries[q], found.corpus[p], score) for q, known in judged.items() for p, score in known.items()
-            ]
+                Pair(found.queries[q], found.corpus[p], score)
+                for q, known in judged.items() for p, score in known.items()
+            ]  # fmt: skip
             ranked = _with_negatives(rows, list(found.corpus.values()))
             examples = _examples(ranked, f"{found.name} [{role}]")
             best = {found.queries[q]: numbers[max(known, key=known.__getitem__)] for q, known in judged.items()}
@@ -247,16 +306,16 @@ def _from_retrieval(sets: Sequence[Retrieval], name: str) -> Rankings:
 def _with_negatives(rows: Sequence[Pair], corpus: Sequence[str] | None = None) -> list[Pair]:
     """Add to each query the NEGATIVES passages that BM25 ranks highest among those without a judgement."""
     judged: dict[str, dict[str, float]] = {}
-    for query, passage, relevance in rows:
-        judged.setdefault(query, {})[passage] = relevance
+    for row in rows:
+        judged.setdefault(row.query, {})[row.passage] = row.relevance
     if not judged:
         return []
-    texts = list(dict.fromkeys(corpus if corpus is not None else (passage for _, passage, _ in rows)))
+    texts = list(dict.fromkeys(corpus if corpus is not None else (row.passage for row in rows)))
     most = max(map(len, judged.values()))
     found, _ = WordIndex.from_texts(texts).search(list(judged), NEGATIVES + most)
     pairs: list[Pair] = []
     for (query, known), places in zip(judged.items(), found, strict=True):
-        pairs += [(query, passage, relevance) for passage, relevance in known.items()]
+        pairs += [Pair(query, passage, relevance) for passage, relevance in known.items()]
         others = [texts[n] for n in places if texts[n] not in known]
-        pairs += [(query, passage, 0.0) for passage in others[:NEGATIVES]]
+        pairs += [Pair(query, passage, 0.0) for passage in others[:NEGATIVES]]
     return pairs

@@ -95,6 +95,7 @@ class TaskData:
                                            class), depending on `task.kind`
     words, tags                            tagging: lists of strings and of int class ids
     query                                  ranking: an int, the same for all passages of a query
+    teacher                                ranking: a teacher's score of the passage, a float, if the source has them
     id, question, context, answers, starts qa: the correct answers, and where each begins in the context, in
                                            characters; empty lists if the context has no answer
     text, related, relevance, passage      embedding: a text; the numbers of the rows that it is judged with, and their

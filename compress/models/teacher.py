@@ -4,10 +4,11 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
 from compress import io
-from compress.data.task import Task
+from compress.data.task import Task, TaskData
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
@@ -45,8 +46,8 @@ class Teacher:
 
     digest    of weights, config and tokenizer
     trained   whether it came with a head for the task; pickled: whether its weights may be pickled
-    recorded  the answers of a teacher that was prompted, or only returns vectors; model and tokenizer are then those
-              that the student begins as, or is cut out of
+    recorded  the answers of a teacher that was prompted, or only returns vectors, or whose scores are in the data;
+              model and tokenizer are then those that the student begins as, or is cut out of
     """
 
     name: str
@@ -57,6 +58,15 @@ class Teacher:
     trained: bool
     pickled: bool = False
     recorded: RecordedLogits | None = None
+
+
+def with_scores(start: Teacher, data: TaskData) -> Teacher:
+    """Return a teacher that has recorded the scores in the data's column `teacher`; `start` is what students are cut
+    out of."""
+    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    logits = {split._fingerprint: np.asarray(split["teacher"][:], np.float32)[:, None] for split in splits}
+    name = f"the scores in {data.name}"
+    return replace(start, name=name, digest=data.fingerprint, trained=True, recorded=RecordedLogits(logits))
 
 
 def identify(folder: Path) -> str:

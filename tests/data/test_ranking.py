@@ -70,6 +70,41 @@ def test_bm25_negatives(folder: Folder) -> None:
     assert first[1][1] == rows[4][1]  # which has the word, too
 
 
+SCORED = "query\tpassage\tteacher_score\n"
+
+
+def test_scores_of_a_teacher(folder: Folder) -> None:
+    """They stand beside the relevance of duplicate rows, and are detected without the kind."""
+    rows = "a\tp1\t1\t-2.5\na\tp2\t0\t3\na\tp2\t2\t4\na\tp2\t2\t5\nb\tp3\t1\t1e-3\nb\tp4\t0\t0\n"
+    table = "query\tpassage\trelevance\tteacher_score\n" + rows
+    data = loaded(folder, {"train.tsv": table, "dev.tsv": table})
+    assert (data.task.kind, data.task.label) == ("ranking", "relevance")
+    assert pairs(data.train) == [("a", "p1", 1), ("a", "p2", 2), ("b", "p3", 1), ("b", "p4", 0)]
+    assert data.train["teacher"][:] == pytest.approx([-2.5, 4, 1e-3, 0])
+    assert data.validation["teacher"][:] == data.train["teacher"][:]
+    assert any("2 pairs occur with different numbers" in note for note in data.notes)
+    plain = loaded(folder, {"train.tsv": TABLE, "dev.tsv": TABLE}, kind="ranking")
+    assert "teacher" not in plain.train.column_names
+    other = loaded(folder, {"train.tsv": table, "dev.tsv": table}, kind="ranking", label="teacher_score")
+    assert (other.task.label, other.train.column_names) == ("teacher_score", plain.train.column_names)
+
+
+def test_scores_of_a_teacher_instead_of_relevance(folder: Folder) -> None:
+    table = SCORED + "a\tp1\t-2\na\tp2\t-1\nb\tp3\t7\nb\tp4\t7\nb\tp5\t0\n"
+    data = loaded(folder, {"train.tsv": table, "dev.tsv": table})
+    assert (data.task.kind, data.task.label) == ("ranking", "teacher_score")
+    assert pairs(data.train) == [("a", "p1", 0), ("a", "p2", 1), ("b", "p3", 1), ("b", "p4", 1), ("b", "p5", 0)]
+    assert any("highest 'teacher_score' is the query's relevant one" in note for note in data.notes)
+
+
+def test_scores_are_held_out_with_their_rows(folder: Folder) -> None:
+    table = SCORED + "".join(f"q{n}\tp{each}\t{10 * n + each}\n" for n in range(20) for each in range(2))
+    data = loaded(folder, {"train.tsv": table})
+    for split in (data.train, data.validation):
+        assert split["teacher"][:] == [10 * int(query[1:]) + int(passage[1:]) for query, passage, _ in pairs(split)]
+    assert len(data.validation) == 4
+
+
 def test_parquet_and_columns_by_name(folder: Folder, tmp_path: Any) -> None:
     table = pa.table({"q": ["a", "a", "b", "b"], "d": ["x", "y", "x", "y"], "gain": [1, 0, 0, 3]})
     for name in ("train", "dev"):
@@ -126,6 +161,11 @@ def test_squad_as_ranking(folder: Folder) -> None:
         (HEADER + "a\tp\t1\nb\tq\t0\n", "no order can be learned"),
         (HEADER + "a\tp\t0\na\tq\t0\n", "no order can be learned"),
         ("query\tpassage\tother\na\tp\tx\n", "which column is the relevance"),
+        (SCORED + "a\tp\t1\na\tq\tnan\n", "row 3: 'teacher_score' is 'nan'; expected the teacher's score"),
+        (SCORED + "a\tp\t\n", "row 2: 'teacher_score' is"),
+        (SCORED + "a\tp\t-inf\n", "row 2: 'teacher_score' is '-inf'"),
+        (SCORED + "a\tp\t1\na\tq\t2\n", "dev.tsv: has no column 'teacher_score', but the training split"),
+        ("query\tpositive\tnegative\tteacher\na\tp\tq\t1\n", "'teacher' cannot score both passages"),
     ],
 )
 def test_invalid_rankings(folder: Folder, table: str, says: str) -> None:
@@ -155,3 +195,5 @@ def test_is_ranking(folder: Folder) -> None:
     assert not is_ranking("intents")
     assert is_ranking(folder({"train.csv": "query,positive,negative\na,b,c\n"}))
     assert not is_ranking(folder({"train.csv": "query,positive,label\na,b,1\n"}))
+    assert is_ranking(folder({"train.csv": "question,document,label,teacher_score\na,b,1,2\n"}))
+    assert not is_ranking(folder({"train.csv": "text,label,teacher_score\na,1,2\n"}))

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 
 import compress
 from compress.data import load_task
 from compress.data.task import Task
-from compress.errors import CompressError, ObjectiveError
-from compress.evaluation import baselines
+from compress.data.tokenize import encode
+from compress.errors import CompressError, ObjectiveError, RecipeError
+from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.ranking import query_scores
+from compress.exporters.artifact import Bundle
 from compress.papers import monobert
 from compress.pruning.importance import answer_loss
 from compress.records.run_report import Report
@@ -217,6 +220,38 @@ def test_distil_a_reranker(places: dict[str, str], data: Any, tmp_path: Path, ha
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     scores = library.CrossEncoder(str(bundle.path)).predict([("a film ?", "a good plot")])
     assert float(scores[0]) == pytest.approx(answer.score, abs=1e-5)
+
+
+def test_scores_in_the_data_teach_what_their_model_teaches(
+    places: dict[str, str], data: Any, tmp_path: Path, hastened: None
+) -> None:
+    model = tiny.bert(1, initializer_range=0.1).eval()
+    teacher = tiny.checkpoint(tmp_path / "teacher", model)
+    for name in ("train", "dev", "test"):
+        lines = (Path(places["data"]) / f"{name}.tsv").read_text().splitlines()
+        (tmp_path / "one.tsv").write_text("\n".join(lines))
+        split = load_task(f"train={tmp_path / 'one.tsv'},validation={tmp_path / 'one.tsv'}", kind="ranking").train
+        scores = metrics.logits(model, encode(split, tiny.tokenizer(), 32), learning.collate())[:, 0]
+        scored = [f"{line}\t{cell}" for line, cell in zip(lines, ["teacher_score", *scores.tolist()], strict=True)]
+        (tmp_path / "scored").mkdir(exist_ok=True)
+        (tmp_path / "scored" / f"{name}.tsv").write_text("\n".join(scored))
+
+    def distil(source: str | Path, out: str, *changes: str) -> Bundle:
+        return tiny.call(
+            compress.distill, teacher=teacher, recipe="margin-mse", data=str(source), out=tmp_path / out,
+            overrides=[*QUICK, "stages.0.steps=8", *changes], precision="fp32", gate="warn",
+        )  # fmt: skip
+
+    live, recorded = distil(places["data"], "live"), distil(tmp_path / "scored", "recorded")
+    weights = [load_file(bundle.path / "model.safetensors") for bundle in (live, recorded)]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, atol=1e-4, rtol=1e-3)
+    row = recorded.report().teacher_row
+    assert (row.name, row.parameters) == ("the scores in scored", None)
+    assert row.score == pytest.approx(live.report().teacher_row.score)
+    assert recorded.report().shipped.agreement == pytest.approx(live.report().shipped.agreement, abs=0.01)
+    with pytest.raises(RecipeError, match="this teacher has only logits"):
+        distil(tmp_path / "scored", "hidden", "stages.0.objective=[{loss: tinybert.hidden, layers: uniform}]")
 
 
 @pytest.mark.slow
