@@ -20,7 +20,7 @@ import onnx
 from onnx import ModelProto
 
 from compress.benchmark.devices import Device
-from compress.config.limits import check_max_drop
+from compress.config.limits import check_number
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.int8 import LEARNED_KEY, quantize_dynamic, quantize_learned, quantize_static
@@ -317,7 +317,7 @@ def tune(
     measured. Every form is exported again from the weights. Ratios are to the bundle's own fp32 file.
     Raises DeviceError if the device fails, ExportError for a model that cannot be exported.
     """
-    check_max_drop(max_drop)
+    check_number("max_drop", max_drop, 0, 1)
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
     own = bundle.files()

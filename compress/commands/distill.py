@@ -18,7 +18,7 @@ from compress.commands import preflight
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import reference, user_code
 from compress.config.choices import AUTO, CandidateRecipes
-from compress.config.limits import check_max_drop
+from compress.config.limits import check_number
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec, ancestor, spec_of
 from compress.config.reference import Call
@@ -107,7 +107,7 @@ def distill(
     """
     console, started = console or Console(quiet=True), time.time()
     if max_drop is not None:
-        check_max_drop(max_drop)
+        check_number("max_drop", max_drop, 0, 1)
     prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
     prepared = prepare(
         teacher=teacher, data=data, out=out, recipe=recipe, corpus=corpus, prompt=prompt, columns=columns,

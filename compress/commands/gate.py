@@ -13,7 +13,7 @@ import numpy as np
 from compress.benchmark.arguments import LONE
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
-from compress.config.limits import check_max_drop, check_minutes, check_number
+from compress.config.limits import check_minutes, check_number
 from compress.config.options import ColumnOptions, DeviceSettingOptions
 from compress.errors import BundleError
 from compress.evaluation.statistics import bootstrap_interval, paired_share_interval, signed_rank_interval
@@ -69,7 +69,7 @@ def gate(
     Raises BundleError for a path that is no bundle or another task, DeviceError for a device that fails.
     """
     started = time.monotonic()
-    check_max_drop(max_drop)
+    check_number("max_drop", max_drop, 0, 1)
     check_minutes(minutes)
     for name, share in (("max_slower", max_slower), ("max_larger", max_larger)):
         check_number(name, 0.0 if share is None else share, 0, 100)

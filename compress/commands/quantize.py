@@ -18,7 +18,7 @@ from rich.console import Console
 from compress import io
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands.distill import distill
-from compress.config.limits import check_max_drop, check_seed
+from compress.config.limits import check_number, check_seed
 from compress.config.options import ColumnOptions, DataOptions, DeviceOptions, Int8Options, RunOptions
 from compress.console import Screen
 from compress.data.cache import home
@@ -131,7 +131,7 @@ def quantize(
     everything is done. Raises BundleError for data of another task, and the errors of its parts.
     """
     out = None if out is None else Path(out)
-    check_max_drop(max_drop)
+    check_number("max_drop", max_drop, 0, 1)
     _check(bundle, method, int8, out, seed=seed, overrides=overrides)
     task_data = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed)
     exact, threads = bundle.files()["fp32"], os.cpu_count() or 1

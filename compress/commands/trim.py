@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from compress.benchmark.local import machine
-from compress.config.limits import check_max_drop
+from compress.config.limits import check_number
 from compress.config.options import ColumnOptions
 from compress.data import load_task
 from compress.data.corpus import Corpus, load_corpus
@@ -102,7 +102,7 @@ def trim(
     The folder appears when all of it is certified or marked; after an interruption, repeat the call. Raises
     CompressError with neither data nor corpus, BundleError for data of another task, and the errors of `trim_bundle`.
     """
-    check_max_drop(max_drop)
+    check_number("max_drop", max_drop, 0, 1)
     bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
     if bundle is None:
         return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))

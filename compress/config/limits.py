@@ -37,8 +37,3 @@ def check_tracker(name: str | None) -> None:
         raise CompressError(f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}")
     if name != "tensorboard" and (absent := find_missing(name)):
         raise CompressError(f"--track {name}: {absent}; this tracker needs it: {install_command(name)}")
-
-
-def check_max_drop(max_drop: float) -> None:
-    """Raise CompressError unless a loss of score, in the score's own unit, lies between 0 and 1."""
-    check_number("max_drop", max_drop, 0, 1)

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from compress.records import Kind
+
 PANELS = ("Data", "Training", "Budget", "Device", "Search", "Output")
 """The groups of options in the help."""
 data_option, training, budget, device_option, search_option, output = (
@@ -34,10 +36,7 @@ DataName = Annotated[str, data_option(help="intents, a folder of train and dev f
 CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc, a file, folder, hub id.")]
 TextColumns = Annotated[list[str] | None, data_option(help="Name the text column; twice for pairs.")]
 LabelColumn = Annotated[str | None, data_option(help="Name the label column.")]
-Kind = Annotated[
-    Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking"] | None,
-    data_option(help="Name the kind of task"),
-]
+TaskKind = Annotated[Kind | None, data_option(help="Name the kind of task")]
 Metric = Annotated[str | None, data_option(help="Choose the best checkpoint by this score.")]
 Out = Annotated[Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")]
 Int8MaxDrop = Annotated[
@@ -76,7 +75,7 @@ class ColumnOptions:
 class DataOptions(ColumnOptions):
     """The columns of the data, its kind of task and its score, if they should not be detected."""
 
-    kind: Kind = None
+    kind: TaskKind = None
     metric: Metric = None
 
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from compress.config.loader import plain_tree
 from compress.config.reference import check_address, is_user_code
 from compress.errors import did_you_mean
+from compress.records import Kind
 
 LAYER_MAPS: tuple[str, ...] = ("uniform", "last", "first", "top", "skip", "spread")
-KINDS: tuple[str, ...] = ("classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking")
+KINDS: tuple[str, ...] = get_args(Kind)
 MOST_WEIGHT = 1e6
 """The papers' weights lie between 0.1 and 100; much larger ones overflow float32 in the sum."""
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from compress import records
 from compress.errors import DataError, did_you_mean
-from compress.records import run_report
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-Kind = run_report.Kind
+Kind = records.Kind
 
 METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
     {

@@ -21,6 +21,7 @@ from compress.config.options import BudgetOptions, DataOptions
 from compress.config.recipe import (
     ALL_KINDS,
     FINETUNE,
+    SIZES,
     TEACHER_LM,
     Frozen,
     Line,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 Value = int | float | str | bool
 """A value of an axis. For sizes, an int is a count and a float a share of the teacher's."""
 
-SIZES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 SLICED = (*SIZES, "precision")
 """The axes along which the subnets of a supernet can differ."""
 AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")

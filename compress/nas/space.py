@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedConfig
 
-from compress.config.recipe import StudentSpec
+from compress.config.recipe import SIZES, StudentSpec
 from compress.errors import PruneError, SearchError, StudentError
 from compress.models import heads
 from compress.models.sharing import share
 from compress.models.student import config_for
-from compress.nas.config import SIZES, Space, Value
+from compress.nas.config import Space, Value
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, resize_config
 

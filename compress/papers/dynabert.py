@@ -42,6 +42,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.config.recipe import SIZES
 from compress.errors import ObjectiveError, PruneError, did_you_mean
 from compress.models.signals import Signals
 from compress.nas.supernet import Lookup, Supernet
@@ -52,8 +53,6 @@ from compress.slicing.sizes import Sizes, inner_weights, resize_config
 from compress.training.objective import Objective, pairs_of_subnet
 from compress.training.step import Distillation, WrappedStep
 from compress.training.teacher_cache import TeacherCache
-
-AXES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 
 
 def first(student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan) -> Importance:
@@ -108,7 +107,7 @@ class Sandwich(WrappedStep):
             raise ObjectiveError("dynabert.Sandwich minimises an objective on each subnet: give the stage one")
         self.distillation = Distillation(student, shown or teacher, objective)
         self.supernet = Supernet(student, depth=depth)
-        axes = dict(zip(AXES, (layers, hidden, heads, ffn, embedding, bottleneck), strict=True))
+        axes = dict(zip(SIZES, (layers, hidden, heads, ffn, embedding, bottleneck), strict=True))
         requests = list(among) or list(_combine(self.supernet.plan, axes, widths))
         if among and (widths or any(axes.values())):
             raise PruneError("dynabert.Sandwich: `among` lists the subnets; remove the other sizes")
@@ -199,8 +198,8 @@ def _resolve_sizes(config: Any, requests: Iterable[Mapping[str, float]], *, stri
     used: set[tuple[str, float]] = set()
     for request in requests:
         for axis in request:
-            if axis not in AXES:
-                raise PruneError(f"dynabert.Sandwich: among: no size {axis!r}.{did_you_mean(axis, AXES)}")
+            if axis not in SIZES:
+                raise PruneError(f"dynabert.Sandwich: among: no size {axis!r}.{did_you_mean(axis, SIZES)}")
         try:
             possible[Sizes.from_request(config, **request)] = None
             used.update(request.items())

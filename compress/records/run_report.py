@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from compress.errors import BundleError
+from compress.records import Kind
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.class_scores import ClassChange, ClassScore, compare_classes, macro_f1, select_fallen
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import Latency
 
 REPORT = "report.json"
-Kind = Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking"]
 Point = Mapping[str, float | None]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from compress.commands.prune import set_target
-from compress.config.limits import MOST_SEED, check_max_drop, check_number, check_seed
+from compress.config.limits import MOST_SEED, check_number, check_seed
 from compress.config.recipe import Recipe
 from compress.errors import CompressError, PruneError
 from compress.reporting.compare import Limits
@@ -23,7 +23,7 @@ def test_seeds(seed: int) -> None:
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf"), True, "0.5"])
 def test_a_number_out_of_its_range(value: float) -> None:
     with pytest.raises(CompressError, match=r"max_drop .*: expected a number from 0 to 1"):
-        check_max_drop(value)
+        check_number("max_drop", value, 0, 1)
     check_number("max_drop", 0.5, 0, 1)
 
 
