@@ -63,12 +63,7 @@ def how_to_install() -> str:
 
 
 def emulate(
-    python: str,
-    file: Path,
-    rows: Sequence[EncodedRow],
-    *,
-    outputs: Sequence[str] | None = None,
-    timeout: float = 3600,
+    python: str, file: Path, rows: Sequence[EncodedRow], *, outputs: Sequence[str] | None = None, timeout: float = 3600
 ) -> Emulated:
     """Run every row on the emulator; the CPU fallback is on only if the emulator does not support a node.
 

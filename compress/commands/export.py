@@ -129,10 +129,7 @@ def tune_source(
     """
     if not isinstance(source, Bundle) and source.task is None:
         raise ExportError(f"{source.name}: --tune needs a model with a head for a task; this one has none")
-    with (
-        tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
-        open_chosen(race.device, say=say) as device,
-    ):
+    with tempfile.TemporaryDirectory(prefix="compress-export.") as scratch, open_chosen(race.device, say=say) as device:
         bundle = source if isinstance(source, Bundle) else source.write(Path(scratch) / "bundle")
         found = None if load_data is None else load_data(bundle)
         test = None if found is None else found.test

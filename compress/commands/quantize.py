@@ -78,12 +78,7 @@ def train_for_int8(
 
 
 def _training_arguments(
-    bundle: Bundle,
-    data: DataLike,
-    *,
-    columns: ColumnOptions,
-    seed: int,
-    overrides: Sequence[str],
+    bundle: Bundle, data: DataLike, *, columns: ColumnOptions, seed: int, overrides: Sequence[str]
 ) -> dict[str, Any]:
     """Return the arguments of `distill`, or of its forecast, for training in int8."""
     task = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed).task

@@ -25,8 +25,7 @@ Overrides = Annotated[list[str] | None, training("--set", help="Change a number:
 Seed = Annotated[int, training(help="Seed all random numbers of the run.")]
 Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this format")]
 Track = Annotated[
-    Literal["tensorboard", "mlflow", "wandb", "trackio"] | None,
-    output(help="Log each stage to this tracker too."),
+    Literal["tensorboard", "mlflow", "wandb", "trackio"] | None, output(help="Log each stage to this tracker too.")
 ]
 Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
 AllowPickle = Annotated[bool, training("--allow-pickle", help="Allow pickled weights that you trust.")]
@@ -173,10 +172,7 @@ class StudyOptions:
     minutes: Annotated[float | None, search_option(help="Take this many minutes in all.")] = None
     finalists: Annotated[int, search_option(help="Distil this many briefly, to rank them.")] = 8
     winners: Annotated[int, search_option(help="Distil this many fully.")] = 1
-    storage: Annotated[
-        str | None,
-        search_option(help="SQLite file or postgresql: URL; default: in --out."),
-    ] = None
+    storage: Annotated[str | None, search_option(help="SQLite file or postgresql: URL; default: in --out.")] = None
     name: Annotated[str | None, search_option(help="The study's name there; default: the folder's.")] = None
 
 
@@ -236,8 +232,7 @@ class Int8Options:
     """
 
     calibration: Annotated[
-        Literal["minmax", "percentile", "entropy"] | None,
-        training(help="Use this instead of the nearest to fp32"),
+        Literal["minmax", "percentile", "entropy"] | None, training(help="Use this instead of the nearest to fp32")
     ] = None
     percentile: Annotated[float, training(min=50, max=100, help="For --calibration percentile.")] = 99.99
     rows: Annotated[int, training(min=1, help="Calibrate on this many training rows.")] = 512

@@ -43,11 +43,7 @@ LONGEST_PIECE: Final = 1 << 20
 """Characters of plain text read at once; a longer line is read in pieces."""
 
 _PACKED: Final = (".gz", ".xz", ".bz2")
-_UNPACK: Final[dict[bytes, Callable[[Any], Any]]] = {
-    b"\x1f\x8b": gzip.open,
-    b"\xfd7zXZ\0": lzma.open,
-    b"BZh": bz2.open,
-}
+_UNPACK: Final[dict[bytes, Callable[[Any], Any]]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 _TAR: Final = (".tar", ".tgz", ".txz", ".tbz2")
 _DAMAGE: Final = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
 

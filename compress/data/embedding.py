@@ -42,12 +42,7 @@ LARGEST: Final[Mapping[Role, tuple[int, int]]] = {"validation": (1000, 4000), "t
 PASSAGE: Final = 400
 """Characters up to which sentences of a document are joined to a passage."""
 SCHEMA: Final = pa.schema(
-    {
-        "text": pa.string(),
-        "related": pa.list_(pa.int64()),
-        "relevance": pa.list_(pa.float32()),
-        "passage": pa.bool_(),
-    }
+    {"text": pa.string(), "related": pa.list_(pa.int64()), "relevance": pa.list_(pa.float32()), "passage": pa.bool_()}
 )
 
 

@@ -29,14 +29,7 @@ from compress.errors import ExportError
 from compress.exporters.int8 import PRECISION_KEY, Ranges, quantise_bias, quantise_matrix
 from compress.exporters.onnx import MASKED
 from compress.exporters.rewrite.graph import Graph, Product, attribute, products
-from compress.exporters.session import (
-    MICROSOFT,
-    UNOPENED,
-    create_session,
-    read_model,
-    save_changed,
-    session_options,
-)
+from compress.exporters.session import MICROSOFT, UNOPENED, create_session, read_model, save_changed, session_options
 
 MARGIN = 12.0
 MOVES = frozenset(

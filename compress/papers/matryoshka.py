@@ -63,12 +63,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @reads("logits", per="example", kinds=(KIND,), bridges=("width",))
 def nested(
-    student_BD: Tensor,
-    teacher_BD: Tensor,
-    *,
-    of: Inner,
-    sizes: Sequence[Size],
-    weights: Sequence[Weight] | None = None,
+    student_BD: Tensor, teacher_BD: Tensor, *, of: Inner, sizes: Sequence[Size], weights: Sequence[Weight] | None = None
 ) -> Tensor:
     """Sum the weighted loss `of` over vectors that are cut to their first dimensions and normalised again (Eq. 1).
 

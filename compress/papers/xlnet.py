@@ -44,11 +44,7 @@ def permute(batch: Mapping[str, Tensor], words: Words, *, context: int = 6, long
     real_BP = torch.arange(P, device=place_BP.device) < count_B[:, None]
     mapping_BPL = torch.nn.functional.one_hot(place_BP, target_BL.shape[1]) * real_BP[:, :, None]
     labels_BP = batch["input_ids"].gather(1, place_BP).where(real_BP, IGNORE_INDEX)
-    return dict(batch) | {
-        "perm_mask": hidden_BLL.float(),
-        "target_mapping": mapping_BPL.float(),
-        "labels": labels_BP,
-    }
+    return dict(batch) | {"perm_mask": hidden_BLL.float(), "target_mapping": mapping_BPL.float(), "labels": labels_BP}
 
 
 def _spans(open_L: Tensor, context: int, longest: int) -> Tensor:

@@ -102,10 +102,7 @@ def ask(model: LanguageModel, prompts: Sequence[str], answers: Sequence[str], *,
                 known = _repair(path, len(answers))
                 new = {key: prompt for key, prompt in by_key.items() if key not in known}
                 start = time.monotonic()
-                with (
-                    Progress(f"asking {model.name}", len(new), "rows", console=console) as bar,
-                    name_disk_errors(path),
-                ):
+                with Progress(f"asking {model.name}", len(new), "rows", console=console) as bar, name_disk_errors(path):
                     try:
                         for key, likelihood in _ask(model, new, answers, path):
                             known[key] = likelihood

@@ -314,14 +314,7 @@ def certify_file(
 
 
 def certify_emulated(
-    bundle: Bundle,
-    file: Path,
-    data: TaskData,
-    python: str,
-    *,
-    max_drop: float,
-    method: str,
-    kept: Sequence[str] = (),
+    bundle: Bundle, file: Path, data: TaskData, python: str, *, max_drop: float, method: str, kept: Sequence[str] = ()
 ) -> Certificate:
     """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU, on EMULATED_ROWS rows.
 

@@ -74,11 +74,7 @@ CASES = [(name, damage) for name in SUBJECTS for damage in DAMAGES]
 
 @pytest.mark.parametrize(("name", "damage"), sample(CASES, 8, quick=[case for case in CASES if case[0] != "search"]))
 def test_damaged_works(
-    reference: Reference,
-    tmp_path: Path,
-    name: str,
-    damage: Callable[[Path], None],
-    record_property: Record,
+    reference: Reference, tmp_path: Path, name: str, damage: Callable[[Path], None], record_property: Record
 ) -> None:
     subject = SUBJECTS[name]
     whole, work, begun = (
@@ -108,10 +104,7 @@ def test_damaged_works(
 
 @pytest.mark.parametrize("damage", sample(DAMAGES, 2))
 def test_damaged_bundles(
-    reference: Reference,
-    tmp_path: Path,
-    damage: Callable[[Path], None],
-    record_property: Record,
+    reference: Reference, tmp_path: Path, damage: Callable[[Path], None], record_property: Record
 ) -> None:
     before = Path(reference.given["bundle"])
     files = [path.relative_to(before) for path in sorted(before.rglob("*")) if path.is_file()]

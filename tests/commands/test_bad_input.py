@@ -50,13 +50,7 @@ HEAD, POSITIVE, NUMBERS = b"text\tlabel\n", b"a fine film\tpositive\n", b"a film
         (HEAD + NUMBERS * 3, HEAD + NUMBERS, "3 of 9 rows have no label (rows 4, 7, 10)"),
     ],
 )  # fmt: skip
-def test_data(
-    shelf: Shelf,
-    tmp_path: Path,
-    train: str | bytes | None,
-    dev: str | bytes | None,
-    expected: str,
-) -> None:
+def test_data(shelf: Shelf, tmp_path: Path, train: str | bytes | None, dev: str | bytes | None, expected: str) -> None:
     """Text is appended to a good split, bytes replace it."""
     data, out = Path(shutil.copytree(shelf.data, tmp_path / "set")), tmp_path / "run"
     for name, content in (("train.tsv", train), ("dev.tsv", dev)):

@@ -56,12 +56,7 @@ def _without_tokenizer(folder: Path) -> None:
         (_without_tokenizer, "has no tokenizer"),
     ],
 )
-def test_teachers(
-    shelf: Shelf,
-    tmp_path: Path,
-    spoil: Callable[[Path], None],
-    said: str,
-) -> None:
+def test_teachers(shelf: Shelf, tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
     teacher, out = Path(shutil.copytree(shelf.teacher, tmp_path / "teacher")), tmp_path / "run"
     spoil(teacher)
     words = shelf.distill(out, teacher=str(teacher))

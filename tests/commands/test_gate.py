@@ -92,9 +92,7 @@ def test_time_runs_out(pair: tuple[Bundle, Bundle]) -> None:
     assert "more minutes" in found.reason
 
 
-def test_noise_causes_no_wrong_verdict(
-    pair: tuple[Bundle, Bundle],
-) -> None:
+def test_noise_causes_no_wrong_verdict(pair: tuple[Bundle, Bundle]) -> None:
     outcomes = {
         ratio: [latency(pair, ratio, lognormal(0.1, seed)).outcome for seed in range(40)] for ratio in (1.0, 1.1)
     }

@@ -22,12 +22,7 @@ THREE = corpus("The film. A plot!", "So fun", "Never. Never.")
 
 
 def sentences(
-    documents: Iterable[Document],
-    frame: Frame,
-    *,
-    max_length: int,
-    rng: np.random.Generator,
-    twice: bool = False,
+    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator, twice: bool = False
 ) -> Iterator[dict[str, Any]]:
     """A row per sentence, with a random number."""
     for document in documents:

@@ -68,10 +68,7 @@ def test_a_repository_on_disk_gives_typed_splits(tmp_path: Path) -> None:
     splits, _ = sources.load_hub_splits(repository(tmp_path / "emotions", {"train": rows, "validation": rows}))
     (batch,) = splits["train"].read(("text", "labels"))
     assert splits["train"].classes == {"labels": ("joy", "fear")}
-    assert batch.to_pylist() == [
-        {"text": "some text", "labels": ["fear", "joy"]},
-        {"text": "more text", "labels": []},
-    ]
+    assert batch.to_pylist() == [{"text": "some text", "labels": ["fear", "joy"]}, {"text": "more text", "labels": []}]
 
 
 @pytest.mark.parametrize("source", ["glue/sst2", "owner/name", "owner/name:part", "name"])

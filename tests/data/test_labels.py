@@ -47,10 +47,7 @@ def test_whole_numbers_as_regression(folder: Folder) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [[["b", "a"], [], ["b"]], ["b|a", "", "b"], ["b | a", None, " b "]],
-)
+@pytest.mark.parametrize("labels", [[["b", "a"], [], ["b"]], ["b|a", "", "b"], ["b | a", None, " b "]])
 def test_lists_and_bars_are_multilabel(folder: Folder, labels: list[object]) -> None:
     data = loaded(folder, labels)
     assert (data.task.kind, data.task.labels, data.task.metric) == ("multilabel", ("a", "b"), "f1")

@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForTokenClassification,
-)
+from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from compress.commands import quantize as pipeline
 from compress.commands.quantize import quantize
@@ -223,10 +220,7 @@ def test_a_race_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert command.run("export", str(path), *words, "--precision", "fp16").code == 0
     assert Bundle.load(path).report().tuning
     assert "fp16" in Bundle.load(path).files()
-    for more, message in (
-        (("--opset", "18"), "--tune and --opset"),
-        (("--device", "toaster"), "toaster"),
-    ):
+    for more, message in ((("--opset", "18"), "--tune and --opset"), (("--device", "toaster"), "toaster")):
         out = str(tmp_path / "other")
         assert command.refused(
             command.run("export", str(path), *words, *more, "--out", out), tmp_path / "other", message

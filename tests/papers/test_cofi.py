@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForTokenClassification,
-    get_linear_schedule_with_warmup,
-)
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, get_linear_schedule_with_warmup
 
 from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError

@@ -41,10 +41,7 @@ def nested(student: Tensor, teacher: Tensor, sizes: list[float], weights: list[f
         # Theirs has T^2.
         ("DistillKLDivLoss", lambda s, t: T**2 * seed.own_similarities(s, t, temperature=T)),
         ("MultipleNegativesRankingLoss", lambda s, t: oord.infonce(s, t, temperature=T)),
-        (
-            "MatryoshkaLoss",
-            lambda s, t: nested(s, t, [6, 4, 2], [1, 0.5, 2], by="oord.infonce", temperature=T),
-        ),
+        ("MatryoshkaLoss", lambda s, t: nested(s, t, [6, 4, 2], [1, 0.5, 2], by="oord.infonce", temperature=T)),
         ("RkdDistance", rkd.distances),
         ("RKdAngle", rkd.angles),
     ],

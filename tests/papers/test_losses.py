@@ -140,8 +140,7 @@ def test_bfloat16_in_float32_out(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["bert.masked_lm", "distilbert.masked_soft_targets", "distilbert.soft_targets", "margin_mse.margins"],
+    "name", ["bert.masked_lm", "distilbert.masked_soft_targets", "distilbert.soft_targets", "margin_mse.margins"]
 )
 def test_nothing_to_predict_costs_nothing(name: str) -> None:
     loss, reading, case = of(name)

@@ -245,13 +245,7 @@ def test_the_loss_is_policy_gradient_and_corpus() -> None:
     on_policy = step()
     torch.manual_seed(5)
     out = on_policy(**batch())
-    assert list(out) == [
-        "loss",
-        "minillm.single",
-        "minillm.long",
-        "bert.masked_lm",
-        "distilbert.masked_soft_targets",
-    ]
+    assert list(out) == ["loss", "minillm.single", "minillm.long", "bert.masked_lm", "distilbert.masked_soft_targets"]
     torch.testing.assert_close(out["loss"].detach(), sum(part for name, part in out.items() if name != "loss"))
     corpus = on_policy.corpus(**batch())
     assert out["bert.masked_lm"].item() == corpus["bert.masked_lm"].item()

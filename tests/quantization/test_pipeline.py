@@ -162,8 +162,7 @@ def test_a_missed_target_leaves_an_uncertified_file(broken: tuple[Bundle, str], 
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [{"max_drop": -1.0}, {"max_drop": math.nan}, {"max_drop": math.inf}, {"rows": 0}, {"percentile": 101.0}],
+    "bad", [{"max_drop": -1.0}, {"max_drop": math.nan}, {"max_drop": math.inf}, {"rows": 0}, {"percentile": 101.0}]
 )
 def test_invalid_numbers_are_refused_before_any_work(
     bad: dict[str, Any], reviews: tuple[Bundle, str], tmp_path: Path

@@ -180,8 +180,7 @@ def test_steps_override_an_open_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "where"),
-    [("{epoks: 3}", "published.epoks"), ("3", "published"), ("{epochs: -1}", "epochs")],
+    ("line", "where"), [("{epoks: 3}", "published.epoks"), ("3", "published"), ("{epochs: -1}", "epochs")]
 )
 def test_published_numbers_are_checked(line: str, where: str, tmp_path: Path) -> None:
     text = Path(__file__).parents[2].joinpath("recipes", "hinton.yaml").read_text(encoding="utf-8")

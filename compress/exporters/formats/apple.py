@@ -83,11 +83,7 @@ def write_coreml(
             main, *others = (f"{package.name}/{inside}" for inside in INSIDE)
             made.append(ExportedFile(main, precision, apart, f"open {package.name}", tuple(others)))
     shapes = f"{taken[0]} tokens" if len(taken) == 1 else f"{', '.join(map(str, taken))} tokens, the shortest that fits"
-    verdicts = (
-        f"for {since} and later; one row, int32, padded with attention_mask 0 to {shapes}",
-        *computed,
-        UNRUN,
-    )
+    verdicts = (f"for {since} and later; one row, int32, padded with attention_mask 0 to {shapes}", *computed, UNRUN)
     ids = ", ".join(map(str, rows[0]["input_ids"][0]))
     code = SWIFT.format(
         stem=PACKAGES[precisions[0]].partition(".")[0], length=taken[-1], ids=ids, output=outputs[0],
