@@ -19,7 +19,6 @@ from compress.cli.options import (
     with_option_groups,
 )
 from compress.config import options as opt
-from compress.errors import RecipeError
 
 
 @with_option_groups()
@@ -54,13 +53,11 @@ def distill(
         recorded = loaded_prompt is not None or gives_vectors(teacher)
         preflight.check(loaded, teacher=teacher, out=out, data=data, corpus=corpus, prompted=recorded, options=options)
         if plan:
-            if recorded:
-                raise RecipeError(["--plan: only forecasts teachers that run here, not prompts or vectors"])
             from compress.commands.forecast import forecast  # takes seconds: torch
 
             print_forecast(
-                forecast, as_json, teacher=teacher, recipe=loaded, data=data, corpus=corpus, columns=columns,
-                length=length.minutes_alone, options=replace(options, overrides=None),
+                forecast, as_json, teacher=teacher, recipe=loaded, data=data, corpus=corpus, prompt=loaded_prompt,
+                columns=columns, length=length.minutes_alone, options=replace(options, overrides=None),
             )  # fmt: skip
             return
         from compress.commands.distill import distill as run  # takes seconds: torch

@@ -170,10 +170,11 @@ def prepare(
     length: LengthOptions,
     options: RunOptions,
     console: Console,
+    vectors: VectorSource | None = None,
 ) -> Iterator[tuple["StageModels", list[str]]]:
     """Check the arguments of `distill`, open the run, and load its models; yield them untrained, and warnings.
 
-    Raises a CompressError for anything wrong with the arguments.
+    vectors: stands in for those that `teacher` names. Raises a CompressError for anything wrong with the arguments.
     """
     teacher, data = teacher_path(teacher), data_path(data)
     recipe, prompted = preflight.load_choices(recipe, options.overrides, length), prompt is not None
@@ -202,7 +203,7 @@ def prepare(
         base_teacher, context = load_inputs(
             checkpoint, data, recipe, run,
             corpus=corpus, columns=columns, unlabelled=prompted, number_format=number_format,
-            vectors=open_source(teacher) if vectors_alone else None,
+            vectors=(vectors or open_source(teacher)) if vectors_alone else None,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
         if "teacher" in context.data.train.column_names and not prompted and not recipe.pruning:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from compress.benchmark.local import race
 from compress.commands import distill, pretrain
 from compress.commands.distill import StageModels
+from compress.commands.label import forecast_answers
 from compress.commands.ship import LENGTHS
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
@@ -32,6 +33,7 @@ from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.data.cache import is_whole
 from compress.data.collate import LengthGrouped, Order
+from compress.data.objects import teacher_path
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Precision
@@ -39,7 +41,10 @@ from compress.exporters.onnx import makes_segments
 from compress.exporters.predictor import run_rows
 from compress.exporters.session import open_session
 from compress.latency.measure import exported
-from compress.models.teacher import Teacher
+from compress.models.teacher import RecordedLogits, Teacher
+from compress.prompting.labels import PromptedTeacher, build_task_prompt, list_texts, open_language_model
+from compress.prompting.prompt import Prompt
+from compress.prompting.vectors import CachedVectors, gives_vectors, open_source
 from compress.quantization.certify import ROWS as ROWS_JUDGED
 from compress.records.forecast import Forecast, Phase, size_mb, time_call
 from compress.records.latency import Setting
@@ -59,6 +64,7 @@ from compress.training.stage import (
     stage_seed,
     steps_per_epoch,
 )
+from compress.training.teacher_vectors import VectorSource
 from compress.training.trainer import Score, peak_rss_mb
 
 if TYPE_CHECKING:
@@ -82,6 +88,7 @@ def forecast(
     data: "DataLike",
     recipe: str | Path | Recipe | CandidateRecipes = AUTO,
     corpus: str | None = None,
+    prompt: str | Prompt | None = None,
     columns: DataOptions = DataOptions(),
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
@@ -91,17 +98,27 @@ def forecast(
 
     Everything is loaded and checked as for a run; then each stage is tried for a few steps on a few rows, from
     untrained weights. A stage that early stopping ends has a minimum and a maximum. For a budget of latency, nothing is
-    raced, and stages are tried at the teacher's sizes. Encoded rows are cached for the run. Raises a CompressError for
-    anything that `distill` would refuse before training.
+    raced, and stages are tried at the teacher's sizes. A prompted teacher answers a few rows, and an endpoint gives one
+    batch of vectors; these are kept for the run, as are encoded rows, and made-up ones take the place of the others.
+    Raises a CompressError for anything that `distill` would refuse before training.
     """
-    console = console or Console(quiet=True)
+    console, name = console or Console(quiet=True), teacher_path(teacher)
+    prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
+    source: VectorSource | None = open_source(name) if gives_vectors(name, prompted=prompt is not None) else None
+    if isinstance(source, CachedVectors):
+        source = TrialVectors(source)
     with tempfile.TemporaryDirectory() as scratch:
         prepared = distill.prepare(
-            teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=corpus, prompt=None,
+            teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=corpus, prompt=prompt,
             columns=columns, length=length, options=replace(options, resume=False, track=None), console=console,
+            vectors=source,
         )  # fmt: skip
-        with prepared as (models, _), console.status("trying each stage"):
-            return _forecast_distillation(models, Path(scratch) / "home", length.minutes)
+        with prepared as (prepared_models, _):
+            models, asked = prepared_models, source.forecast() if isinstance(source, TrialVectors) else []
+            if prompt is not None:
+                models, asked = _try_prompt(name, prompt, models, options, console)
+            with console.status("trying each stage"):
+                return _forecast_distillation(models, asked, Path(scratch) / "home", length.minutes)
 
 
 def forecast_pretraining(
@@ -128,7 +145,68 @@ def forecast_pretraining(
             return Forecast(title, tuple(phases), peak_rss_mb(), length.minutes)
 
 
-def _forecast_distillation(models: StageModels, home: Path, limit: float | None) -> Forecast:
+@dataclass
+class TrialVectors:
+    """Stand in for an endpoint of vectors: ask for one batch of texts, and make up the other vectors.
+
+    missing  texts that a run would have to ask for; seconds: what the batch took; width: numbers of a vector
+    """
+
+    source: CachedVectors
+    missing: int = 0
+    seconds: float = 0.0
+    width: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def digest(self) -> str:
+        """Return another digest than the source's once vectors are made up, since similarities are cached by it."""
+        return f"{self.source.digest}-trial" if self.missing else self.source.digest
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float16]:
+        """Return the vectors if they are all known, else random ones."""
+        left = self.source.list_missing(texts)
+        if left and not self.width:
+            began, asked = time.perf_counter(), left[: self.source.encoder.endpoint.batch]
+            self.width = self.source.vectors(asked).shape[1]
+            self.seconds, left = time.perf_counter() - began, left[len(asked) :]
+        if not left:
+            return self.source.vectors(texts)
+        self.missing += len(left)
+        return np.random.default_rng(0).normal(size=(len(texts), self.width)).astype(np.float16)
+
+    def forecast(self) -> list[Phase]:
+        """Forecast the requests for the missing texts: all concurrent ones at the same time, to one after another."""
+        if not self.missing:
+            return []
+        endpoint = self.source.encoder.endpoint
+        seconds = math.ceil(self.missing / endpoint.batch) * self.seconds
+        speed, disk_mb = endpoint.batch / self.seconds, 2 * self.width * self.missing / 1e6
+        times, note = (seconds / endpoint.concurrency, seconds), f"{self.missing:,} texts"
+        return [Phase(f"asking {self.name}", (0, 0), times, speed, note, disk_mb)]
+
+
+def _try_prompt(
+    name: str, prompt: Prompt, models: StageModels, options: RunOptions, console: Console
+) -> tuple[StageModels, list[Phase]]:
+    """Return the models with made-up answers of a prompted teacher, and the forecast of its own."""
+    context, data = models.context, models.context.data
+    task_prompt = build_task_prompt(prompt, data.task, train=data.train, seed=options.seed)
+    language_model = open_language_model(name, allow_pickle=options.allow_pickle, bf16=context.bf16)
+    labeller = PromptedTeacher(language_model, task_prompt, console)
+    splits = [split for split in (data.validation, data.train, data.test) if split is not None]
+    texts = [each for split in splits for each in list_texts(split)]
+    phases = forecast_answers(labeller, texts, seed=options.seed, console=console)
+    logits = {split._fingerprint: np.zeros((len(split), data.task.outputs), np.float32) for split in splits}
+    teacher = replace(models.base_teacher, name=labeller.name, recorded=RecordedLogits(logits))
+    return replace(models, base_teacher=teacher), phases
+
+
+def _forecast_distillation(models: StageModels, asked: Sequence[Phase], home: Path, limit: float | None) -> Forecast:
+    """Try the phases after those in which the teacher is asked."""
     context, run, base_teacher = replace(models.context, console=Console(quiet=True)), models.run, models.base_teacher
     recipe, data, raced = models.recipe, context.data, bool(models.recipe.target.budgets)
     if raced:
@@ -136,8 +214,10 @@ def _forecast_distillation(models: StageModels, home: Path, limit: float | None)
             update={"target": Target.model_validate({"layers": base_teacher.model.config.num_hidden_layers})}
         )
     trials = Trials(context, run, home)
-    phase, teacher = trials.try_teacher(recipe.teacher, base_teacher)
-    phases = [phase]
+    phases, teacher = list(asked), base_teacher
+    if base_teacher.recorded is None:
+        phase, teacher = trials.try_teacher(recipe.teacher, base_teacher)
+        phases.append(phase)
     if trains_language_model(recipe):
         phases += _language_model(recipe.teacher_lm, base_teacher, trials)
         brief = recipe.teacher_lm.model_copy(update={"steps": SHORT, "evaluate": 0})
@@ -220,7 +300,7 @@ class Trials:
         """Forecast `ship`, for a number of students like the last one that was tried.
 
         Both files of the student and one of the teacher are exported, raced, and run on few rows, as for choosing,
-        certifying and measuring int8. A teacher that cannot be exported is left out.
+        certifying and measuring int8. A teacher that cannot be exported, or is not a model here, is left out.
         """
         assert self.student is not None, "a stage was tried"
         data, threads, setting = self.context.data, os.cpu_count() or 1, Setting(1, 1, length)
@@ -229,7 +309,7 @@ class Trials:
         precisions: dict[str, Precision] = {"fp32": "fp32", "int8": "int8", "teacher": "fp32"}
         configs = {"fp32": self.student.config, "int8": self.student.config, "teacher": teacher.model.config}
         segments, seconds = makes_segments(self.context.tokenizer), 0.0
-        for names in (("fp32", "int8", "teacher"), ("fp32", "int8")):
+        for names in (("fp32", "int8", "teacher"), ("fp32", "int8"))[teacher.recorded is not None :]:
             chosen, began = {name: configs[name] for name in names}, time.perf_counter()
             try:
                 export = exported(chosen, setting, precision=precisions, kind=data.task.kind, segments=segments)
@@ -284,7 +364,7 @@ class Trials:
         batch = variants * len(rows) / per_epoch
         cached = _caches_outputs(stage, student, teacher, rows, self.context)
         few = sample_rows(rows, min(len(rows), math.ceil(ROWS * batch)), math.ceil(batch))
-        context = self._with_few_rows(few)
+        context, teacher = self._with_few_rows(few, teacher)
 
         def train(name: str, steps: int, model: PreTrainedModel, *, scored: bool) -> tuple[Any, float, float]:
             """Return the trained model, the seconds of its training, and those before."""
@@ -327,13 +407,18 @@ class Trials:
         self.student = student
         return Phase(stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes), disk), student
 
-    def _with_few_rows(self, rows: Dataset) -> FewRows:
-        """Return the context with these rows to train on, and few rows to score."""
+    def _with_few_rows(self, rows: Dataset, teacher: Teacher | None) -> tuple[FewRows, Teacher | None]:
+        """Return the context with these rows to train on, and few rows to score; and the teacher, with as many recorded
+        answers as rows if it has any."""
         values = {each.name: getattr(self.context, each.name) for each in fields(self.context)}
         if data := self.context.task_data:
             scored = data.validation.select(range(min(len(data.validation), SCORED)))
             values["task_data"] = replace(data, validation=scored)
-        return FewRows(**values, few=rows)
+        if teacher is not None and teacher.recorded is not None:
+            split = self.context.data.train
+            logits = {split._fingerprint: teacher.recorded.for_split(split)[: len(rows)]}
+            teacher = replace(teacher, recorded=RecordedLogits(logits))
+        return FewRows(**values, few=rows), teacher
 
 
 def count_padded_tokens(order: Order) -> NDArray[np.int64]:
@@ -360,6 +445,8 @@ def _caches_outputs(
     stage: Stage, student: PreTrainedModel, teacher: Teacher | None, rows: Dataset, context: TrainingContext
 ) -> bool:
     """Return True if the stage will cache its teacher's outputs."""
+    if teacher is not None and teacher.recorded is not None:
+        return False
     if stage.cache_teacher != "auto" or teacher is None or not stage.objective:
         return bool(stage.cache_teacher)
     shapes = (Shape.from_config(model.config) for model in (student, teacher.model))

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,11 +155,24 @@ def forecast_labelling(
         teacher, prompt, data, Path(out), columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
+    rows = list_texts(texts.rows)
+    phases = forecast_answers(labeller, rows, seed=seed, console=console)
+    written_mb = sum(len(text) for row in rows for text in row) / 1e6
+    phases[-1] = replace(phases[-1], disk_mb=phases[-1].disk_mb + written_mb)
+    return Forecast(
+        f"{labeller.task_prompt.prompt.name}: {labeller.name} on {texts.name}", tuple(phases), peak_rss_mb()
+    )
+
+
+def forecast_answers(
+    labeller: PromptedTeacher, texts: Sequence[Sequence[str]], *, seed: int, console: Console
+) -> list[Phase]:
+    """Forecast the answers to these texts or pairs, by asking for some of them; these are kept."""
     model, answers = labeller.language_model, labeller.task_prompt.answers
-    prompts = [prompt for prompt, _ in labeller.fit(list_texts(texts.rows))]
+    prompts = list(dict.fromkeys(prompt for prompt, _ in labeller.fit(texts)))
     left = list_unanswered(model, prompts, answers)
     random.Random(seed).shuffle(left)
-    phases, before = [], len(prompts) - len(left)
+    phases, before = list[Phase](), len(prompts) - len(left)
     if before:
         phases.append(Phase("answered before", cached=True, note=f"{before:,} rows"))
     concurrency = model.endpoint.concurrency if isinstance(model, RemoteModel) else 0
@@ -171,13 +184,9 @@ def forecast_labelling(
             speed, most = len(some) / took, took * sum(map(model.count, left)) / sum(map(model.count, some))
     cache = answers_file(model, answers)
     disk_mb = len(left) * size_mb(cache) / max(1, len(cache.read_bytes().splitlines())) if cache.is_file() else 0.0
-    disk_mb += sum(len(text) for row in list_texts(texts.rows) for text in row) / 1e6
     seconds = (most / max(1, concurrency), most)
     note = f"{len(left):,} rows, {len(prompts) - before - len(left):,} were answered now"
-    phases.append(Phase(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb))
-    return Forecast(
-        f"{labeller.task_prompt.prompt.name}: {labeller.name} on {texts.name}", tuple(phases), peak_rss_mb()
-    )
+    return [*phases, Phase(f"asking {labeller.name}", (0, 0), seconds, speed, note, disk_mb)]
 
 
 def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class CachedVectors:
     def vectors(self, texts: Sequence[str]) -> Vectors:
         """Return a vector for each text. Raises TeacherError if the endpoint does not answer, or with vectors of
         another width than before."""
-        keys = [blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
+        keys = list(map(_key, texts))
         with explained(home()):
             self._folder.mkdir(parents=True, exist_ok=True)
             with locked(self._folder / "vectors"):  # another process with the same texts waits, then finds them
@@ -185,6 +185,12 @@ class CachedVectors:
                 if new:
                     self._ask(new, known)
         return np.stack([known[key] for key in keys])
+
+    def list_missing(self, texts: Sequence[str]) -> list[str]:
+        """List the texts, once each, whose vectors are not in the cache."""
+        with explained(home()):
+            known = self._read_cache() if self._folder.is_dir() else {}
+        return [text for text in dict.fromkeys(texts) if _key(text) not in known]
 
     def _ask(self, new: Mapping[bytes, str], known: dict[bytes, Vectors]) -> None:
         """Ask the endpoint for the new texts; append each vector to the cache, and add it to `known`."""
@@ -221,6 +227,10 @@ class CachedVectors:
                     records[intact].tofile(repaired)
             known |= {bytes(record["mark"]): record["vector"] for record in records[intact]}
         return known
+
+
+def _key(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _record_type(width: int) -> np.dtype[Any]:

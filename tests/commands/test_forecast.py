@@ -11,15 +11,23 @@ from datasets import Dataset
 
 import compress
 from compress.commands import forecast as forecasting
+from compress.commands import label as labelling
 from compress.commands.forecast import forecast
 from compress.config.recipe import Recipe
 from compress.data.collate import LengthGrouped
 from compress.models import precision
+from compress.models.pooling import Pooling
+from compress.prompting.vectors import open_source
 from compress.records.forecast import Forecast, Phase
 from compress.training import schedule
 from compress.training.schedule import Length
 from compress.training.stage import Trained
-from tests import command, tiny, unshipped
+from tests import command, marked, tiny, unshipped
+from tests.commands.test_embedding import encoder
+from tests.prompting.endpoint_server import serving
+from tests.prompting.language_models import FakeLanguageModel
+from tests.prompting.test_teacher import KNOWS, PROMPT, QUICK
+from tests.prompting.test_vectors import scripted
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +173,75 @@ def test_plan_stops_after_the_forecast(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(result.out)["phases"][0]["name"] == "teacher"
     assert (received["teacher"], received["data"]) == (arguments["teacher"], arguments["data"])
     assert not (tmp_path / "run").exists()
-    assert command.refused(command.run(*line, "--prompt", "sentiment"), tmp_path / "run", "--plan")
+    (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
+    result = command.run(*line, "--prompt", str(tmp_path / "prompt.yaml"))
+    assert (result.code, received["prompt"].labels) == (0, {"negative": ("bad",), "positive": ("good",)})
+
+
+def plan(**flat: Any) -> dict[str, Phase]:
+    """The phases of a forecast by name, each of which takes time."""
+    found = tiny.call(forecast, **flat).phases
+    assert all(0 < phase.seconds[0] <= phase.seconds[1] for phase in found)
+    return {phase.name: phase for phase in found}
+
+
+def test_a_prompted_teacher_answers_a_few_rows(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speaker = FakeLanguageModel(KNOWS, (-1.0, -1.0))
+    monkeypatch.setattr(forecasting, "open_language_model", lambda *_, **__: speaker)
+    ask = labelling.ask
+    monkeypatch.setattr(labelling, "ask", lambda *given, **more: replace(ask(*given, **more), seconds=10.0))
+    (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
+    init = f"student.init={tiny.checkpoint(tmp_path / 'student')}"
+    phases = plan(
+        teacher="gpt2", prompt=str(tmp_path / "prompt.yaml"), recipe="prompted", data=tiny.reviews(tmp_path / "data"),
+        overrides=[*QUICK, init],
+    )  # fmt: skip
+    assert list(phases) == ["asking told", "soft-labels", "export and measure"]
+    assert phases["soft-labels"].steps == (30, 30)
+    assert len(speaker.asked) == 1
+    assert phases["asking told"].seconds == pytest.approx((10 * 135, 10 * 135), rel=0.3), "others may be longer"
+
+
+@pytest.mark.parametrize("kind", ["file", "endpoint"])
+def test_vectors_as_the_teacher(kind: str, tmp_path: Path, home: Path) -> None:
+    texts = [f"{one} {other} film" for one in tiny.WORDS[5:17] for other in tiny.WORDS[17:29]]
+    (tmp_path / "made.txt").write_text("\n".join(texts))
+    encoder(Pooling("mean", True), layers=2).save_pretrained(tmp_path / "start")
+    tiny.tokenizer().save_pretrained(tmp_path / "start")
+    changes = ["student.layers=1", f"student.init={tmp_path / 'start'}", "stages.0.epochs=2", "stages.0.lr=1e-2"]
+    given = {
+        "data": str(tmp_path / "made.txt"), "recipe": "leaf", "overrides": [*changes, "stages.0.max_length=16"],
+    }  # fmt: skip
+    if kind == "file":
+        teacher = tmp_path / "made.npy"
+        np.save(teacher, np.random.default_rng(0).normal(size=(len(texts), 40)))
+        vectors, shipped = plan(teacher=str(teacher), **given).values()
+    else:
+        teacher = tmp_path / "endpoint.yaml"
+        with serving() as start:
+            server = start(scripted(lambda _: 40))
+            teacher.write_text(f"{{url: '{server.url}', model: m, mode: embeddings, batch: 8, concurrency: 2}}")
+            asked, vectors, shipped = plan(teacher=str(teacher), **given).values()
+            known = open_source(str(teacher)).vectors(server.seen[0][1]["input"])
+        assert [len(body["input"]) for _, body, _ in server.seen] == [8], "the trial's are kept"
+        assert (known.shape, asked.note) == ((8, 40), f"{len(texts) - 8:,} texts")
+        assert asked.seconds[0] == pytest.approx(asked.seconds[1] / 2)
+    assert (vectors.steps[0] > 0, shipped.name) == (True, "export and measure")
+    assert kept(home) <= {"vectors", "unlabelled"}
+
+
+def test_scores_in_the_data_as_the_teacher(tmp_path: Path, home: Path) -> None:
+    for name in ("train", "dev"):
+        lines = marked.rankings(tmp_path / "plain.tsv", count=20).read_text().splitlines()
+        scored = [f"{line}\t{'teacher_score' if n == 0 else n % 7}" for n, line in enumerate(lines)]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{name}.tsv").write_text("\n".join(scored))
+    phases = plan(
+        teacher=tiny.checkpoint(tmp_path / "student"), data=str(tmp_path / "data"), recipe="margin-mse",
+        overrides=["stages.0.steps=9", "stages.0.max_length=32", "stages.0.batch=20", "stages.0.lr=5e-3"],
+    )  # fmt: skip
+    assert list(phases) == ["margins", "export and measure"]
+    assert phases["margins"].steps == (9, 9)
 
 
 GENERAL = """
