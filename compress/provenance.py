@@ -57,10 +57,10 @@ def find_missing(extra: str) -> str:
     return next((f"{name}: {problem}" for name, problem in problems.items() if problem), "")
 
 
-def install_command(extra: str) -> str:
-    """Return the pip command that installs the requirements of one of our extras."""
-    wanted = [str(each).partition(";")[0].strip() for each in list_requirements(extra)]
-    assert wanted, f"pyproject.toml has no extra {extra}"
+def install_command(*extras: str) -> str:
+    """Return the pip command that installs the requirements of some of our extras."""
+    wanted = [str(each).partition(";")[0].strip() for extra in extras for each in list_requirements(extra)]
+    assert wanted, f"pyproject.toml has no extra {extras}"
     return shlex.join(["pip", "install", *wanted])
 
 

@@ -9,8 +9,11 @@ from compress.errors import did_you_mean
 from compress.records.latency import DeviceError, Setting
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-LONE = (".onnx", ".xml", ".tflite")
-"""Suffixes of model files that can be raced without a bundle."""
+RUNTIMES = {
+    ".onnx": "onnxruntime", ".ort": "onnxruntime", ".xml": "openvino", ".tflite": "ai_edge_litert",
+    ".pte": "executorch",
+}  # fmt: skip
+"""Suffixes of model files that can be raced without a bundle, and the Python package that runs each."""
 
 
 def parse_settings(threads: str, batch: str, seq: str) -> list[Setting]:
@@ -61,10 +64,10 @@ def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
     files: dict[str, Path] = {}
     available: set[str] = set()
     for path in paths:
-        if path.suffix in LONE:
+        if path.suffix in RUNTIMES:
             named = {str(path): path}
         elif path.is_file():
-            raise DeviceError(f"{path}: expected the folder of a bundle, or a file ending in {', '.join(LONE)}")
+            raise DeviceError(f"{path}: expected the folder of a bundle, or a file ending in {', '.join(RUNTIMES)}")
         else:
             bundle = Bundle.load(path)
             if bundle.manifest.kind == "generative":

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, TensorProto
 
+from compress.benchmark.arguments import RUNTIMES
+from compress.benchmark.remote.runner import INPUTS
 from compress.errors import ExportError
 from compress.exporters.session import (
     SESSION_OPTIONS,
@@ -17,22 +19,24 @@ from compress.exporters.session import (
     vocabulary_size,
     weights_elsewhere,
 )
+from compress.exporters.tokenizer import read_proof
 from compress.records.latency import WARM_UP, DeviceError, Setting
-
-ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 SIDECAR = ".session.json"
 """`model.xml` is opened with the OpenVINO properties in `model.session.json`: {"INFERENCE_PRECISION_HINT": "f32"}."""
 
 
-def runtime_of(path: Path) -> str:
-    return "openvino" if path.suffix == ".xml" else "onnxruntime"
-
-
 def timing_job(path: Path) -> dict[str, Any]:
-    """Build the job that times a file. Raises ExportError if it is not a text encoder."""
-    job = logits_job(path)
-    size = read_vocabulary_size(path) if path.suffix == ".xml" else vocabulary_size(read_model(path), path)
+    """Build the job that times a file. Raises ExportError if it reads neither token ids nor texts."""
+    job = _open_job(path)
+    model = read_model(path) if path.suffix == ".onnx" else None
+    if model is not None and any(node.type.tensor_type.elem_type == TensorProto.STRING for node in model.graph.input):
+        if not (words := read_proof(path).words):
+            raise ExportError(
+                f"{path}: names no words to time it with; write it again with: compress export --for text"
+            )
+        return {**job, "words": words}
+    size = read_vocabulary_size(path) if model is None else vocabulary_size(model, path)
     if not size:
         raise ExportError(f"{path}: vocab_size is unknown. Put the model's config.json into the same folder")
     return {**job, "vocabulary": size}
@@ -40,11 +44,23 @@ def timing_job(path: Path) -> dict[str, Any]:
 
 def logits_job(path: Path) -> dict[str, Any]:
     """Build the job that computes the logits of rows."""
-    if path.suffix == ".tflite":
-        raise ExportError(f"{path}: a .tflite file can be measured only with --device adb --native benchmark_model")
-    entries = _read_properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
-    options = dict(SESSION_OPTIONS)
-    return {"runtime": runtime_of(path), "options": options, "entries": entries, "warm_up": WARM_UP, "threads": 1}
+    if path.suffix not in (".onnx", ".xml"):
+        raise ExportError(
+            f"{path}: logits are computed of .onnx and .xml files only; a {path.suffix} file can be timed"
+        )
+    return _open_job(path)
+
+
+def _open_job(path: Path) -> dict[str, Any]:
+    entries: dict[str, str] = {}  # those of an .ort file took effect when it was written
+    if path.suffix == ".onnx":
+        entries = session_entries(read_model(path))
+    elif path.suffix == ".xml":
+        entries = _read_properties(path)
+    elif not path.is_file():
+        raise ExportError(f"{path}: no such file; expected an exported model")
+    options, runtime = dict(SESSION_OPTIONS), RUNTIMES[path.suffix]
+    return {"runtime": runtime, "options": options, "entries": entries, "warm_up": WARM_UP, "threads": 1}
 
 
 def check_settings(device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
@@ -70,9 +86,9 @@ def input_types(path: Path) -> dict[str, Any]:
     graph = read_model(path).graph
     constants = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
     types = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constants}
-    if unknown := sorted(types.keys() - set(ENCODER_INPUTS)):
+    if unknown := sorted(types.keys() - set(INPUTS)):
         raise DeviceError(
-            f"{path}: inputs {', '.join(unknown)} are not among {', '.join(ENCODER_INPUTS)}; expected the ONNX file of "
+            f"{path}: inputs {', '.join(unknown)} are not among {', '.join(INPUTS)}; expected the ONNX file of "
             "a text encoder"
         )
     return {name: np.int32 if dtype == TensorProto.INT32 else np.int64 for name, dtype in types.items()}
@@ -80,8 +96,8 @@ def input_types(path: Path) -> dict[str, Any]:
 
 def parts(path: Path) -> list[Path]:
     """List the files of a model, `path` first. Raises ExportError for an ONNX file with external weights."""
-    if path.suffix == ".xml":
-        return [path, path.with_suffix(".bin")]
+    if path.suffix != ".onnx":
+        return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
     if external := weights_elsewhere(path):
         raise ExportError(
             f"{path}: keeps weights in other files ({', '.join(external)}); expected one file to send. "

@@ -22,18 +22,31 @@ from compress.cli.options import (
 from compress.config import options as opt
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimingOptions:
+    """The rounds of a race, and what follows them."""
+
+    rounds: Annotated[int, opt.device_option(min=2, help="Number of rounds, half of them in each pass.")] = 8
+    runs: Annotated[int, opt.device_option(min=1, help="Timed runs in each round.")] = 15
+    sustain: Annotated[str, opt.device_option(help="Then run each without a pause for this time, such as 5m.")] = ""
+    visitors: Annotated[int, opt.device_option(min=1, help="browser: measure this many in turn, a file each.")] = 1
+
+
 @with_option_groups(without=("plan",))
 def bench(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles, or .onnx, .xml, .tflite files, raced together.")],
+    bundles: Annotated[
+        list[Path], typer.Argument(help="Bundles, or files such as .onnx, .xml, .tflite, raced together.")
+    ],
+    formats: Annotated[
+        str, opt.device_option(help="Export to these first: all, or onnx,ort,text,openvino,executorch,litert,npu.")
+    ] = "",
+    data: Annotated[str | None, opt.data_option(help="Calibrate --formats npu and openvino int8 on this data.")] = None,
     device: opt.DeviceOptions = opt.DeviceOptions(),
     precision: Annotated[str, opt.device_option(help="Files of the bundles: int8,fp32; default: all.")] = "",
     threads: opt.ThreadCounts = "1",
     batch: opt.BatchSizes = "1",
-    seq: opt.Lengths = "128",
-    rounds: Annotated[int, opt.device_option(min=2, help="Number of rounds, half of them in each pass.")] = 8,
-    runs: Annotated[int, opt.device_option(min=1, help="Timed runs in each round.")] = 15,
-    sustain: Annotated[str, opt.device_option(help="Then run each without a pause for this time, such as 5m.")] = "",
-    visitors: Annotated[int, opt.device_option(min=1, help="browser: measure this many in turn, a file each.")] = 1,
+    seq: Annotated[str | None, opt.device_option(help="Lengths in tokens, such as 32,128; default: 128.")] = None,
+    timing: TimingOptions = TimingOptions(),
     out: Annotated[Path | None, opt.output(help="Write the result to this JSON file.")] = None,
     shown: PrintOptions = PrintOptions(),
 ) -> None:
@@ -49,11 +62,14 @@ def bench(
 
         arguments.check_output(out)
         parsed: dict[str, Any] = {
-            "device": device, "precision": precision, "threads": arguments.parse_numbers("threads", threads),
-            "batch": arguments.parse_numbers("batch", batch), "seq": arguments.parse_numbers("seq", seq),
-            "rounds": rounds, "runs": runs, "sustain": arguments.parse_duration(sustain) if sustain else None,
+            "device": device, "precision": precision, "formats": formats, "data": data,
+            "threads": arguments.parse_numbers("threads", threads), "batch": arguments.parse_numbers("batch", batch),
+            "seq": () if seq is None else arguments.parse_numbers("seq", seq),
+            "rounds": timing.rounds, "runs": timing.runs,
+            "sustain": arguments.parse_duration(timing.sustain) if timing.sustain else None,
             "say": printer(shown.as_json),
         }  # fmt: skip
+        visitors = timing.visitors
         results = [run(bundles, **parsed)] if visitors == 1 else bench_visitors(bundles, visitors, **parsed)
         for number, result in enumerate(results, 1):
             if out is not None:

@@ -1,16 +1,40 @@
 """Measure the latency of bundles and model files on a device."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.benchmark import arguments
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
-from compress.records.bench_result import BenchResult
+from compress.errors import CompressError, ExportError, did_you_mean
+from compress.exporters.artifact import Bundle
+from compress.provenance import find_missing, install_command
+from compress.records.bench_result import BenchResult, RacedFormat
 from compress.records.latency import DeviceError, Setting
+
+if TYPE_CHECKING:
+    from compress.data.objects import DataLike
+    from compress.exporters.formats import Format
+
+DEFAULT_SEQ = 128
+FORMATS: dict["Format", tuple[str, ...]] = {
+    "onnx": ("fp32", "int8", "fp16", "w8"), "ort": ("fp32", "int8"), "text": ("int8",),
+    "openvino": ("fp32", "fp16", "w8"), "executorch": ("fp32", "int8"), "litert": ("fp32", "int8"), "npu": ("w8a16",),
+}  # fmt: skip
+"""The formats that run here, and the precisions to race unless others are given."""
+ALL, ABSENT = "all", "not installed here"
+ONE_ROW = ("executorch", "litert", "npu")
+ELSEWHERE = {
+    "web": "the ONNX files again, for browsers: measure these with --device browser",
+    "coreml": "runs on Apple's systems only",
+}
+OTHER_ORT = ".with_runtime_opt.ort"
+"""Is for other providers than the CPU."""
 
 
 def bench(
@@ -18,9 +42,11 @@ def bench(
     *,
     device: DeviceOptions = DeviceOptions(),
     precision: str = "",
+    formats: str = "",
+    data: "DataLike | None" = None,
     threads: Sequence[int] = (1,),
     batch: Sequence[int] = (1,),
-    seq: Sequence[int] = (128,),
+    seq: Sequence[int] = (),
     rounds: int = 8,
     runs: int = 15,
     sustain: float | None = None,
@@ -28,19 +54,142 @@ def bench(
 ) -> BenchResult:
     """Measure the latency of files on a device: interleaved, warmed up, in two passes, with a verdict on noise.
 
-    files      folders of bundles, or .onnx, .xml or .tflite files; they are raced together
+    files      folders of bundles, or .onnx, .ort, .xml, .tflite or .pte files; they are raced together
     device     where to measure, and how to connect: see `DeviceOptions`
     precision  which files of the bundles to measure, such as "int8,fp32"; default: all of them
-    threads, batch, seq    the settings: every combination of threads, texts per batch, and tokens per text
+    formats    export each bundle to these formats, such as "onnx,openvino", and race those files instead; "all": every
+               format whose runtime is installed here
+    data       examples of the task, as for `distill`, for the formats that are calibrated: npu, and openvino in int8
+    threads, batch, seq    the settings: every combination of threads, texts per batch, and tokens per text. seq: ()
+                           takes 128 tokens, with `formats` the bundles' maximum if that is less
     rounds, runs           interleaved rounds per setting, half of them in each pass; timed runs per round
     sustain    seconds for which each file then runs without a pause, at the first setting; None: skip this
 
-    Raises BundleError for a folder that is no bundle, DeviceError for a device that fails or cannot be reached.
+    Raises BundleError for a folder that is no bundle, DeviceError for a device that fails or cannot be reached,
+    ExportError for a format that is unknown, or was named and cannot be written.
     """
-    chosen = arguments.list_files([Path(file) for file in files], precision)
-    settings = [Setting(*values) for values in product(threads, batch, seq)]
-    with open_chosen(device, say=say) as opened:
-        return measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)
+    exported = ExportedFormats({}, {}, {})
+    with ExitStack() as stack:
+        if formats:
+            if device.device.partition(":")[0] not in ("local", "ssh"):
+                raise DeviceError(f"--formats: races the files of all runtimes on local or ssh, not on {device.device}")
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-bench.")))
+            bundles = [Bundle.load(Path(file)) for file in files]
+            longest = min(bundle.manifest.max_length for bundle in bundles)
+            seq = seq or (min(DEFAULT_SEQ, longest),)
+            if max(seq) > longest:
+                raise DeviceError(
+                    f"--seq {max(seq)}: exported files take at most the max_length of their bundle, {longest}"
+                )
+            exported = export_formats(
+                bundles, formats, scratch, precision=precision, data=data, length=max(seq), rows=max(batch), say=say
+            )
+        elif data is not None:
+            raise DeviceError("--data: is for the calibration of exported files; expected --formats too")
+        chosen = exported.files or arguments.list_files([Path(file) for file in files], precision)
+        settings = [Setting(*values) for values in product(threads, batch, seq or (DEFAULT_SEQ,))]
+        opened = stack.enter_context(open_chosen(device, say=say))
+        result = measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)
+    absent = [each for each, reason in exported.left_out.items() if reason == ABSENT]
+    install = install_command(*absent) if absent else ""
+    return replace(result, formats=exported.known, left_out=exported.left_out, install=install)
+
+
+def choose_formats(
+    formats: str, *, precision: str, calibrated: bool, rows: int
+) -> tuple[dict["Format", list[str]], dict[str, str]]:
+    """Return the precisions of each format to race, and the reason why each other one of `all` is left out.
+
+    calibrated  whether there are data; rows: the largest batch
+
+    Raises ExportError for a format that is unknown, or was named and does not run here.
+    """
+    from compress.exporters.formats import WRITERS
+
+    named = list(FORMATS) if formats == ALL else [name.strip() for name in formats.split(",")]
+    asked = [name.strip() for name in precision.split(",") if name]
+    chosen: dict[Format, list[str]] = {}
+    left_out = dict(ELSEWHERE) if formats == ALL else {}
+    for to, usual in FORMATS.items():
+        if to not in named:
+            continue
+        calibrated_only = ["int8"] if to == "openvino" and calibrated else []
+        precisions = [each for each in asked or (*usual, *calibrated_only) if each in WRITERS[to][1]]
+        if to != "npu" and find_missing(to):  # for npu, only the emulator is extra
+            left_out[to] = ABSENT
+        elif rows > 1 and to in ONE_ROW:
+            left_out[to] = f"takes one row at a time; expected --batch 1, not {rows}"
+        elif to == "npu" and not calibrated:
+            left_out[to] = "is calibrated on rows of the task; expected --data with them"
+        elif not precisions:
+            left_out[to] = f"writes {', '.join(WRITERS[to][1])}; expected one of these as --precision, not {precision}"
+        else:
+            chosen[to] = precisions
+    unknown = [name for name in named if name not in FORMATS]
+    if unknown:
+        others = f"expected all, or some of {', '.join(FORMATS)}.{did_you_mean(unknown[0], FORMATS)}"
+        raise ExportError(f"--formats {unknown[0]}: cannot be timed here: {ELSEWHERE.get(unknown[0], others)}")
+    if left_out and (formats != ALL or not chosen):
+        name, reason = next(iter(left_out.items()))
+        raise ExportError(f"--formats {name}: {reason}" + (f": {install_command(name)}" if reason == ABSENT else ""))
+    return chosen, left_out
+
+
+@dataclass(frozen=True)
+class ExportedFormats:
+    """The files of several formats: `files` and `known`, what is known of each, by name; `left_out`: format -> why."""
+
+    files: dict[str, Path]
+    known: dict[str, RacedFormat]
+    left_out: dict[str, str]
+
+
+def export_formats(
+    bundles: Sequence[Bundle],
+    formats: str,
+    folder: Path,
+    *,
+    precision: str,
+    data: "DataLike | None",
+    length: int,
+    rows: int,
+    say: Callable[[str], None],
+) -> ExportedFormats:
+    """Export each bundle to the named formats, or with `all` to those that can be, in subfolders of `folder`.
+
+    length  tokens, of files whose length is fixed; rows: the largest batch
+
+    Raises ExportError for a format that is unknown, or was named and cannot be exported, or if none can be.
+    """
+    from compress.commands.export import FixedOptions, export
+
+    chosen, left_out = choose_formats(formats, precision=precision, calibrated=data is not None, rows=rows)
+    files, known, fixed = dict[str, Path](), dict[str, RacedFormat](), FixedOptions((length,))
+    for bundle, (to, every) in product(bundles, chosen.items()):
+        groups = [every]
+        for precisions in groups:  # which grows: if one precision fails, each is tried by itself
+            say(f"{bundle.path}: exporting to {to} {', '.join(precisions)}")
+            out = folder / f"{len(files)}-{to}"
+            try:
+                made = export(str(bundle.path), out, to=to, precisions=precisions, fixed=fixed, data=data)
+            except CompressError as error:
+                if formats != ALL:
+                    raise
+                if len(precisions) > 1:
+                    groups += [[each] for each in precisions]
+                else:
+                    left_out[f"{to} {precisions[0]}"] = str(error)
+                continue
+            for each in made.files:
+                if each.difference is None or each.precision not in precisions or each.file.endswith(OTHER_ORT):
+                    continue
+                name = f"{bundle.path}:{to} {each.precision}"
+                size = sum(made.sizes[part] for part in (each.file, *each.with_files))
+                files[name] = made.path / each.file
+                known[name] = RacedFormat(to, each.precision, size, each.difference.largest, each.difference.logit)
+    if not files:
+        raise ExportError(f"--formats {formats}: none can be exported: {'; '.join(left_out.values())}")
+    return ExportedFormats(files, known, left_out)
 
 
 def bench_visitors(

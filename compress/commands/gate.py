@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compress.benchmark.arguments import LONE
+from compress.benchmark.arguments import RUNTIMES
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
 from compress.config.limits import check_minutes, check_number
@@ -103,7 +103,7 @@ def gate(
 
 def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
     """Return the bundle that a path is or belongs to, if any, and the file to compare."""
-    if path.suffix in LONE and path.is_file():
+    if path.suffix in RUNTIMES and path.is_file():
         folder = next(filter(is_bundle, path.resolve().parents[:2]), None)
         return (None if folder is None else Bundle.load(folder)), path
     bundle = Bundle.load(path)

@@ -15,10 +15,29 @@ MOST_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
-class BenchResult:
-    """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle folder>:<precision>`.
+class RacedFormat:
+    """A file that was exported to be raced.
 
-    sha256  name -> the digest of the file that ran
+    format, precision  as for `compress export`
+    bytes              of the file, with its weights
+    difference, logit  the largest difference from the fp32 ONNX file's logits on random tokens, and the largest logit
+    """
+
+    format: str
+    precision: str
+    bytes: int
+    difference: float
+    logit: float
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle folder>:<precision>`; those of
+    exported files are `<bundle folder>:<format> <precision>`.
+
+    sha256    name -> the digest of the file that ran
+    formats   name -> what is known of an exported file
+    left_out  a format, and why it was not exported; install: the command that installs what some of these need
     """
 
     format: Literal[1] = field(default=1, kw_only=True)
@@ -29,6 +48,9 @@ class BenchResult:
     latencies: tuple[Latency, ...]
     sustained: tuple[Sustained, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
+    formats: Mapping[str, RacedFormat] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    install: str = ""
 
     def to_json(self) -> str:
         """Write indented JSON, `format` first."""

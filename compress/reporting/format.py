@@ -43,6 +43,11 @@ def score(value: float | None) -> str:
     return f"{value:.3f}".replace("-", "−") if is_known(value) else MISSING
 
 
+def difference(largest: float, logit: float) -> str:
+    """Format the largest difference of a logit, and the largest logit: `2.1e-03 of 1.7`."""
+    return f"{largest:.1e} of {logit:.2g}"
+
+
 def change(drop: float | None) -> str:
     """Format a drop of 0.004 as `−0.004`, a gain with a plus; less than three decimals show is 0.000."""
     if not is_known(drop):

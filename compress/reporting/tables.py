@@ -1,12 +1,13 @@
 """Make the tables of results, which the templates lay out on a page, and `terminal` in a terminal."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from compress.records.bench_result import RacedFormat
 from compress.records.certificate import Certificate, VariantResult
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
@@ -197,8 +198,13 @@ def score_tables(report: Report) -> list[ResultTable]:
     return [ResultTable(tuple(Line(row.name) for row in report.rows), columns, "All scores"), *vectors]
 
 
-def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[ResultTable]:
-    """Lay out (name of the file, its times): a table per setting, a line per file; the ratio is to the first one."""
+def latency_tables(
+    times: Iterable[tuple[str, Latency]], formats: Mapping[str, RacedFormat] | None = None
+) -> list[ResultTable]:
+    """Lay out (name of the file, its times): a table per setting, a line per file; the ratio is to the first one.
+
+    formats  what is known of the exported files, by the name in their times
+    """
     by_setting: dict[Setting, list[tuple[str, Latency]]] = {}
     for name, one in times:
         by_setting.setdefault(one.setting, []).append((name, one))
@@ -220,6 +226,12 @@ def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[ResultTable]:
             column(timed, "", heading, partial(figure, key, timed[0]), rank)
             for heading, (key, rank) in RACE_COLUMNS.items()
         ]
+        if formats:
+            known = [formats[one.name] for one in timed]
+            if any(one.format == "openvino" for one in known):
+                notes.append("openvino computes in bfloat16 where the processor has it; the difference is float32's")
+            columns[:0] = [column(known, "", "file MB", lambda one: f"{one.bytes / 1e6:.2f}", 2)]
+            columns.append(column(known, "", "differs by", lambda one: units.difference(one.difference, one.logit), 1))
         lines = (Line(name + " (noisy)" * one.noisy + " (busy)" * bool(one.busy)) for name, one in named)
         result.append(ResultTable.build(lines, columns, str(setting), notes))
     return result

@@ -98,10 +98,18 @@ def print_bench(console: Console, result: BenchResult, *, wide: bool = False) ->
         facts.add_row(name, value)
     console.print(facts)
     names = units.short_names([*(one.name for one in result.latencies), *(one.name for one in result.sustained)])
-    for table in latency_tables((names[time.name], time) for time in result.latencies):
+    for table in latency_tables(((names[time.name], time) for time in result.latencies), result.formats):
         print_table(console, table, wide=wide)
     if result.sustained:
         print_table(console, _tabulate_sustained(result, names), wide=wide)
+    groups: dict[str, list[str]] = {}
+    for name, reason in result.left_out.items():
+        groups.setdefault(reason, []).append(name)
+    if groups:
+        reasons = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in groups.items())
+        console.print(f"left out: {reasons}", markup=False, highlight=False)
+    if result.install:
+        console.print(f"to measure more, in an environment of its own: {result.install}", markup=False, highlight=False)
 
 
 def _tabulate_sustained(result: BenchResult, names: Mapping[str, str]) -> ResultTable:
@@ -177,7 +185,7 @@ def print_export(console: Console, exported: "ExportResult", *, wide: bool = Fal
         return f"{sum(exported.sizes[name] for name in (made.file, *made.with_files)) / 1e6:.2f}"
 
     def apart(made: "ExportedFile") -> str:
-        return f"{made.difference.largest:.1e} of {made.difference.logit:.2g}" if made.difference else MISSING
+        return units.difference(made.difference.largest, made.difference.logit) if made.difference else MISSING
 
     columns = [
         of("", "precision", lambda made: made.precision or MISSING, 1),

@@ -69,6 +69,6 @@ def test_outputs_are_checked_before_measuring(tmp_path: Path) -> None:
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.ort").write_bytes(b"")
-    with pytest.raises(DeviceError, match=r"model\.ort: expected the folder of a bundle, or a file ending in \.onnx"):
-        arguments.list_files([tmp_path / "model.ort"])
+    (tmp_path / "model.bin").write_bytes(b"")
+    with pytest.raises(DeviceError, match=r"model\.bin: expected the folder of a bundle, or a file ending in \.onnx"):
+        arguments.list_files([tmp_path / "model.bin"])

@@ -66,8 +66,8 @@ OPTIONS = {
     ),
     "demo": "bundle --out --serve --no-open --precision --lan --assets --json",
     "bench": (
-        "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --visitors --affinity --lan "
-        "--timeout --python --native --assets --webgpu --out --wide --json"
+        "bundles... --formats --data --device --precision --threads --batch --seq --rounds --runs --sustain --visitors "
+        "--affinity --lan --timeout --python --native --assets --webgpu --out --wide --json"
     ),
     "gate": (
         "old new --max-slower --max-drop --max-larger --data --text --label --precision --device --lan --timeout "

@@ -14,13 +14,14 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from compress.benchmark.browser import device
+from compress.benchmark.local import race
 from compress.commands import export as commands
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.formats import ExportResult, export
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED, Form
 from compress.exporters.session import metadata, read_model
-from compress.records.latency import DeviceError
+from compress.records.latency import DeviceError, Setting
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, QA, bundle, names
 
@@ -113,6 +114,8 @@ def test_executorch(written: Path, tmp_path: Path) -> None:
     for name, limit in (("model.pte", 1e-4), ("model_quantized.pte", 0.2)):
         found = _in_executorch(tmp_path / "out" / name, TEXTS)
         assert abs(found - expected(written)).max() < limit * abs(expected(written)).max()
+    files = {name: tmp_path / "out" / name for name in ("model.pte", "model_quantized.pte")}
+    assert [each.name for each in race(files, [Setting(1, 1, 9)], rounds=2, runs=1)] == list(files)
 
 
 def _in_executorch(path: Path, texts: Sequence[str]) -> Any:
@@ -141,6 +144,10 @@ def test_litert(written: Path, tmp_path: Path) -> None:
         run = interpreter.get_signature_runner(f"tokens_{length}")
         found = np.concatenate([next(iter(run(**ids(text, length, np.int32)).values())) for text in TEXTS])
         assert abs(found - expected(written)).max() < 1e-4
+    settings = [Setting(1, 1, 9), Setting(1, 1, 33)]
+    assert [
+        each.setting for each in race({"x": tmp_path / "out" / "model.tflite"}, settings, rounds=2, runs=1)
+    ] == settings
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ class BrowserModel:
     @staticmethod
     def load(path: Path) -> "BrowserModel":
         """Read an ONNX file. Raises DeviceError or ExportError unless it is a text encoder in one file."""
-        if jobs.runtime_of(path) != "onnxruntime":
+        if path.suffix != ".onnx":
             raise DeviceError(f"{path}: a browser runs ONNX files only")
         jobs.parts(path)
         return BrowserModel(path, jobs.logits_job(path)["entries"], jobs.input_types(path))

@@ -190,8 +190,9 @@ def stop(name: str, runners: Runners) -> dict[str, Any]:
 def versions(packages: list[str]) -> dict[str, Any]:
     """Find the versions of packages by importing them: one for another processor is installed, but does not load."""
     names = ", ".join(packages)
-    found = f"{{each.__name__: each.__version__.split('-')[0] for each in ({names},)}}"
-    program = f"import json, {names}; print(json.dumps({found}))"
+    version = "(getattr(each, '__version__', None) or metadata.version(each.__name__)).split('-')[0]"
+    found = f"{{each.__name__: {version} for each in ({names},)}}"
+    program = f"import json, {names}; from importlib import metadata; print(json.dumps({found}))"
     done = subprocess.run([sys.executable, "-c", program], check=False, stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()

@@ -3,7 +3,9 @@
     python runner.py '{"path": "model.onnx", "runtime": "onnxruntime", "options": {}, "entries": {}, "threads": 1,
                        "affinity": [], "batch": 1, "seq": 128, "vocabulary": 30522, "warm_up": 5}'
 
-`options` are attributes of onnxruntime's SessionOptions, `entries` its session configuration for this file.
+`options` are attributes of onnxruntime's SessionOptions, `entries` its session configuration for this file. Rows for a
+file of fixed length are padded, with attention_mask 0, to the shortest length that holds them. A file that takes texts
+has `words`, each one token, in place of `vocabulary`.
 
 Prints one JSON line when ready: init_ms (opening the file), first_ms (the first run; only with `seq`). Then it answers
 each line of input with one line:
@@ -24,23 +26,36 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import NoReturn
 
     Feeds = dict[str, Any]
-    Opened = tuple[dict[str, Any], Callable[[Feeds], list[Any]]]
-    """Input name -> numpy type that the file declares, and a function that runs it: inputs -> outputs."""
 
 WARM_UP_PER_ROUND = 2
 """Untimed runs that warm up caches and threads again after another process used the cores."""
 
 REFUSED = 3
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Opened(NamedTuple):
+    """An open file.
+
+    types    input name -> the numpy type that the file declares
+    run      runs it: inputs -> outputs
+    lengths  the tokens of a row that it takes, where they are fixed
+    """
+
+    types: dict[str, Any]
+    run: Callable[[Feeds], list[Any]]
+    lengths: Collection[int] = ()
 
 
 def refuse(reason: str) -> NoReturn:
@@ -69,8 +84,10 @@ def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
     for key, value in job["entries"].items():
         options.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(job["path"], options, providers=["CPUExecutionProvider"])
-    types = {node.name: np.int32 if "int32" in node.type else np.int64 for node in session.get_inputs()}
-    return types, lambda feeds: session.run(None, feeds)
+    known = {"tensor(int32)": np.int32, "tensor(string)": np.object_}
+    types = {node.name: known.get(node.type, np.int64) for node in session.get_inputs()}
+    fixed = {node.shape[1] for node in session.get_inputs() if len(node.shape) == 2 and isinstance(node.shape[1], int)}
+    return Opened(types, lambda feeds: session.run(None, feeds), fixed)
 
 
 def open_openvino(job: Mapping[str, Any]) -> Opened:
@@ -87,19 +104,67 @@ def open_openvino(job: Mapping[str, Any]) -> Opened:
         outputs = request.infer(feeds, share_inputs=True)
         return [outputs[port] for port in compiled.outputs]
 
-    return types, run
+    return Opened(types, run)
+
+
+def open_litert(job: Mapping[str, Any]) -> Opened:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(job["path"], num_threads=job["threads"])
+    runners = {}
+    for name in interpreter.get_signature_list():
+        signature = interpreter.get_signature_runner(name)
+        inputs = signature.get_input_details()
+        if "input_ids" in inputs:
+            runners[int(inputs["input_ids"]["shape"][1])] = signature
+    if not runners:
+        refuse("has no signature with an input named input_ids; expected what compress export --for litert writes")
+    types = {name: each["dtype"] for name, each in inputs.items()}
+    return Opened(types, lambda feeds: list(runners[feeds["input_ids"].shape[1]](**feeds).values()), runners)
+
+
+def open_executorch(job: Mapping[str, Any]) -> Opened:
+    """Open a file whose inputs have no names: they are in the order of INPUTS."""
+    import executorch.kernels.quantized  # noqa: F401  # registers the operators of int8 files
+    import torch
+    from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
+    from executorch.runtime import Runtime
+
+    _unsafe_reset_threadpool(job["threads"])
+    method = Runtime.get().load_program(job["path"]).load_method("forward")
+    names = INPUTS[: method.metadata.num_inputs()]
+
+    def run(feeds: Feeds) -> list[Any]:
+        return [each.numpy() for each in method.execute([torch.from_numpy(feeds[name]) for name in names])]
+
+    return Opened(dict.fromkeys(names, np.int64), run)
 
 
 RUNTIMES: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
     "onnxruntime": open_onnxruntime,
     "openvino": open_openvino,
+    "ai_edge_litert": open_litert,
+    "executorch": open_executorch,
 }
 
 
-def feeds(types: Mapping[str, Any], batch: int, seq: int, vocabulary: int) -> Feeds:
-    """Draw token ids, the same in every process, with full attention and one segment, in the declared types."""
+def write_texts(types: Mapping[str, Any], batch: int, seq: int, words: list[str]) -> Feeds:
+    """Write a text, or a pair, of `seq` tokens, with the special tokens around and between."""
+    chosen = list(islice(cycle(words), max(0, seq - 1 - len(types))))
+    parts = [chosen] if len(types) == 1 else [chosen[: len(chosen) // 2], chosen[len(chosen) // 2 :]]
+    texts = map(" ".join, parts)
+    return {name: np.array([next(texts)] * batch, np.object_) for name in types}
+
+
+def feeds(types: Mapping[str, Any], batch: int, seq: int, vocabulary: int, lengths: Collection[int] = ()) -> Feeds:
+    """Draw token ids, the same in every process, with full attention and one segment, in the declared types; padded to
+    the shortest of `lengths` that holds them."""
+    if lengths and seq > max(lengths):
+        refuse(f"takes at most {max(lengths)} tokens")
+    padding = min((each for each in lengths if each >= seq), default=seq) - seq
     ids = np.random.default_rng(0).integers(0, vocabulary, (batch, seq))
     arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    arrays = {name: np.pad(array, ((0, 0), (0, padding))) for name, array in arrays.items()}
     if unknown := sorted(types.keys() - arrays.keys()):
         refuse(f"inputs {', '.join(unknown)} are not among {', '.join(arrays)}: not a text encoder")
     return {name: arrays[name].astype(dtype) for name, dtype in types.items()}
@@ -132,7 +197,7 @@ def time_run(run: Callable[[], object]) -> float:
 
 def logits(opened: Opened, rows: list[dict[str, list[int]]], workers: int) -> list[Any]:
     """Compute [shape, base64 of float32 in row order] of each row."""
-    types, run = opened
+    types, run, _ = opened
 
     def encode(row: dict[str, list[int]]) -> list[Any]:
         if missing := [name for name in types if name not in row]:
@@ -153,10 +218,14 @@ def main(job: Mapping[str, Any]) -> None:
     opened = RUNTIMES[job["runtime"]](job)
     ready = {"init_ms": (time.perf_counter() - start) * 1e3}
     timing = "seq" in job
-    batch = feeds(opened[0], job["batch"], job["seq"], job["vocabulary"]) if timing else {}
+    batch: Feeds = {}
+    if "words" in job:
+        batch = write_texts(opened.types, job["batch"], job["seq"], job["words"])
+    elif timing:
+        batch = feeds(opened.types, job["batch"], job["seq"], job["vocabulary"], opened.lengths)
 
     def run() -> object:
-        return opened[1](batch)
+        return opened.run(batch)
 
     if timing:
         ready["first_ms"] = time_run(run)

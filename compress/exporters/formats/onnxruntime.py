@@ -114,8 +114,7 @@ def write_text(context: ExportContext, folder: Path, precisions: Sequence[Precis
     for precision in precisions:
         name = "model_text.onnx" if precision == "int8" else f"model_text_{precision}.onnx"
         proof = text_file(bundle, folder / name, precision=precision, texts=texts)
-        certificate = read_certificate(bundle.files()[precision])
-        files.append(ExportedFile(name, precision, None, "text in", certificate=certificate))
+        files.append(_describe(context, precision, "text in", name=name))  # whose logits `text_file` compares
         own = f", and all {proof.given:,} texts of the data" if proof.given else ""
         verdicts.append(
             f"{name}: reads {proof.hard} hard texts{own} as the tokenizer does; needs no custom operators: any full "

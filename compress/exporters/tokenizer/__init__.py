@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from unicodedata import unidata_version
@@ -160,6 +161,7 @@ class TextProof:
     hard           the number of texts, or pairs, of the hard list; given: of the user's own
     precision      of the model inside; max_length: tokens that a row is truncated to
     kind, labels   of the task
+    words          of the vocabulary, each one token, of which a text of any length can be made
     """
 
     tokenizer: str
@@ -170,6 +172,7 @@ class TextProof:
     max_length: int
     kind: str
     labels: tuple[str, ...]
+    words: tuple[str, ...] = ()
 
 
 def text_model(bundle: Bundle, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> Bundle:
@@ -203,6 +206,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
         max_length=frame.max_length,
         kind=bundle.task.kind,
         labels=bundle.task.labels,
+        words=tuple(list_words(words)),
     )
     threshold = bundle.manifest.threshold
     whole = join_reader(read, model, bundle.task, math.inf if threshold is None else threshold)
@@ -274,7 +278,20 @@ def read_proof(path: Path) -> TextProof:
     if entry is None:
         raise ExportError(f"{path}: no tokenizer inside; expected the {TEXT_KEY!r} entry that `text_model` writes")
     values = json.loads(entry)
-    return TextProof(**{**values, "labels": tuple(values["labels"])})
+    return TextProof(**{**values, "labels": tuple(values["labels"]), "words": tuple(values.get("words", ()))})
+
+
+MOST_WORDS = 100
+
+
+def list_words(tokenizer: Tokenizer) -> list[str]:
+    """List the first words of a vocabulary that are one token each, at the beginning of a text and within; letters only
+    if there are no others."""
+    vocabulary = tokenizer.get_vocab()
+    letters = [token.lstrip("Ġ▁") for token in sorted(vocabulary, key=vocabulary.__getitem__)]
+    letters = sorted((each for each in dict.fromkeys(letters) if each.isalpha()), key=lambda each: len(each) == 1)
+    whole = (each for each in letters if len(tokenizer.encode(f"{each} {each}", add_special_tokens=False).ids) == 2)
+    return list(islice(whole, MOST_WORDS))
 
 
 def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
