@@ -203,7 +203,8 @@ def test_a_prompted_teacher_answers_a_few_rows(tmp_path: Path, home: Path, monke
 
 
 @pytest.mark.parametrize("kind", ["file", "endpoint"])
-def test_vectors_as_the_teacher(kind: str, tmp_path: Path, home: Path) -> None:
+def test_vectors_as_the_teacher(kind: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasting, "SCORED", 20)  # of 50 held-out texts, which are compared with each other
     texts = [f"{one} {other} film" for one in tiny.WORDS[5:17] for other in tiny.WORDS[17:29]]
     (tmp_path / "made.txt").write_text("\n".join(texts))
     encoder(Pooling("mean", True), layers=2).save_pretrained(tmp_path / "start")
