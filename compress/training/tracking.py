@@ -18,6 +18,7 @@ from rich.console import Console
 from transformers import Trainer
 from transformers.integrations.integration_utils import MLflowCallback, TrackioCallback, WandbCallback
 
+from compress.console import warn
 from compress.data.sources import is_reachable
 from compress.errors import CompressError
 from compress.io import atomic_file, make_folder
@@ -29,7 +30,11 @@ TrackerRun = tuple[str, Callable[[bool], object], str]
 
 @contextmanager
 def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) -> Iterator[None]:
-    """Report what `trainer` logs to the run's tracker in this context. Raises CompressError if the tracker fails."""
+    """Report what `trainer` logs to the run's tracker in this context.
+
+    Raises CompressError if a tracker that has shown nothing of this run yet cannot begin. Once it has, its failures are
+    warned of, and training goes on without it until the next stage begins.
+    """
     if run.track is None or not run.main:
         yield
         return
@@ -45,30 +50,74 @@ def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) 
     begin, callback = TRACKERS[run.track]
     arguments: Any = trainer.args
     arguments.project, arguments.run_name = home.name, name
+
+    def give_up(where: str, error: Exception) -> None:
+        warn(
+            console,
+            f"--track {run.track}: failed at {where} of stage {stage} ({type(error).__name__}: {error}). Training goes "
+            f"on without it, and {run.path / 'log.jsonl'} has all numbers. Mend that: the next stage, or the same "
+            f"command with --resume, tries it again{f'; without {file} as a new run' if file.is_file() else ''}",
+        )
+
+    reporter: _Reporter | None = None
     state = random.getstate()  # Trackio draws random numbers when it is imported
-    with redirect_stdout(sys.stderr):  # standard output may be reserved for JSON
-        try:
+    try:
+        with redirect_stdout(sys.stderr):  # standard output may be reserved for JSON
             identity, end, where = begin(home, name, known)
-            reporter: Any = callback()
-            reporter.setup(arguments, trainer.state, trainer.model)
-        except Exception as error:  # trackers have their own classes
+            tracked: Any = callback()
+            tracked.setup(arguments, trainer.state, trainer.model)
+        reporter = _Reporter(tracked, give_up)
+    except Exception as error:  # trackers have their own classes
+        if next(home.rglob(file.name), None) is None:
             raise CompressError(
                 f"--track {run.track}: cannot begin the run of stage {stage} ({type(error).__name__}: {error}). Leave "
-                f"--track out, or mend that; without {file} it is a new run there"
+                "--track out, or mend that"
             ) from error
-    random.setstate(state)
+        give_up("the beginning", error)
+    finally:
+        random.setstate(state)
+    if reporter is None:
+        yield
+        return
     make_folder(file.parent)
     with atomic_file(file) as partial:
         partial.write_text(identity, encoding="utf-8")
-    trainer.add_callback(reporter)
+    trainer.add_callback(reporter)  # type: ignore[arg-type]  # has the events of a TrainerCallback
     console.print(f"{stage}: tracked by {run.track}: {where}", markup=False, highlight=False, soft_wrap=True)
     succeeded = False
     try:
         yield
         succeeded = True
     finally:
-        with redirect_stdout(sys.stderr):
-            end(succeeded)
+        try:
+            with redirect_stdout(sys.stderr):
+                end(succeeded and not reporter.failed)
+        except Exception as error:
+            reporter.fail("the end", error)
+
+
+class _Reporter:
+    """Forward the trainer's events to a tracker's callback until one fails, for which `give_up` is called once."""
+
+    def __init__(self, callback: Any, give_up: Callable[[str, Exception], None]) -> None:
+        self.callback, self.give_up, self.failed = callback, give_up, False
+
+    def fail(self, where: str, error: Exception) -> None:
+        if not self.failed:
+            self.give_up(where, error)
+        self.failed = True
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        handle = getattr(self.callback, event)
+
+        def forward(*args: Any, **kwargs: Any) -> None:
+            try:
+                if not self.failed:
+                    handle(*args, **kwargs)
+            except Exception as error:
+                self.fail(event, error)
+
+        return forward
 
 
 def _mlflow(home: Path, name: str, known: str | None) -> TrackerRun:

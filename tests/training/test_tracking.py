@@ -164,6 +164,39 @@ def test_a_tracker_that_does_not_begin_is_an_error_of_the_users(
         tracked(tmp_path / "run", "wandb")
 
 
+@pytest.mark.parametrize("fails", ["init", "log", "end"])
+def test_a_tracker_that_fails_later_is_warned_of_once_and_left(
+    fails: str, fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("gone")
+
+    warned = list[str]()
+    monkeypatch.setattr(tracking, "warn", lambda console, text: warned.append(text))
+    with pytest.raises(KeyboardInterrupt):
+        tracked(tmp_path / "run", "wandb", until=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(*{"init": (fake, "init"), "log": (fake, "log"), "end": (fake.Run, "finish")}[fails], fail)
+        assert same(tracked(tmp_path / "run", "wandb"), tracked(tmp_path / "untracked", None))
+    assert len(warned) == 1
+    assert "ConnectionError: gone" in warned[0]
+    lines = map(json.loads, (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
+    if fails == "log":
+        assert fake.begun[-1].ended == 1
+    tracked(tmp_path / "run", "wandb")
+    assert fake.begun[-1].ended == 0, "the next time it is tried again"
+    assert len(warned) == 1
+
+
+def test_an_interrupt_is_not_hidden_by_a_tracker_that_fails_at_the_end(
+    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(fake.Run, "finish")
+    with pytest.raises(KeyboardInterrupt):
+        tracked(tmp_path / "run", "wandb", until=6)
+
+
 def test_tensorboard_files_are_always_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for tracker in (None, "tensorboard"):
         tracked(tmp_path / str(tracker), tracker)
