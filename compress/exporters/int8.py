@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean
-from compress.exporters.rewrite.graph import Graph, Product, products
+from compress.exporters.rewrite.graph import Graph, Product, products, read_factors
 from compress.exporters.session import MICROSOFT, declare_microsoft, inherit_metadata, read_model, save_changed
 from compress.io import atomic_file, name_disk_errors
 
@@ -104,6 +104,7 @@ def quantize_static(
     per_channel: bool = True,
     form: Form = "fused",
     reduce_range: bool = False,
+    outputs: Ranges | None = None,
 ) -> None:
     """Write the fp32 ONNX file `source` as static int8 to `target`.
 
@@ -112,6 +113,7 @@ def quantize_static(
     per_channel   one scale per output column of a weight, or one per weight
     reduce_range  weights of 7 bits: processors with AVX2 or AVX-512 but without VNNI add two products of 8 x 8 bits in
                   16 bits, where they saturate; with 7 bits they cannot
+    outputs       tensor that a product writes -> its lowest and highest value, where it is rounded to uint8 as well
 
     Raises ExportError for a file without products, a name in `keep` that is none, and tensors without range.
     """
@@ -129,7 +131,8 @@ def quantize_static(
         raise ExportError(
             f"{source}: no range for {', '.join(unknown)}; calibrate this very file: compress.quantization.calibration"
         )
-    _Static(graph, ranges, per_channel=per_channel, bits=7 if reduce_range else 8, form=form).rewrite(chosen)
+    bits = 7 if reduce_range else 8
+    _Static(graph, ranges, outputs or {}, per_channel=per_channel, bits=bits, form=form).rewrite(chosen)
     if form == "fused":  # also where every product is kept
         declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: "int8"})
@@ -161,8 +164,11 @@ def quantise_matrix(
 class _Static:
     """Rewrites a graph. `done` names the tensors whose nodes are written already."""
 
-    def __init__(self, graph: Graph, ranges: Ranges, *, per_channel: bool, bits: int, form: Form) -> None:
-        self.graph, self.ranges, self.per_channel, self.bits, self.form = graph, ranges, per_channel, bits, form
+    def __init__(
+        self, graph: Graph, ranges: Ranges, outputs: Ranges, *, per_channel: bool, bits: int, form: Form
+    ) -> None:
+        self.graph, self.ranges, self.outputs = graph, ranges, outputs
+        self.per_channel, self.bits, self.form = per_channel, bits, form
         self.nodes: list[onnx.NodeProto] = []
         self.done: set[str] = set()
 
@@ -185,11 +191,20 @@ class _Static:
         self.nodes.append(helper.make_node(operator, inputs, [output], name=name, **attributes))
 
     def _product(self, product: Product) -> None:
+        if product.output not in self.outputs:
+            self._multiply(product, product.output)
+            return
+        exact = f"{product.output}_exact"
+        self._multiply(product, exact)
+        codes, scale, zero = self._quantise(exact, self.outputs[product.output])
+        self._add("DequantizeLinear", [codes, scale, zero], product.output, f"{product.name}_round")
+
+    def _multiply(self, product: Product, output: str) -> None:
         codes, scale, zero = self._activations(product.reads)
         matrix, scales = self._weight(product)
         if self.form == "fused":
             inputs = [codes, matrix, scale, scales, zero, *([] if product.bias is None else ["", product.bias])]
-            self._add("MatMulIntegerToFloat", inputs, product.output, product.name, domain=MICROSOFT)
+            self._add("MatMulIntegerToFloat", inputs, output, product.name, domain=MICROSOFT)
             return
         inputs = [f"{product.reads}_float", f"{product.weight}_float"]
         self._dequantise(matrix, scales, inputs[1], axis=1)
@@ -201,12 +216,12 @@ class _Static:
                 self.graph.put(bias, quantise_bias(self._value(product.bias), unit))
                 self.graph.put(step, np.asarray(unit, np.float32))
                 self._dequantise(bias, step, inputs[2], axis=0)
-            self._add("Gemm", inputs, product.output, product.name)
+            self._add("Gemm", inputs, output, product.name)
         elif product.bias is None:
-            self._add("MatMul", inputs, product.output, product.name)
+            self._add("MatMul", inputs, output, product.name)
         else:
             self._add("MatMul", inputs, f"{product.ends[0]}_raw", product.name)
-            self._add("Add", [f"{product.ends[0]}_raw", product.bias], product.output, f"{product.name}_bias")
+            self._add("Add", [f"{product.ends[0]}_raw", product.bias], output, f"{product.name}_bias")
 
     def _dequantise(self, codes: str, scales: str, output: str, *, axis: int) -> None:
         """Write the node once; zero points are 0."""
@@ -219,15 +234,19 @@ class _Static:
         self._add("DequantizeLinear", [codes, scales, f"{scales}_zero"], output, f"{output}_made", **attributes)
 
     def _activations(self, name: str) -> tuple[str, str, str]:
-        """Quantise a tensor, once; return the names of codes, scale and zero point."""
-        codes, scale, zero = (f"{name}_{part}" for part in ("uint8", "scale", "zero"))
-        if codes not in self.done:
-            self.done.add(codes)
-            for key, value in zip((scale, zero), scale_and_zero(*self.ranges[name]), strict=True):
-                self.graph.put(key, np.asarray(value))
-            self._add("QuantizeLinear", [name, scale, zero], codes, f"{name}_quantize")
+        """Quantise a tensor that products read, once; return the names of codes, scale and zero point."""
+        if f"{name}_uint8" not in self.done:
+            self.done.add(f"{name}_uint8")
+            written = self._quantise(name, self.ranges[name])
             if self.form == "qdq":
-                self._add("DequantizeLinear", [codes, scale, zero], f"{name}_float", f"{name}_dequantize")
+                self._add("DequantizeLinear", written, f"{name}_float", f"{name}_dequantize")
+        return f"{name}_uint8", f"{name}_scale", f"{name}_zero"
+
+    def _quantise(self, name: str, ends: tuple[float, float]) -> tuple[str, str, str]:
+        codes, scale, zero = f"{name}_uint8", f"{name}_scale", f"{name}_zero"
+        for key, value in zip((scale, zero), scale_and_zero(*ends), strict=True):
+            self.graph.put(key, np.asarray(value))
+        self._add("QuantizeLinear", [name, scale, zero], codes, f"{name}_quantize")
         return codes, scale, zero
 
     def _weight(self, product: Product) -> tuple[str, str]:
@@ -264,7 +283,8 @@ REPEATED = re.compile(r"_\d+(?=\.|$)")
 
 
 def read_learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
-    """Read the ranges of quantisation-aware training: layer -> [low, high] of what it reads; empty without it."""
+    """Read the ranges of quantisation-aware training: layer -> [low, high] of what it reads, and [low, high] of what it
+    gives, if that is rounded too, in one list; empty without it."""
     found: Mapping[str, Sequence[float]] = getattr(config, LEARNED_KEY, None) or {}
     return found
 
@@ -277,8 +297,10 @@ def quantize_learned(
     Layers without a range stay in float32, as they were in training; so do those of `keep`. Raises ExportError when
     `source` has none of the layers.
     """
-    ranges, exact = {}, list(keep)
-    for product in products(read_model(source).graph):
+    ranges, outputs, exact = {}, {}, list(keep)
+    graph = read_model(source).graph
+    factors = read_factors(graph)
+    for product in products(graph):
         module = module_of(product.name)
         places = (module, REPEATED.sub("", module), module.rpartition(".")[0])  # the last: of a part of its product
         found = next((learned[place] for place in places if place in learned), None)
@@ -286,12 +308,15 @@ def quantize_learned(
             exact.append(product.name)
         else:
             ranges[product.reads] = (found[0], found[1])
+            factor = factors.get(product.name, 1.0)
+            if len(found) == 4:
+                outputs[product.output] = (factor * found[2], factor * found[3])
     if not ranges:
         raise ExportError(
             f"{source}: none of its products is a layer with a learned range ({', '.join(list(learned)[:3])}, ...); "
             "expected the file that to_onnx writes of the trained model"
         )
-    quantize_static(source, target, ranges, keep=list(dict.fromkeys(exact)))
+    quantize_static(source, target, ranges, keep=list(dict.fromkeys(exact)), outputs=outputs)
 
 
 def module_of(name: str) -> str:

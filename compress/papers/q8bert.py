@@ -3,16 +3,15 @@
 Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as the float it stands for
 Eq. 3     activations         the same for what a layer reads, its range an exponential moving average over training
 Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with both, and embeddings are read from
-                              rounded tables; gradients pass the rounding
+                              rounded tables; gradients pass the rounding. `requantise: true` rounds what a layer gives
+                              too, as the authors' code does by default (nlp_architect, nn/torch/quantization.py)
 
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
 - from the paper, as in the exported int8 file (compress.exporters.int8): one scale for each output of a layer instead
   of one for its matrix; activations and tables from 0 to 255 between two ends instead of symmetric ones.
-- from the authors' code (nlp_architect, nn/torch/quantization.py), as in that file: the output of a layer is not
-  rounded again (theirs: `requantize_output`), as the file's products are floats; biases are not rounded either, while
-  theirs are rounded to int32 at inference.
+- from the authors' code, as in that file: biases are not rounded; theirs are to int32 at inference.
 - from the authors' code: `decay` is 0.9; theirs is 0.9999 (`ema_decay`), which over the hundreds of steps of a stage
   here would retain little but the first batch's range.
 - from the paper: layers that read one vector per example (pooler, classifier) stay float, as they take no time.
@@ -58,8 +57,9 @@ class QuantizationAware(WrappedStep):
     """step(**batch) -> `objective`, with a student that simulates int8.
 
     Every linear layer that reads tokens rounds its weights and inputs, every embedding its table. `decay` is that of
-    the moving average over steps of the least and largest input, which begins with the first batch. `finish` turns the
-    student into a plain model again, whose config has `activation_ranges`, layer -> [low, high], from which the
+    the moving average over steps of the least and largest input, which begins with the first batch. With `requantise`,
+    outputs are rounded likewise, by their own ranges. `finish` turns the student into a plain model again, whose config
+    has `activation_ranges`, layer -> [low, high] of its inputs, and of its outputs if they are rounded, from which the
     bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
     """
 
@@ -73,13 +73,14 @@ class QuantizationAware(WrappedStep):
         *,
         words: object = None,
         decay: float = 0.9,
+        requantise: bool = False,
     ) -> None:
         super().__init__()
         if not 0 <= decay < 1:
             raise ObjectiveError(f"q8bert.QuantizationAware: decay is {decay}; expected a number from 0 to below 1")
         self.minimise = Distillation(student, teacher, objective)
         kinds: dict[type[nn.Module], Callable[[Any], nn.Module]]
-        kinds = {nn.Linear: lambda layer: Int8Linear(layer, decay), nn.Embedding: Int8Embedding}
+        kinds = {nn.Linear: lambda layer: Int8Linear(layer, decay, requantise=requantise), nn.Embedding: Int8Embedding}
         self._plain = {name: each for name, each in student.named_modules() if type(each) in kinds}
         if not any(isinstance(each, nn.Linear) for each in self._plain.values()):
             raise ObjectiveError(
@@ -95,7 +96,7 @@ class QuantizationAware(WrappedStep):
         return super().forward(**batch)
 
     def finish(self) -> None:
-        ranges = {name: layer.range_2.tolist() for name, layer in self._layers().items() if layer.seen}
+        ranges = {name: layer.ranges_R2.flatten().tolist() for name, layer in self._layers().items() if layer.seen}
         self.student.config.activation_ranges = ranges
         for name, layer in self._plain.items():
             self.student.set_submodule(name, layer)
@@ -105,34 +106,38 @@ class QuantizationAware(WrappedStep):
 
 
 class Int8Linear(nn.Module):
-    """y = Q(x) Q(W)^T + b, with the parameters of the linear layer that it replaces."""
+    """y = Q(x) Q(W)^T + b, or with `requantise` Q(y), with the parameters of the linear layer that it replaces.
 
-    range_2: Tensor
+    ranges_R2   lowest and highest value of what it reads and, with `requantise`, of what it gives; nan before training
+    """
 
-    def __init__(self, layer: nn.Linear, decay: float) -> None:
+    ranges_R2: Tensor
+
+    def __init__(self, layer: nn.Linear, decay: float, *, requantise: bool = False) -> None:
         super().__init__()
         self.weight, self.bias, self.decay = layer.weight, layer.bias, decay
         self.real_BL: Tensor | None = None
-        self.register_buffer("range_2", torch.full((2,), torch.nan, device=layer.weight.device))
+        self.register_buffer("ranges_R2", torch.full((1 + requantise, 2), torch.nan, device=layer.weight.device))
 
     @property
     def seen(self) -> bool:
         """True if it has read tokens during training."""
-        return not bool(self.range_2.isnan().any())
+        return not bool(self.ranges_R2.isnan().any())
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute (B, L, O) from x (B, L, D); inputs of other shapes are not tokens and are not rounded."""
-        if self.training and x.dim() == 3:
-            self._observe(x.detach().float())
-        elif x.dim() != 3 or not self.seen:
+        if x.dim() != 3 or not (self.training or self.seen):
             return linear(x, self.weight, self.bias)
-        return linear(activations(x, *self.range_2), weights(self.weight), self.bias)
+        y = linear(self._round(x, self.ranges_R2[0]), weights(self.weight), self.bias)
+        return y if len(self.ranges_R2) == 1 else self._round(y, self.ranges_R2[1])
 
-    def _observe(self, x_BLD: Tensor) -> None:
-        real = self.real_BL is not None and self.real_BL.shape == x_BLD.shape[:2]
-        read_TD = x_BLD[self.real_BL] if real else x_BLD.flatten(0, 1)
-        now_2 = torch.stack([read_TD.amin().clamp(max=0), read_TD.amax().clamp(min=0)])
-        self.range_2.copy_(torch.where(self.range_2.isnan(), now_2, now_2.lerp(self.range_2, self.decay)))
+    def _round(self, x_BLD: Tensor, range_2: Tensor) -> Tensor:
+        if self.training:
+            real = self.real_BL is not None and self.real_BL.shape == x_BLD.shape[:2]
+            real_TD = (x_BLD[self.real_BL] if real else x_BLD.flatten(0, 1)).detach().float()
+            now_2 = torch.stack([real_TD.amin().clamp(max=0), real_TD.amax().clamp(min=0)])
+            range_2.copy_(torch.where(range_2.isnan(), now_2, now_2.lerp(range_2, self.decay)))
+        return activations(x_BLD, *range_2)
 
 
 class Int8Embedding(nn.Module):

@@ -197,13 +197,24 @@ Q8BERT_OUT_TO = [
 ]
 
 
+Q8BERT_OUTPUT_THRESHOLDS = [9.813044548034668, 5.728688716888428, 6.463989734649658, 8.344929695129395]
+Q8BERT_ROUNDED_TO = [
+    [-1.6226294040679932, -1.5336648225784302, -2.137697458267212, 3.7453620433807373],
+    [1.6226294040679932, -0.857047975063324, 1.5778242349624634, 0.788497269153595],
+    [-3.477062940597534, -2.6613595485687256, -0.3053853511810303, 4.336734771728516],
+    [0.8499487042427063, 0.49618566036224365, -2.035902261734009, -2.496907949447632],
+    [0.6954125761985779, 0.09021557867527008, -1.78141450881958, 0.32854053378105164],
+    [0.15453612804412842, 1.0825868844985962, 2.7484681606292725, -1.3141621351242065],
+]
+
+
 def test_q8berts_layer_is_the_authors() -> None:
     """Ranges and outputs are those of IntelLabs/nlp-architect at 88b3236, where the deviations make no difference.
 
-    Their `QuantizedLinear` (nn/torch/quantization.py; mode ema, ema_decay 0.9, requantize_output off) was trained on
-    three batches: x = hidden_student, 2 x[:, :3] and 0.5 x.flip(0). One layer for each of the first four rows of
-    hidden_teacher[0], as they have one scale per matrix, with biases 0.1, 0.2, ... Their range is that of |x|, so ours
-    reads |x| to compare the averages; then it is given theirs, symmetric, for the outputs of the third batch.
+    Their `QuantizedLinear` (nn/torch/quantization.py; mode ema, ema_decay 0.9, requantize_output off, then on) was
+    trained on three batches: x = hidden_student, 2 x[:, :3] and 0.5 x.flip(0). One layer for each of the first four
+    rows of hidden_teacher[0], as they have one scale per matrix, with biases 0.1, 0.2, ... Their range is that of |x|,
+    so ours reads |x| to compare the averages; then it is given theirs, symmetric, for the outputs of the third batch.
     """
     of = arrays(OWN)
     plain = nn.Linear(16, 4)
@@ -215,11 +226,18 @@ def test_q8berts_layer_is_the_authors() -> None:
     batches = (x_BLD, 2 * x_BLD[:, :3], 0.5 * x_BLD.flip(0))
     for batch, threshold in zip(batches, Q8BERT_THRESHOLDS, strict=True):
         layer(batch.abs())
-        assert layer.range_2.tolist() == pytest.approx([0, threshold], rel=1e-6)
+        assert layer.ranges_R2[0].tolist() == pytest.approx([0, threshold], rel=1e-6)
     top = Q8BERT_THRESHOLDS[-1]
-    layer.range_2.copy_(torch.tensor([-top, top * 128 / 127]))  # 0..255 around 127: their -127..127
+    layer.ranges_R2.copy_(torch.tensor([[-top, top * 128 / 127]]))  # 0..255 around 127: their -127..127
     found = layer.eval()(batches[-1])
     torch.testing.assert_close(found[0], torch.tensor(Q8BERT_OUT_TO), rtol=1e-5, atol=1e-5)
+    # with requantize_output: each row's outputs lie within its own moving average of the largest one
+    for row, largest in enumerate(Q8BERT_OUTPUT_THRESHOLDS):
+        layer = q8bert.Int8Linear(nn.Linear(16, 1), decay=0.9, requantise=True).eval()
+        layer.weight, layer.bias = (nn.Parameter(each[row : row + 1]) for each in (plain.weight, plain.bias))
+        layer.ranges_R2.copy_(torch.tensor([[-end, end * 128 / 127] for end in (top, largest)]))
+        expected = torch.tensor(Q8BERT_ROUNDED_TO)[:, row : row + 1]
+        torch.testing.assert_close(layer(batches[-1])[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_minillms_gradient_is_the_authors() -> None:

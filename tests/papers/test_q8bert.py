@@ -18,9 +18,9 @@ from tests.papers.case import random
 TERMS = (Term("hinton.soft_targets"),)
 
 
-def aware(student: Any, teacher: Any, *, terms: Sequence[Term] = TERMS, decay: float = 0.9) -> QuantizationAware:
+def aware(student: Any, teacher: Any, *, terms: Sequence[Term] = TERMS, **options: Any) -> QuantizationAware:
     objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
-    return QuantizationAware(student, teacher, objective, decay=decay).train()
+    return QuantizationAware(student, teacher, objective, **options).train()
 
 
 def test_weights_are_the_papers_formula_for_every_output() -> None:
@@ -60,12 +60,12 @@ def test_the_range_is_a_moving_average_that_begins_with_the_first_batch_and_sees
     layer = Int8Linear(nn.Linear(1, 1), decay=0.9).train()
     layer.real_BL = torch.tensor([[True, True, False]])
     layer(torch.tensor([[[-1.0], [3.0], [1000.0]]]))
-    assert layer.range_2.tolist() == [-1, 3]
+    assert layer.ranges_R2.tolist() == [[-1, 3]]
     layer(torch.tensor([[[2.0], [5.0], [-1000.0]]]))
-    assert layer.range_2.tolist() == pytest.approx([0.9 * -1 + 0.1 * 0, 0.9 * 3 + 0.1 * 5])
-    before = layer.range_2.clone()
+    assert layer.ranges_R2[0].tolist() == pytest.approx([0.9 * -1 + 0.1 * 0, 0.9 * 3 + 0.1 * 5])
+    before = layer.ranges_R2.clone()
     layer.eval()(torch.tensor([[[99.0], [99.0], [99.0]]]))
-    assert layer.range_2.equal(before), "evaluation does not move it"
+    assert layer.ranges_R2.equal(before), "evaluation does not move it"
 
 
 def test_the_student_computes_in_int8_while_it_trains_and_is_plain_when_it_is_done() -> None:
@@ -84,6 +84,29 @@ def test_the_student_computes_in_int8_while_it_trains_and_is_plain_when_it_is_do
     read = {name for name, kind in kinds.items() if kind is nn.Linear and ".layer." in name}
     assert ranges.keys() == read, "those that read tokens; pooler and classifier read one vector"
     assert all(low <= 0 <= high and low < high for low, high in ranges.values())
+
+
+def test_outputs_are_rounded_within_their_own_moving_range_if_requantised() -> None:
+    plain = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(plain.weight, 2.0)
+    layer = Int8Linear(plain, decay=0.9, requantise=True).train()
+    layer.real_BL = torch.tensor([[True, True, False]])
+    x = torch.tensor([[[-1.0], [3.0], [1000.0]]])
+    given = layer(x)
+    layer(torch.tensor([[[2.0], [5.0], [-1000.0]]]))
+    (low, high), (low_out, high_out) = layer.ranges_R2.tolist()
+    assert (low, high) == pytest.approx((-0.9, 3.2))
+    assert (low_out, high_out) == pytest.approx((0.9 * -2, 0.9 * 6 + 0.1 * 2 * high), rel=0.01), "5 is clamped to 3.2"
+    assert given[0, 2].item() == pytest.approx(6, rel=0.01), "padding is clamped to the range of real tokens"
+    exact = Int8Linear(plain, decay=0.9)
+    exact.ranges_R2.copy_(layer.ranges_R2[:1])
+    rounded = activations(exact.eval()(x), *layer.ranges_R2[1])
+    assert layer.eval()(x).equal(rounded)
+    student = tiny.bert()
+    step = aware(student, tiny.bert(seed=1), requantise=True)
+    step(**tiny.batch())
+    step.finish()
+    assert {len(each) for each in student.config.activation_ranges.values()} == {4}
 
 
 def test_training_brings_the_int8_answers_nearer_to_the_float_ones() -> None:

@@ -22,13 +22,13 @@ from tests import tiny
 from tests.exporters.test_bundle import write
 
 
-def trained(family: str) -> tuple[Any, Tensor, dict[str, Tensor]]:
+def trained(family: str, *, requantise: bool = False) -> tuple[Any, Tensor, dict[str, Tensor]]:
     """A student after one step, and what it answers while it computes in int8."""
     student = tiny.model(family, labels=2)
     objective = Objective(
         [Term("hinton.matched_logits")], Shape.from_config(student.config), Shape.from_config(student.config)
     )
-    step = QuantizationAware(student, tiny.model(family, labels=2, seed=1), objective)
+    step = QuantizationAware(student, tiny.model(family, labels=2, seed=1), objective, requantise=requantise)
     batch = tiny.batch((7,))
     step.train()(**batch)
     with torch.no_grad():
@@ -37,9 +37,10 @@ def trained(family: str) -> tuple[Any, Tensor, dict[str, Tensor]]:
     return student.eval(), said, batch
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "mobilebert"])
-def test_the_int8_file_answers_as_the_student_did_in_training(family: str, tmp_path: Path) -> None:
-    student, said, batch = trained(family)
+@pytest.mark.parametrize("requantise", [False, True])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "mobilebert", "modernbert"])
+def test_the_int8_file_answers_as_the_student_did_in_training(family: str, requantise: bool, tmp_path: Path) -> None:
+    student, said, batch = trained(family, requantise=requantise)
     bundle = write(tmp_path / "bundle", model=student)
     rows = [{name: column[0].tolist() for name, column in batch.items()} | {"token_type_ids": [0] * 7}]
     int8, fp32 = (bundle.logits(rows, precision=which) for which in ("int8", "fp32"))
@@ -50,7 +51,10 @@ def test_the_int8_file_answers_as_the_student_did_in_training(family: str, tmp_p
     assert "MatMulIntegerToFloat" in operators
     assert "DynamicQuantizeLinear" not in operators
     ranges = json.loads((bundle.path / "config.json").read_text())["activation_ranges"]
+    rounded = sum(node.op_type == "DequantizeLinear" and node.name.endswith("MatMul_round") for node in file.graph.node)
+    assert rounded == (sum(node.op_type == "MatMulIntegerToFloat" for node in file.graph.node) if requantise else 0)
     read = {module_of(product.name) for product in products(onnx.load_model(bundle.files()["fp32"]).graph)}
+    read |= {name.rpartition(".")[0] for name in read}  # ModernBERT's Wqkv is three products
     assert ranges.keys() <= read, "every layer that was trained for it is in the file, by its name"
 
 

@@ -249,6 +249,9 @@ def set_attribute(node: NodeProto, name: str, value: Any) -> None:
     node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
 
 
+FACTOR_KEY = "compress.factor"
+"""The metadata of a node that holds the factor by which a rewritten product's output differs from the module's."""
+
 LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
 REPEATED = re.compile(r"(.+?)_(\d+)")
 """A module's name where the module is called again."""
@@ -290,6 +293,14 @@ def products(source: GraphProto | Graph) -> list[Product]:
     readers = graph.readers()
     nodes = [node for node in graph.nodes if node.op_type in ("Gemm", "MatMul") and graph.is_matrix(node.input[1])]
     return [product for node in nodes if (product := _read_product(graph, node, readers)) is not None]
+
+
+def read_factors(graph: GraphProto) -> dict[str, float]:
+    """Read by which factor products give more than their modules, by the product's name, where rewriting folded one
+    into their weights."""
+    return {
+        node.name: float(each.value) for node in graph.node for each in node.metadata_props if each.key == FACTOR_KEY
+    }
 
 
 def list_floats(fp32: Path, int8: Path) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from onnx import NodeProto
 from compress.exporters.rewrite.attention import TURNED, AttentionCore, Linear, linear
 from compress.exporters.rewrite.graph import (
     ATTENTION,
+    FACTOR_KEY,
     OURS,
     ROTARY,
     Array,
@@ -176,7 +177,9 @@ def fold_scales(graph: Graph, cores: list[AttentionCore]) -> None:
     for core in cores:
         if core.scale != 1.0:
             scale = partial(_scale, factor=core.scale)
-            _reweigh(graph, _product(graph, core.node.input[0]), "scaled", scale)
+            made = _product(graph, core.node.input[0])
+            _reweigh(graph, made, "scaled", scale)
+            made.product.metadata_props.add(key=FACTOR_KEY, value=repr(core.scale))
 
 
 def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
