@@ -141,7 +141,7 @@ def check_teacher(
     strict = options.gate == "refuse"
     if base_teacher.recorded is not None:
         logits = base_teacher.recorded.for_split(context.data.validation)
-        return base_teacher, check_logits(base_teacher.name, logits, context.data, strict=strict)
+        return base_teacher, check_logits(base_teacher.name, logits, context.data, strict=strict, remedy=UNFIT)
     if prompt is None:
         return load_task_teacher(base_teacher, models.recipe, context, run, strict=strict)
     with PartialState().main_process_first():  # the other processes find its answers in the cache
@@ -153,6 +153,8 @@ def check_teacher(
     return teacher, teacher_check
 
 
+UNFIT = "Check that its vectors or scores belong to these texts, and differ. --gate warn continues with a warning"
+"""The remedy for a teacher whose recorded answers teach nothing."""
 MINILM = "minilm"
 """The checkpoint of students of precomputed vectors, if the recipe names none."""
 

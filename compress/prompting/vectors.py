@@ -115,8 +115,8 @@ class VectorFile:
             array = load_array(self.path)
         else:
             column = self._column("vectors")
-            widths = {len(vector) if vector is not None else 0 for vector in column}
-            if len(widths) != 1:
+            widths = {len(vector) if vector.is_valid else 0 for vector in column}
+            if len(widths) != 1 or not all(widths):
                 raise TeacherError(
                     f"{self.path}: its vectors have {', '.join(map(str, sorted(widths)))} numbers; expected the same "
                     "length everywhere"

@@ -148,6 +148,11 @@ def test_a_cross_encoder_is_no_teacher_of_vectors(tmp_path: Path) -> None:
         load_teacher("it", tmp_path, TASK)
 
 
+def test_a_sentence_encoder_is_a_cross_encoder_only_after_training(teacher: Path) -> None:
+    loaded = load_teacher("it", teacher, Task("ranking", ("query", "passage"), "relevance", (), "ndcg@10"))
+    assert (loaded.trained, loaded.model.num_labels) == (False, 1)
+
+
 def test_students_start_in_the_teachers_space() -> None:
     taught = encoder(Pooling("mean", True), layers=2)
     spec = StudentSpec(layers=2, hidden=16, heads=2, ffn=64, init="teacher")
@@ -270,6 +275,14 @@ def test_predict_against_a_file(bundle: Bundle, tmp_path: Path) -> None:
     assert json.loads(result.out)["answers"][0]["texts"][0][0] == "so sad"
     result = command.run("predict", str(bundle.path), "so sad", "--json")
     assert len(json.loads(result.out)["answers"][0]["numbers"]) == 32
+    lines.write_text("the plot\n\n")
+    result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines), "--top", "2")
+    assert result.out.startswith("the plot (")
+    lines.write_text(" \n")
+    result = command.run("predict", str(bundle.path), "so sad", "--against", str(lines))
+    assert (result.code, "there are no texts to search" in result.err) == (2, True)
+    result = command.run("predict", str(bundle.path), "so sad", "--pair", "the plot")
+    assert (result.code, "expected one text" in result.err) == (2, True), "it is no cross-encoder"
     result = command.run("predict", str(bundle.path), "so sad", "--top", "2")
     assert (result.code, "give the file to search with --against" in result.err) == (2, True)
     other = tiny.bundle(tmp_path / "labels")

@@ -124,6 +124,11 @@ def test_too_few_texts_are_refused(lines: list[str], said: str, tmp_path: Path) 
         load(texts(tmp_path / "texts.txt", *lines))
 
 
+def test_a_single_pair_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a single judged text cannot be held out"):
+        load(tsv(tmp_path / "train.tsv", ("sentence1", "sentence2", "score"), *PAIRS[:1], *PAIRS[:1]))
+
+
 def test_invalid_similarity(tmp_path: Path) -> None:
     rows = [("sentence1", "sentence2", "score"), *PAIRS, ("a", "b", "nan")]
     with pytest.raises(DataError, match="row 5: 'nan' in 'score' is not a number"):

@@ -178,6 +178,11 @@ def test_split_without_scorable_queries(folder: Folder) -> None:
         loaded(folder, {"train.tsv": TABLE, "dev.tsv": HEADER + "a\tp1\t1\nb\tp2\t0\n"}, kind="ranking")
 
 
+def test_a_single_query_is_refused(folder: Folder) -> None:
+    with pytest.raises(DataError, match="too few queries to hold some out"):
+        loaded(folder, {"train.tsv": HEADER + "a\tp\t1\na\tq\t0\na\tq\t0\n"}, kind="ranking")
+
+
 def test_judgements_without_training_split(folder: Folder) -> None:
     with pytest.raises(DataError, match="judgements of validation but no training split"):
         loaded(folder, {name: text for name, text in BEIR.items() if "train" not in name})

@@ -64,6 +64,8 @@ def test_each_text_gets_its_own_vector(kind: str, tmp_path: Path) -> None:
         (lambda folder: array(folder, VECTORS[:2], TEXTS[:2]), "no vector for 2 of 4 texts, such as 'a slow story'"),
         (lambda folder: table(folder, text=TEXTS), "0 of its columns .text. hold vectors"),
         (lambda folder: table(folder, text=TEXTS, v=[[1.0], [1.0, 2.0], [1.0], [1.0]]), "have 1, 2 numbers"),
+        (lambda folder: table(folder, text=TEXTS, v=[[1.0], None, [1.0], [1.0]]), "have 0, 1 numbers"),
+        (lambda folder: table(folder, text=TEXTS, v=pa.nulls(4, pa.list_(pa.float32()))), "have 0 numbers"),
         (lambda folder: folder / "nowhere.npy", "no such file"),
     ],
 )
@@ -190,6 +192,16 @@ def test_a_student_learns_vectors_of_another_width(start: Path, tmp_path: Path) 
     assert rows["made.npy"].score["spearman"] == pytest.approx(1)
     assert rows["student fp32"].score["spearman"] > 0.6  # of a random encoder alone: 0.3
     assert not (bundle.path / "prompt.yaml").exists()
+
+
+def test_equal_vectors_teach_nothing(start: Path, tmp_path: Path) -> None:
+    texts = [f"{one} {other}" for one in tiny.WORDS[5:17] for other in tiny.WORDS[17:25]]
+    changes = [f"student.init={start}", "stages.0.max_length=16"]
+    with pytest.raises(TeacherError, match=r"is no teacher for this task.+Check that its vectors or scores belong"):
+        compress.distill(
+            teacher=array(tmp_path, np.ones((len(texts), 3)), texts), data=tmp_path / "made.txt", recipe="leaf",
+            out=tmp_path / "run", options=compress.RunOptions(overrides=changes),
+        )  # fmt: skip
 
 
 def test_vectors_teach_no_classes(start: Path, tmp_path: Path) -> None:
