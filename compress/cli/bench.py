@@ -29,28 +29,31 @@ class TimingOptions:
     rounds: Annotated[int, opt.device_option(min=2, help="Number of rounds, half of them in each pass.")] = 8
     runs: Annotated[int, opt.device_option(min=1, help="Timed runs in each round.")] = 15
     sustain: Annotated[str, opt.device_option(help="Then run each without a pause for this time, such as 5m.")] = ""
-    visitors: Annotated[int, opt.device_option(min=1, help="browser: measure this many in turn, a file each.")] = 1
+    visitors: Annotated[int, opt.device_option(min=1, help="browser: wait for so many, a result file each.")] = 1
 
 
 @with_option_groups(without=("plan",))
 def bench(
-    bundles: Annotated[
-        list[Path], typer.Argument(help="Bundles, or files such as .onnx, .xml, .tflite, raced together.")
-    ],
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles, or files: .onnx, .ort, .xml, .tflite, .pte.")],
+    data: Annotated[str | None, opt.data_option(help="With --formats: calibrate npu and openvino int8 on it.")] = None,
     formats: Annotated[
-        str, opt.device_option(help="Export to these first: all, or onnx,ort,text,openvino,executorch,litert,npu.")
+        str,
+        opt.device_option(
+            help="Export to these and race them: all, or onnx, ort, text, openvino, executorch, litert, npu."
+        ),
     ] = "",
-    data: Annotated[str | None, opt.data_option(help="Calibrate --formats npu and openvino int8 on this data.")] = None,
-    device: opt.DeviceOptions = opt.DeviceOptions(),
-    precision: Annotated[str, opt.device_option(help="Files of the bundles: int8,fp32; default: all.")] = "",
+    precision: Annotated[str, opt.device_option(help="Race only these files, such as int8,fp32.")] = "",
     threads: opt.ThreadCounts = "1",
     batch: opt.BatchSizes = "1",
     seq: Annotated[str | None, opt.device_option(help="Lengths in tokens, such as 32,128; default: 128.")] = None,
+    device: opt.DeviceOptions = opt.DeviceOptions(),
     timing: TimingOptions = TimingOptions(),
-    out: Annotated[Path | None, opt.output(help="Write the result to this JSON file.")] = None,
+    out: Annotated[Path | None, opt.output(help="Write the result to this file, for report.")] = None,
     shown: PrintOptions = PrintOptions(),
 ) -> None:
-    """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise.
+    """Measure latency on this machine or another: files in turns, warmed up, in two passes, with a verdict on noise.
+
+    All options have defaults: name a bundle, and its files are timed on this machine.
 
     Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out phone.json
     """

@@ -38,32 +38,34 @@ if TYPE_CHECKING:
 class TuneOptions(opt.DeviceOptions):
     """The device and the settings on which variants of the graph are raced."""
 
-    tune: Annotated[bool, opt.device_option("--tune", help="Race variants of the graph; keep the fastest.")] = False
+    tune: Annotated[bool, opt.device_option("--tune", help="Race variants of the ONNX graph; keep the fastest.")] = (
+        False
+    )
     threads: opt.ThreadCounts = "1"
     batch: opt.BatchSizes = "1"
-    seq: Annotated[str | None, opt.device_option("--seq", help="Lengths: 32 in a race; npu, coreml: the maximum.")] = (
-        None
-    )
+    seq: Annotated[str | None, opt.device_option("--seq", help="Tokens of the race; npu, coreml: of each file.")] = None
 
 
 @with_option_groups(without=("affinity", "native", "webgpu", "plan"))
 def export(
     model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
-    out: Annotated[Path | None, opt.output(help="The folder; default for onnx: the bundle.")] = None,
+    out: Annotated[Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")] = None,
     to: Annotated[
         Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"],
         opt.output("--for", help="Write for this runtime"),
     ] = "onnx",
-    precision: Annotated[str, opt.output(help="fp32,int8,fp16,w8,q4,w8a16,w8a8; default: the format's.")] = "",
-    opset: Annotated[int | None, opt.output(help="Export ONNX again at this opset.")] = None,
+    precision: Annotated[str, opt.output(help="fp32,fp16,int8,w8,q4; npu: w8a16,w8a8; default: the runtime's.")] = "",
+    opset: Annotated[int | None, opt.output(help="Export ONNX again at this opset, 12 to 23.")] = None,
     race: TuneOptions = TuneOptions(),
     max_drop: opt.MaxDrop = 0.5,
-    data: Annotated[str | None, opt.data_option(help="Calibrate and score on this data.")] = None,
+    data: Annotated[str | None, opt.data_option(help="Calibrate, check texts and score on this data.")] = None,
     columns: opt.ColumnOptions = opt.ColumnOptions(),
     checkpoint: opt.CheckpointOptions = opt.CheckpointOptions(),
     shown: PrintOptions = PrintOptions(),
 ) -> None:
     """Export a model for another runtime, check its answers there, and say where it will run well.
+
+    The options of the device are for --tune. To time all formats: compress bench BUNDLE --formats all.
 
     Example: compress export runs/first/bundle --for text --out app
     """
