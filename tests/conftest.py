@@ -42,7 +42,7 @@ LONGEST = (
 
 UNIX = (
     "benchmark/test_agent.py", "campaign", "data/test_cache.py", "data/test_limits.py", "data/test_sources.py",
-    "exporters/test_bundle.py", "nas/test_postgresql.py", "nas/test_postgresql_search.py", "test_portable.py",
+    "exporters/test_bundle.py", "nas/test_postgresql.py", "test_portable.py",
     "test_durability.py", "test_processes.py", "test_resume.py",
 )  # fmt: skip
 """Files that kill processes, limit memory or refuse rights in ways that Windows does not have."""

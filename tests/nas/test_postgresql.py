@@ -15,9 +15,12 @@ import pytest
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
+from compress.nas import record
 from compress.nas.storage import StorageError, close_storage, open_storage, quiet
 from compress.nas.study import close_study
 from compress.nas.trial import count_scored
+from tests import command
+from tests.nas.shelved import Searched, weighing
 from tests.nas.test_worker import check_nothing_lost
 from tests.nas.toy import ToyEvaluator, begin, hasty, run, start_worker
 
@@ -174,3 +177,26 @@ def test_a_server_that_goes_down_ends_the_search_and_not_the_study(server: Serve
     assert [trial.number for trial in study.trials if trial.state == TrialState.FAIL] == [3]
     (again,) = (trial for trial in study.trials if trial.system_attrs.get("failed_trial") == 3)
     assert again.params == study.trials[3].params
+
+
+@pytest.mark.slow
+def test_a_search_in_a_database_and_its_worker(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch, hastened: None
+) -> None:
+    shelf, out = Searched.fill(tmp_path / "shelf"), tmp_path / "study"
+    monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
+    words = shelf.words(out, storage=database.url)
+    with monkeypatch.context() as patch:
+        patch.setattr("compress.commands.search.run_trials", _interrupted)
+        assert command.run(*words).code == 130
+    told = command.run("search", "--storage", database.url, "--worker")
+    assert (told.code, "18 shapes scored" in told.out) == (0, True), told.err
+    told = command.run(*words, "--resume")
+    assert told.code == 0, told.err
+    found = record.load_report(out)
+    assert sum(point.state in ("complete", "pruned") for point in found.points) == 18, "nothing was left to score"
+    assert "postgresql://" in (out / "run.json").read_text()
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
