@@ -213,7 +213,8 @@ def inspect_bundle(name: str) -> Inspection:
         made.check(path)
     except BundleError as error:
         problems = str(error).split("\n")[:-1]
-    task, report = made.task, _report(path)
+    task = made.task
+    report = Report.from_json(path / REPORT) if (path / REPORT).is_file() else None
     facts: dict[str, Any] = {
         "family": made.model_type,
         "parameters": made.parameters or None,
@@ -234,10 +235,6 @@ def inspect_bundle(name: str) -> Inspection:
         labels=task.labels if task is not None else (), scores=_scores(report) if report else (), files=files,
         verified=not problems, problems=tuple(problems), next=tuple(next_) if not problems else (),
     )  # fmt: skip
-
-
-def _report(folder: Path) -> Report | None:
-    return Report.from_json(folder / REPORT) if (folder / REPORT).is_file() else None
 
 
 def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterator[str]:

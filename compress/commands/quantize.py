@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import onnx
 from datasets import Dataset
 from rich.console import Console
 
@@ -26,7 +25,7 @@ from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import Bundle, check_place, check_writable
 from compress.exporters.int8 import quantize_static
-from compress.exporters.rewrite.graph import Product, products
+from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import choose_ranges, observe
 from compress.quantization.certify import ROWS, QuantizationEvaluator, attach_certificate, certify, compute_logits
@@ -248,7 +247,9 @@ def forecast_quantization(
             phases.append(Phase("calibration", seconds=calibration[method], note=f"{int8.rows:,} rows"))
         pricing = write + racing / len(raced) * PRICED_ROUNDS * PRICED_RUNS / (2 * RUNS)
         trying = (2 * len(parts) + 1) * attempt + 2 * math.log2(2 * len(parts)) * judging
-        trying += (_count_kinds(parts, graph) + 3) * pricing
+        shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        kinds = {(shapes[part.weight], part.gemm) for part in parts}  # each is raced by `race_products`
+        trying += (len(kinds) + 3) * pricing
         note = f"{len(parts)} products are tried in float32 if all-int8 is not close enough"
         phases.append(Phase("choice of products", seconds=(judging, judging + trying), note=note))
 
@@ -260,12 +261,6 @@ def forecast_quantization(
         disk_mb = size_mb(bundle.path, file) + len(ALPHAS) * size_mb(smoothed)
         phases.append(Phase("certificate", seconds=(proof, proof), note=f"{len(test.rows):,} rows", disk_mb=disk_mb))
     return Forecast(f"{bundle.path}: int8 by {method} on {task_data.name}", tuple(phases), peak_rss_mb())
-
-
-def _count_kinds(parts: Sequence[Product], graph: onnx.GraphProto) -> int:
-    """Count the different shapes of products, each of which `race_products` races."""
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    return len({(shapes[part.weight], part.gemm) for part in parts})
 
 
 def _time_rows(run: Callable[[Dataset], object], rows: Dataset) -> Callable[[int], float]:

@@ -34,13 +34,14 @@ class Sizes:
     def from_config(config: Any) -> "Sizes":
         """Read the sizes from a transformers config."""
         shape = Shape.from_config(config)
+        factorised = config.model_type in ("albert", "mobilebert") or shape.embedding != shape.hidden
         return Sizes(
             layers=shape.layers,
             hidden=shape.hidden,
             heads=shape.heads,
             head_size=shape.head_size,
             ffn=shape.ffn,
-            embedding=shape.embedding if _is_factorised(config, shape) else None,
+            embedding=shape.embedding if factorised else None,
             bottleneck=config.true_hidden_size if config.model_type == "mobilebert" else None,
         )
 
@@ -107,10 +108,6 @@ class Sizes:
 
 
 _PROJECTS_IF_DIFFERENT = ("electra", "deberta-v2")
-
-
-def _is_factorised(config: Any, shape: Shape) -> bool:
-    return config.model_type in ("albert", "mobilebert") or shape.embedding != shape.hidden
 
 
 def _count(name: str, wanted: float, whole: int | None, family: str) -> int:

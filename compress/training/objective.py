@@ -227,14 +227,19 @@ class Objective(nn.Module):
             if kind is not None and reading.kinds and kind not in reading.kinds:
                 about = " or ".join(sorted(reading.kinds))
                 raise ObjectiveError(f"{term.name} is about {about} tasks, this one is {kind}: add `only: {about}`")
-        self.names = _distinct([term.name for term in self.terms])
+        names = [term.name for term in self.terms]
+        earlier = [names[:at].count(name) for at, name in enumerate(names)]
+        self.names = [f"{name}#{n + 1}" if n else name for name, n in zip(names, earlier, strict=True)]
         self.student_wants = frozenset(reading.signal for reading in self.readings)
         self.teacher_wants = frozenset(r.signal for r in self.readings if r.against == "teacher")
         if self.teacher_wants and teacher is None:
             raise ObjectiveError(f"{', '.join(self.names)}: needs a teacher, none was given")
         self.pairs: list[list[tuple[int, int]]] = []
         self.projections = nn.ModuleDict()
-        self.maps = [_projection(term, name) for term, name in zip(self.terms, self.names, strict=True)]
+        self.maps = [  # the name that terms share, or the term's own
+            (term.project if isinstance(term.project, str) else name).replace(".", "_")
+            for term, name in zip(self.terms, self.names, strict=True)
+        ]
         for term, loss, name in zip(self.terms, self.losses, self.maps, strict=True):
             reading = loss.reading
             self.pairs.append([])
@@ -414,14 +419,3 @@ def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = Fal
         "pair": lengths_B.pow(2).sum(),
         "label": labelled,
     }
-
-
-def _projection(term: Term, name: str) -> str:
-    """Return the key of a term's linear map: the name that terms share, or the term's own."""
-    return (term.project if isinstance(term.project, str) else name).replace(".", "_")
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """Make names unique in the logs by numbering repetitions: x, x#2."""
-    counts = [names[: at + 1].count(name) for at, name in enumerate(names)]
-    return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, counts, strict=True)]

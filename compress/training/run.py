@@ -132,7 +132,9 @@ class Run:
         """
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
-        used = _holds_work(path)
+        entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+        papers = {_LOCK, _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}  # what a run begins with
+        used = bool(entries - papers) or (bool(entries) and _LOCK not in entries)
         resumable = (path / _FACTS).is_file() and used
         if used and not resumable:
             raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
@@ -260,13 +262,6 @@ def _remove(paths: Sequence[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _holds_work(path: Path) -> bool:
-    """Return True if a folder holds more than a run begins with: the lock, and the first files, complete or not."""
-    entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    papers = {_LOCK, _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
-    return bool(entries - papers) or (bool(entries) and _LOCK not in entries)
 
 
 def _locked(path: Path) -> IO[str]:
