@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist
 
 demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded default; needs no network once installed
 	rm -rf runs/demo
-	$(BIN)/compress distill --teacher minilm --recipe distilbert --data intents --out runs/demo --effort quick
+	$(BIN)/compress distill --teacher minilm --data intents --out runs/demo --effort quick
 
 test: lint ## what continuous integration runs: lint, then every test
 	$(PYTEST)
