@@ -107,6 +107,8 @@ class Stage(Frozen):
     steps        replaces epochs, but never exceeds max_epochs
     batch        examples per optimiser step over all processes
     tokens       replaces batch by as many rows as fill this many tokens, padding included
+    language_sampling    of a corpus of several languages: batches are of one language, drawn by its share of the rows
+                 to this power, and in turn of a pair of languages, if there are any, which `tokens` is about
     micro_batch  the most examples that one process holds at once; gradients accumulate, and results do not depend on
                  the number of processes
     lr           its meaning depends on the optimizer (`training.optimizer`): the size of a step for AdamW, a share of
@@ -145,6 +147,7 @@ class Stage(Frozen):
     max_epochs: float | None = Field(None, gt=0, le=100_000)
     batch: int = Field(32, gt=0, le=1_000_000)
     tokens: int | None = Field(None, gt=0, le=1_000_000_000)
+    language_sampling: float | None = Field(None, ge=0, le=1)
     micro_batch: int | None = Field(None, gt=0)
     max_length: int = Field(128, ge=8, le=1_000_000)
     lr: Annotated[Annotated[float, Field(gt=0, le=10), Tag(NUMBER)] | Auto, NumberOrAuto]
@@ -192,6 +195,10 @@ class Stage(Frozen):
             raise ValueError(f"has `lr: auto`, which is AdamW's rate: expected a number for {self.optimizer}")
         if self.optimizer == "adafactor" and (self.betas, self.eps) != ADAM:
             raise ValueError("has `betas` or `eps`, which `optimizer: adafactor` does not read: leave them out")
+        if self.language_sampling is not None and self.rows is None:
+            raise ValueError(
+                "has `language_sampling`, which needs `rows`: a function that builds rows of each language"
+            )
         if self.corpus and not self.may_read_texts:
             raise ValueError(
                 "has `corpus: true`: only a plain distillation of the task has a teacher that can answer for texts"

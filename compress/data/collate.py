@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 BATCHES_PER_SORT: Final = 50
 
-_LEFT_OUT: Final = frozenset({"attention_mask", "length", "document", "example", "word", "starts", "ends", "null"})
+_LEFT_OUT: Final = frozenset(
+    {"attention_mask", "length", "document", "part", "paired", "example", "word", "starts", "ends", "null"}
+)
 
 Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 """Rows -> one batch."""
@@ -190,6 +192,66 @@ class TokenBudget(Sampler[list[int]]):
         return batches
 
 
+class LanguageSampled(Sampler[list[int]]):
+    """Make batches of one language, or of one pair of languages, in an order that depends only on (seed, epoch).
+
+    Text and translations take turns; the language or pair of a turn, of `passes` batches, is drawn with a probability
+    proportional to the `power` of its share of the rows. An epoch has as many batches as hold each row once; the rows
+    of rare languages come more often, others less.
+
+    part      of each row: the number of its language or pair
+    paired    of each row: 1 if it is a pair of translations
+    budgets   the most tokens of a batch, including padding: of text, of translations
+    """
+
+    def __init__(
+        self,
+        part: Sequence[int] | NDArray[np.integer],
+        paired: Sequence[int] | NDArray[np.integer],
+        lengths: Sequence[int] | NDArray[np.integer],
+        budgets: tuple[int, int],
+        *,
+        power: float,
+        passes: int,
+        seed: int,
+    ) -> None:
+        numbers, kinds, lengths = np.asarray(part), np.asarray(paired), np.asarray(lengths)
+        self.power, self.passes, self.seed = power, passes, seed
+        self.turns = [
+            [
+                (rows, TokenBudget(lengths[rows], budgets[kind], seed=seed))
+                for number in np.unique(numbers[kinds == kind])
+                for rows in [np.flatnonzero(numbers == number)]
+            ]
+            for kind in np.unique(kinds)
+        ]
+        self.steps = -(-sum(len(order) for turn in self.turns for _, order in turn) // passes)
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches = self._batches()
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def _batches(self) -> list[list[int]]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        shares = [np.array([len(rows) for rows, _ in turn]) ** self.power for turn in self.turns]
+        streams = [[self._repeat(rows, order) for rows, order in turn] for turn in self.turns]
+        drawn = [rng.choice(len(each), self.steps, p=each / each.sum()) for each in shares]
+        turns = ((step % len(streams), step) for step in range(self.steps) for _ in range(self.passes))
+        return [next(streams[kind][drawn[kind][step]]) for kind, step in turns]
+
+    def _repeat(self, rows: NDArray[np.int64], order: TokenBudget) -> Iterator[list[int]]:
+        for again in count():
+            order.set_epoch(self.epoch * 1_000_000 + again)
+            yield from (rows[batch].tolist() for batch in order)
+
+
 class QueryGrouped(Sampler[list[int]]):
     """Make batches of whole queries with at most `rows` rows, in an order that depends only on (seed, epoch).
 
@@ -250,5 +312,5 @@ class QueryGrouped(Sampler[list[int]]):
         return np.sort(np.concatenate([relevant, others[: self.rows - len(relevant)]]))
 
 
-Order = LengthGrouped | TokenBudget | QueryGrouped
+Order = LengthGrouped | TokenBudget | LanguageSampled | QueryGrouped
 """A sampler of rows or batches."""

@@ -6,7 +6,7 @@ import http.client
 import json
 import re
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,13 +62,37 @@ class Corpus:
     documents: Callable[[], Iterator[str]]
     parallel: bool = False
     """True if each document is a text and its translation, on two lines."""
+    languages: tuple[int, ...] = ()
+    """Of a part: the number of its language, or of both."""
+    parts: tuple[Corpus, ...] = ()
+    """Of a corpus of several languages: the text of each language, and of each pair of them."""
+
+    @classmethod
+    def from_parts(cls, name: str, parts: Mapping[str, Corpus]) -> Corpus:
+        """Join the texts of languages (`en`) and of pairs (`en-fr`), which are numbered in alphabetical order."""
+        codes = sorted({code for each in parts for code in each.split("-")})
+        numbered = tuple(
+            replace(part, languages=tuple(map(codes.index, each.split("-")))) for each, part in parts.items()
+        )
+        fingerprint = cache.digest("languages", *parts, *(part.fingerprint for part in numbered))
+        return cls(name, fingerprint, partial(_read_all, numbered), parts=numbered)
+
+    @property
+    def language_count(self) -> int:
+        """The number of languages; 0 if they are not told apart."""
+        return max((number + 1 for part in self.parts for number in part.languages), default=0)
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
         """Keep only the held-out documents, whose number, from 1, is a multiple of `every`; or only the others.
 
         A corpus too small for two of these holds out two at equal distance; one of two or three documents, one.
-        DataError for a single document.
+        DataError for a single document. Each language has documents of its own held out.
         """
+        name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
+        if self.parts:
+            parts = tuple(part.part(held_out, every) for part in self.parts)
+            fingerprint = cache.digest("parts", *(part.fingerprint for part in parts))
+            return replace(self, name=name, fingerprint=fingerprint, documents=partial(_read_all, parts), parts=parts)
         count = sum(1 for _ in islice(self.documents(), 2 * every))
         if count < 2:
             raise DataError(
@@ -76,7 +100,6 @@ class Corpus:
                 "add more text."
             )
         every = min(every, max(2, count // 2))
-        name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
         fingerprint = cache.digest("part", self.fingerprint, str(held_out), str(every))
 
         def documents() -> Iterator[str]:
@@ -86,12 +109,17 @@ class Corpus:
         return replace(self, name=name, fingerprint=fingerprint, documents=documents)
 
 
+def _read_all(parts: Sequence[Corpus]) -> Iterator[str]:
+    return chain.from_iterable(part.documents() for part in parts)
+
+
 def load_corpus(source: str) -> Corpus:
     """Open `pydoc`, a text, jsonl or parquet file, a Wikipedia-extractor dump or its tar, a folder of these, a hub id.
 
     Documents are separated by blank lines in plain text; they are the articles of a dump, and the column `text` of
     other files. A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. Parallel
-    text is what `documents.read_parallel` reads; its documents are pairs. DataError, within 30 seconds, if the source
+    text is what `documents.read_parallel` reads; its documents are pairs. A folder of several languages is what
+    `documents.find_languages` finds; it is read one after another. DataError, within 30 seconds, if the source
     does not exist or has no text.
     """
     kind, files = sources.find_corpus(source)
@@ -99,6 +127,10 @@ def load_corpus(source: str) -> Corpus:
         corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
     elif kind == "hub":
         corpus = _hub(source)
+    elif kind == "languages":
+        path = sources.local(source)
+        parts = {name: load_corpus(str(part)) for name, part in documents.find_languages(path).items()}
+        corpus = Corpus.from_parts(path.resolve().name, parts)
     else:
         path, parallel = sources.local(source), kind == "parallel"
         names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
@@ -153,11 +185,13 @@ class Document:
     """Hold the token ids of each sentence of a document, without special tokens, and its number in the corpus.
 
     There is at least one sentence, and none is empty. A `parallel` document has two: a text and its translation.
+    `languages` has the number of its language, or of both, where the corpus tells them apart.
     """
 
     number: int
     sentences: list[list[int]]
     parallel: bool = False
+    languages: tuple[int, ...] = ()
 
 
 def iterate_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
@@ -169,7 +203,7 @@ def iterate_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Ite
     for number, group in groupby(tokenise(corpus, tokenizer, spaced=True), key=itemgetter(0)):
         sentences = [ids for _, ids in group if ids]
         if len(sentences) > corpus.parallel:  # both, of a parallel document
-            yield Document(number, sentences, corpus.parallel)
+            yield Document(number, sentences, corpus.parallel, corpus.languages)
 
 
 def tokenise(
@@ -277,25 +311,40 @@ def build_rows(
 ) -> Dataset:
     """Write the rows that `builder`, called `name`, makes from a corpus, with attention_mask, length and index added.
 
-    The row that reaches `limit_tokens` is the last. Streamed to the cache once, keyed by corpus, tokenizer, the file of
-    the builder, its options, length, seed and limit; then memory-mapped. DataError for no rows, or an invalid one.
+    The row that reaches `limit_tokens` is the last. The rows of a corpus of several languages are those of each part,
+    up to an equal share of the limit, with its number as `part`, and `paired`, 1 for translations. Streamed to the
+    cache once, keyed by corpus, tokenizer, the file of the builder, its options, length, seed and limit; then
+    memory-mapped. DataError for no rows, or an invalid one.
     """
     settings = json.dumps([dict(options), max_length, seed, limit_tokens], sort_keys=True)
     read = (corpus.fingerprint, fingerprint(tokenizer))
     key = cache.digest("built", ENCODING, name, settings, *read, *source_files(builder))
     what = f"{name} of {corpus.name}"
 
+    parts = corpus.parts or (corpus,)
+    share = None if limit_tokens is None else -(-limit_tokens // len(parts))
+
     def rows() -> Iterator[Row]:
-        rng, texts = np.random.default_rng(seed), iterate_documents(corpus, tokenizer)
-        frame = Frame.from_tokenizer(tokenizer)
-        is_list: Mapping[str, bool] = {}
-        for number, row in enumerate(builder(texts, frame, max_length=max_length, rng=rng, **options)):
-            is_list = is_list or {column: isinstance(cell, list) for column, cell in row.items()}
-            _check_row(row, is_list, max_length, f"{what}, row {number}")
-            yield row
+        rng, frame = np.random.default_rng(seed), Frame.from_tokenizer(tokenizer)
+        columns: dict[str, bool] = {}
+        for number, part in enumerate(parts):
+            marks = {"part": number, "paired": int(part.parallel)} if corpus.parts else {}
+            built = builder(iterate_documents(part, tokenizer), frame, max_length=max_length, rng=rng, **options)
+            yield from _limit(_check_rows(built, columns, max_length, what, marks), share, f"rows of {what}")
 
     empty = f"{corpus.name}: {name} makes no rows from it. Add text, or use a larger max_length."
-    return cache.rows("corpora", key, lambda: row_batches(_limit(rows(), limit_tokens, f"rows of {what}")), empty=empty)
+    return cache.rows("corpora", key, lambda: row_batches(rows()), empty=empty)
+
+
+def _check_rows(
+    rows: Iterator[Row], is_list: dict[str, bool], max_length: int, what: str, marks: Mapping[str, int]
+) -> Iterator[Row]:
+    """Check rows against the columns of the very first one, which `is_list` holds, and add the marks to them."""
+    for number, row in enumerate(rows):
+        if not is_list:
+            is_list |= {column: isinstance(cell, list) for column, cell in row.items()}
+        _check_row(row, is_list, max_length, f"{what}, row {number}")
+        yield {**row, **marks}
 
 
 def _check_row(row: Row, is_list: Mapping[str, bool], max_length: int, where: str) -> None:

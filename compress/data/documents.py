@@ -224,6 +224,25 @@ def find_parallel(source: Path) -> list[Path]:
     return sorted(sides) if len(sides) == 2 else []
 
 
+def find_languages(folder: Path) -> dict[str, Path]:
+    """List the sources of a corpus of several languages: language, or pair of languages -> what to read.
+
+    A language is a folder named by its code (`en`); a pair is parallel text named by two codes (`en-fr.tsv`,
+    `en-fr.jsonl`, or `en-fr.en` and `en-fr.fr`). Empty for a folder with other texts, or with fewer than two of these.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        source = path if path.is_dir() or path.suffix in (".tsv", ".jsonl") else path.with_suffix("")
+        sides = [] if path.is_dir() else find_parallel(source)
+        name = "-".join(side.suffix[1:] for side in sides) if len(sides) == 2 else source.name.partition(".")[0]
+        codes = name.split("-")
+        if len(codes) == (1 if path.is_dir() else 2) and (path.is_dir() or sides) and all(map(_CODE.fullmatch, codes)):
+            found[name] = source
+        elif path.is_dir() or kind(path.name):
+            return {}
+    return found if len(found) > 1 else {}
+
+
 def read_parallel(files: Sequence[Path]) -> Iterator[str]:
     """Yield each pair as two lines, in the order of the columns or of the language codes."""
     for texts in _align(*files) if len(files) == 2 else _rows(files[0]):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from compress.data.readers import RawSplit
 
 Role = Literal["train", "validation", "test"]
-CorpusKind = Literal["pydoc", "parallel", "local", "hub"]
+CorpusKind = Literal["pydoc", "parallel", "languages", "local", "hub"]
 Item = TypeVar("Item")
 
 EMBEDDED: Final = {"intents": Path(__file__).with_name("resources") / "intents"}
@@ -92,7 +92,7 @@ def check_corpus(source: str) -> None:
     """Refuse a source of unlabelled text that is missing; reading it shows whether it has text."""
     kind, files = find_corpus(source)
     with reading(source):
-        for file in files if kind == "local" else ():
+        for file in files if kind in ("local", "languages") else ():
             refuse_special(file)
 
 
@@ -104,6 +104,8 @@ def find_corpus(source: str) -> tuple[CorpusKind, list[Path]]:
     with reading(source):
         if pair := documents.find_parallel(path):
             return "parallel", pair
+        if parts := documents.find_languages(path):
+            return "languages", [file for part in parts.values() for file in find_corpus(str(part))[1]]
         if path.exists():
             return "local", documents.find(path)
     if _is_hub_id(source) and documents.kind(path.name) is None and not source.startswith("."):

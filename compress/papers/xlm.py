@@ -4,12 +4,14 @@ Sec. 3.3  distilbert.mask    masked language modelling of streams of any number 
 Sec. 3.4  translation_pairs  TLM: a sentence and its translation, each with positions from 0, and a language id
 Sec. 3.5  streams            both: translations become pairs, other text streams of sentences
 
-The corpus of TLM is parallel text: data.parallel says how it is written. The loss is bert.masked_lm.
+With a corpus of several languages (data.documents.find_languages) batches of MLM and of TLM take turns, each of one
+language or pair, which is drawn by its share to the power of 0.7 (data.collate.LanguageSampled); each token has the id
+of its language. Otherwise the corpus is one text, without language ids, or one pair. The loss is bert.masked_lm.
 
 Deviations
-- a stage reads one corpus, so that MLM and TLM do not alternate (Sec. 3.5): one stage, or run, follows the other.
-- languages are not sampled by their shares to the power of 0.7 (Sec. 3.5): all rows of the corpus come equally often,
-  and a batch of MLM may mix languages, where theirs has one. Rows of plain text carry no language id.
+- shares are those of rows, of text of equal length; the paper's are of sentences (Sec. 3.1).
+- MLM and TLM take turns, step by step, as in Sec. 3.5; the authors' code takes up to five languages, then up to five
+  pairs of them.
 - TLM pairs are framed as the tokenizer frames pairs; theirs begins and ends each sentence with </s>. XLM's tokenizer of
   transformers writes one </s> between the two.
 - pairs longer than a row are left out, as in the authors' code (there from 100 tokens on).
@@ -60,8 +62,9 @@ def translation_pairs(
             yield {
                 "input_ids": input_ids,
                 "position_ids": list(chain.from_iterable(map(range, counts))),
-                "langs": [language for language, n in zip(languages, counts, strict=True) for _ in range(n)],
-                "document": document.number,
+                "langs": [
+                    n for n, times in zip(document.languages or languages, counts, strict=True) for _ in range(times)
+                ],
             }
 
 
@@ -73,10 +76,19 @@ def streams(
     rng: np.random.Generator,
     languages: tuple[int, int] = (0, 1),
 ) -> Iterator[dict[str, Any]]:
-    """Build rows of `translation_pairs` from parallel text (TLM), of roberta.full_sentences from other text (MLM)."""
+    """Build rows of `translation_pairs` from parallel text (TLM), of roberta.full_sentences from other text (MLM).
+
+    Those of a language that is known have `position_ids` and `langs` too.
+    """
     stream = iter(documents)
     first = next(stream, None)
     whole = chain([] if first is None else [first], stream)
     if first is not None and first.parallel:
         return translation_pairs(whole, frame, max_length=max_length, rng=rng, languages=languages)
-    return full_sentences(whole, frame, max_length=max_length, rng=rng)
+    rows = full_sentences(whole, frame, max_length=max_length, rng=rng)
+    if first is None or not first.languages:
+        return rows
+    return (
+        {"input_ids": ids, "position_ids": list(range(len(ids))), "langs": [first.languages[0]] * len(ids)}
+        for ids in (row["input_ids"] for row in rows)
+    )

@@ -26,7 +26,15 @@ from compress.config.recipe import Stage
 from compress.config.reference import options
 from compress.console import warn
 from compress.data.cache import home
-from compress.data.collate import Batching, LengthGrouped, Order, QueryGrouped, Seq2SeqCollate, TokenBudget
+from compress.data.collate import (
+    Batching,
+    LanguageSampled,
+    LengthGrouped,
+    Order,
+    QueryGrouped,
+    Seq2SeqCollate,
+    TokenBudget,
+)
 from compress.data.masking import Words, count_tokens
 from compress.errors import DamagedError, RecipeError
 from compress.io import atomic_folder, verify
@@ -155,7 +163,16 @@ def train(
 
 
 def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
-    """Choose the order of rows: batches of a fixed size, of whole queries, or within a budget of tokens."""
+    """Choose the order of rows: batches of a fixed size, of one language, of whole queries, or within a budget of
+    tokens."""
+    if stage.language_sampling is not None and "part" in rows.column_names:
+        passes = shares(stage, _processes())[1] * _processes()
+        text = stage.batch * stage.max_length
+        budgets = (text // passes, (stage.tokens or text) // passes)
+        return LanguageSampled(
+            rows["part"][:], rows["paired"][:], rows["length"][:], budgets,
+            power=stage.language_sampling, passes=passes, seed=seed,
+        )  # fmt: skip
     if stage.tokens is None and "query" in rows.column_names:
         micro, _ = shares(stage, _processes())
         return QueryGrouped(rows["query"][:], rows["length"][:], rows["labels"][:], micro, seed=seed)
@@ -261,6 +278,8 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     the batch cannot be split.
     """
     total = stage.batch if stage.tokens is None else stage.tokens // stage.max_length
+    if stage.language_sampling is not None:  # batches of text and of translations differ
+        total = max(total, stage.batch)
     share, rest = divmod(total, processes)
     micro, problem = min(stage.micro_batch or share, share), ""
     if stage.tokens is not None:
@@ -328,6 +347,14 @@ def run_stage(
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
     before = copy.deepcopy(student) if stage.improve else None
+    languages = context.corpus.language_count if context.corpus and "langs" in rows.column_names else 0
+    if languages > getattr(student.config, "n_langs", languages):
+        raise RecipeError(
+            [
+                f"stage {stage.name}: the corpus has {languages} languages, the student {student.config.n_langs}: "
+                f"expected --set student.config.n_langs={languages}"
+            ]
+        )
     step = _make_step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
     scoring = choose_scoring(stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits)
     if wrap_score is not None and scoring is not None:

@@ -1,5 +1,6 @@
 """Every recipe of the folder runs, end to end, at tiny size: what its stages name works together."""
 
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
@@ -17,6 +18,7 @@ from compress.commands import ship as shipping
 from compress.config.loader import names
 from compress.config.recipe import Prune, Recipe, Stage, StudentSpec, Target
 from compress.config.term import Term
+from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle
 from compress.records.run_report import Report
 from compress.training.trainer import StepTrainer
@@ -56,7 +58,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for n, split in enumerate(("train", "dev")):
         marked.rankings(folder / "rankings" / f"{split}.tsv", count=16 - 4 * n, seed=n)
     data = {"data": tiny.reviews(folder / "data", train=48, dev=16), "rankings": str(folder / "rankings")}
-    return {**data, "corpus": str(corpus), "folder": str(folder)}
+    for code in ("en", "fr"):
+        (folder / "languages" / code).mkdir(parents=True)
+        (folder / "languages" / code / "a.txt").write_text(corpus.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "languages" / "en-fr.tsv").write_text("good film\tbad plot\n" * 40, encoding="utf-8")
+    return {**data, "corpus": str(corpus), "languages": str(folder / "languages"), "folder": str(folder)}
 
 
 def teacher(name: str, folder: Path) -> str:
@@ -148,16 +154,17 @@ def test_a_recipe_ends_in_a_student_that_answers(
         assert bundle.manifest.parameters > 0
 
 
-@pytest.mark.parametrize("name", ["bert", "electra-small", "deberta-v3", "mobilebert-tiny", "xlnet"])
+@pytest.mark.parametrize("name", ["bert", "electra-small", "deberta-v3", "mobilebert-tiny", "xlnet", "xlm"])
 def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
     name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Masks, generators, schedules and copied embeddings resume where they were."""
+    """Masks, generators, schedules, languages and copied embeddings resume where they were."""
     recipe = shrunk(name)
     recipe = recipe.model_copy(
         update={"stages": tuple(each.model_copy(update={"steps": 3, "checkpoint": 2}) for each in recipe.stages)}
     )
-    given: dict[str, Any] = {"teacher": teacher(name, tmp_path), "recipe": recipe, "corpus": places["corpus"]}
+    corpus = places["languages" if name == "xlm" else "corpus"]
+    given: dict[str, Any] = {"teacher": teacher(name, tmp_path), "recipe": recipe, "corpus": corpus}
     given["precision"] = "fp32"
     whole = tiny.call(compress.pretrain, **given, out=tmp_path / "whole")
     compute, calls = StepTrainer.compute_loss, count(1)
@@ -174,6 +181,14 @@ def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, again))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_more_languages_than_the_student_tells_apart_are_refused(places: dict[str, str], tmp_path: Path) -> None:
+    for code in ("en", "fr", "ta"):
+        shutil.copytree(Path(places["languages"]) / "en", tmp_path / "texts" / code)
+    given: dict[str, Any] = {"teacher": teacher("xlm", tmp_path), "corpus": str(tmp_path / "texts")}
+    with pytest.raises(RecipeError, match=r"3 languages, the student 2: expected --set student\.config\.n_langs=3"):
+        tiny.call(compress.pretrain, **given, recipe=shrunk("xlm"), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("train", ["all", "head"])

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from compress.data.collate import Collate, LengthGrouped, Order, QueryGrouped, TokenBudget
+from compress.data.collate import Collate, LanguageSampled, LengthGrouped, Order, QueryGrouped, TokenBudget
 from compress.data.tokenize import encode, fingerprint
 from compress.errors import DataError
 
@@ -190,6 +190,7 @@ LENGTHS = np.random.default_rng(0).integers(3, 120, 500)
         lambda seed: LengthGrouped(LENGTHS, 8, seed=seed),
         lambda seed: TokenBudget(LENGTHS, 256, seed=seed),
         lambda seed: QueryGrouped(*queries(), 32, seed=seed),
+        lambda seed: languages(seed=seed),
     ],
 )
 def test_order_depends_on_seed_and_epoch(make: Callable[[int], Order]) -> None:
@@ -222,6 +223,56 @@ def test_token_budget() -> None:
     assert sizes.max() <= 1024
     assert sizes.mean() > 900
     assert len({len(batch) for batch in batches}) > 20
+
+
+PARTS = np.repeat([0, 1, 2, 3], [1600, 100, 300, 100])
+"""Rows of two languages, then of two pairs of them."""
+
+
+def languages(*, power: float = 0.7, passes: int = 1, seed: int = 0) -> LanguageSampled:
+    lengths = np.random.default_rng(1).integers(3, 40, len(PARTS))
+    return LanguageSampled(PARTS, (PARTS > 1).astype(int), lengths, (120, 60), power=power, passes=passes, seed=seed)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_step_is_of_one_language_or_pair_and_both_take_turns(passes: int) -> None:
+    order = languages(passes=passes)
+    lengths = np.random.default_rng(1).integers(3, 40, len(PARTS))
+    steps = np.array([[set(PARTS[batch].tolist()) for batch in order]]).reshape(-1, passes)
+    assert len(order) % passes == 0
+    parts = [set.union(*step) for step in steps]
+    assert {len(part) for part in parts} == {1}
+    assert [part <= {2, 3} for part in parts] == [step % 2 == 1 for step in range(len(parts))]
+    sizes = np.array([len(batch) * lengths[batch].max() for batch in order]).reshape(-1, passes)
+    assert sizes[::2].max() <= 120 and sizes[1::2].max() <= 60
+    assert sizes[::2].mean() > 100 and sizes[1::2].mean() > 40
+
+
+@pytest.mark.parametrize("power", [0.0, 0.7, 1.0])
+def test_a_language_is_drawn_by_its_share_to_a_power(power: float) -> None:
+    order, drawn = languages(power=power), np.zeros(4)
+    seen = set()
+    for epoch in range(30):
+        order.set_epoch(epoch)
+        batches = list(order)
+        assert len(batches) == pytest.approx(len(TokenBudget(np.full(1700, 20), 120, seed=0)) * 1.7, rel=0.3)
+        for batch in batches:
+            drawn[PARTS[batch[0]]] += 1
+            seen.update(batch)
+    fresh = languages(power=power)
+    fresh.set_epoch(29)
+    assert list(fresh) == batches, "as in a process that resumes"
+    for rare, frequent, ratio in ((1, 0, 16), (3, 2, 3)):
+        error = 4 * (drawn[rare] + drawn[frequent]) ** 0.5 / drawn[frequent]
+        assert drawn[frequent] / drawn[rare] == pytest.approx(ratio**power, rel=error + 0.1)
+    assert seen == set(range(len(PARTS))), "all rows come"
+
+
+def test_rows_of_a_rare_language_are_shuffled_anew_when_they_are_used_up() -> None:
+    order = languages(power=0.0)
+    rare = [tuple(batch) for batch in order if PARTS[batch[0]] == 1]
+    assert len(rare) > 2 * 100 * 20 / 120, "more than all of them twice"
+    assert len(set(rare)) > 0.7 * len(rare)
 
 
 def test_token_budget_below_a_row() -> None:

@@ -26,7 +26,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from compress.data import documents, tokenize
-from compress.data.corpus import Corpus, Document, encode_corpus, iterate_documents, load_corpus
+from compress.data.corpus import Corpus, Document, build_rows, encode_corpus, iterate_documents, load_corpus
 from compress.errors import DataError
 from tests import tiny
 
@@ -432,3 +432,66 @@ def test_text_is_not_parallel(folder: Folder) -> None:
     path = folder({"a.txt": "one\ttwo", "b.jsonl": '{"text": "a", "title": "b"}', "c.en": "x", "c.fr": "y"})
     assert not load_corpus(path + "/a.txt").parallel
     assert not load_corpus(path + "/b.jsonl").parallel
+
+
+# Several languages
+
+LANGUAGES = {
+    "en/a.txt": "\n\n".join(f"The film {n}." for n in range(4)), "en/b.txt": "A plot.",
+    "fr/a.jsonl": '{"text": "Un film."}\n' * 3,
+    "en-fr.tsv": "A film.\tUn film.\nFun.\tDrôle.\nGood.\tBon.", "pt_BR-en.en": "A\nB", "pt_BR-en.pt_BR": "C\nD",
+    "README.md": "-",
+}  # fmt: skip
+
+
+def test_a_folder_of_languages_and_pairs(folder: Folder) -> None:
+    found = load_corpus(folder(LANGUAGES))
+    assert [(part.languages, part.parallel) for part in found.parts] == [
+        ((0,), False), ((0, 1), True), ((1,), False), ((0, 2), True),
+    ]  # fmt: skip
+    assert found.language_count == 3, "en, fr, pt_BR"
+    texts = list(found.documents())
+    assert texts == [text for part in found.parts for text in part.documents()]
+    assert (len(texts), texts[5], texts[11]) == (13, "A film.\nUn film.", "A\nC"), (
+        "files of a pair are in order of codes"
+    )
+    kept, out = found.part(False), found.part(True)
+    assert sorted([*kept.documents(), *out.documents()]) == sorted(texts)
+    assert all(list(part.documents()) for part in out.parts), "each language has some held out"
+    assert [part.languages for part in out.parts] == [part.languages for part in found.parts]
+    assert (
+        len({found.fingerprint, kept.fingerprint, out.fingerprint, load_corpus(folder({"fr/b.txt": "c"})).fingerprint})
+        == 4
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"en/a.txt": "a", "notes/b.txt": "b"},
+        {"en/a.txt": "a", "fr/b.txt": "b", "c.txt": "c"},
+        {"en/a.txt": "a"},
+        {"AA/wiki_00": ARTICLE.format(1), "AB/wiki_00": ARTICLE.format(2)},
+        {"a-b.tsv": "x\ty", "en/a.txt": "a"},
+    ],
+)
+def test_other_folders_have_no_languages(files: dict[str, str], folder: Folder) -> None:
+    found = load_corpus(folder(files))
+    assert (found.parts, found.language_count) == ((), 0)
+
+
+def test_rows_of_each_language_are_marked_and_share_the_limit(folder: Folder) -> None:
+    def by_document(
+        documents: Iterator[Document], frame: Any, *, max_length: int, rng: Any
+    ) -> Iterator[dict[str, Any]]:
+        for document in documents:
+            yield {"input_ids": document.sentences[0], "first": document.languages[0]}
+
+    found, tokenizer = load_corpus(folder(LANGUAGES)), tiny.tokenizer()
+    given = {"max_length": 32, "seed": 0}
+    rows = build_rows(found, tokenizer, by_document, "by_document", {}, **given)
+    assert rows["part"][:] == [0] * 5 + [1] * 3 + [2] * 3 + [3] * 2
+    assert rows["paired"][:] == [0] * 5 + [1] * 3 + [0] * 3 + [1] * 2
+    assert rows["first"][:] == [0] * 8 + [1] * 3 + [0] * 2
+    few = build_rows(found, tokenizer, by_document, "by_document", {}, limit_tokens=4, **given)
+    assert few["part"][:] == [0, 1, 2, 3], "one row of each reaches its share"

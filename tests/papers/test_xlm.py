@@ -1,16 +1,18 @@
 """Conneau & Lample 2019: translation language modelling."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 
 from compress.config.recipe import Recipe
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Corpus, Document, build_rows
 from compress.errors import DataError
 from compress.papers import roberta, xlm
-from compress.training.stage import shares
+from compress.training.stage import batches, shares
 from tests import tiny
 from tests.papers.rows import CLS, FIRST, SEP, batch, document, frame, rng, words
 
@@ -28,18 +30,23 @@ def test_a_sentence_and_its_translation_each_with_its_positions_and_language() -
         "input_ids": [CLS, 100, 101, SEP, 102, 103, 104, SEP],
         "position_ids": [0, 1, 2, 3, 0, 1, 2, 3],
         "langs": [0, 0, 0, 0, 1, 1, 1, 1],
-        "document": 0,
     }
     assert last["position_ids"] == [0, 1, 2, 0, 1]
-    assert last["document"] == 2
     other, _ = made(xlm.translation_pairs, PAIRS, languages=(4, 2))
     assert other["langs"] == [4, 4, 4, 4, 2, 2, 2, 2]
+    known, _ = made(xlm.translation_pairs, [replace(each, languages=(3, 1)) for each in PAIRS])
+    assert known["langs"] == [3, 3, 3, 3, 1, 1, 1, 1]
 
 
 def test_streams_take_each_kind_of_text_as_the_paper_does() -> None:
     assert made(xlm.streams, PAIRS) == made(xlm.translation_pairs, PAIRS)
     assert made(xlm.streams, PLAIN) == made(roberta.full_sentences, PLAIN)
     assert made(xlm.streams, []) == []
+    known = made(xlm.streams, [replace(each, languages=(3,)) for each in PLAIN])
+    assert [row["input_ids"] for row in known] == [row["input_ids"] for row in made(roberta.full_sentences, PLAIN)]
+    assert [row["langs"] for row in known] == [[3] * len(row["input_ids"]) for row in known]
+    assert [row["position_ids"] for row in known] == [list(range(len(row["input_ids"]))) for row in known]
+    assert known[0].keys() == made(xlm.streams, PAIRS)[0].keys(), "both are rows of one stage"
 
 
 def test_text_that_is_not_parallel_is_refused() -> None:
@@ -78,9 +85,14 @@ def test_language_and_position_change_what_xlm_computes() -> None:
 
 def test_the_recipe_takes_pairs_by_tokens_and_predicts_frequent_tokens_less_often() -> None:
     """4,000 tokens of pairs, 64 rows of plain text (Sec. 5.1); weights 1 / sqrt(frequency) (Sec. 3.3)."""
-    pairs, plain = (Recipe.load("xlm", given).training[0] for given in ([], ["stages.0.tokens=null"]))
-    assert shares(pairs, processes=1) == (15, 1), "so many rows of full length, 256, are 4,000 tokens at most"
-    assert shares(plain, processes=1) == (64, 1)
+    pairs = Recipe.load("xlm").training[0]
+    columns = {"part": [0, 1, 2] * 400, "paired": [0, 0, 1] * 400, "length": [256, 256, 40] * 400}
+    sizes = [len(batch) for batch in batches(pairs, Dataset.from_dict(columns), seed=0)]
+    assert set(sizes[::2]) <= {64, 400 % 64}, "rows of 256 tokens"
+    assert set(sizes[1::2]) == {100}, "pairs of 40 tokens"
+    (alone,) = {len(batch) for batch in batches(pairs, Dataset.from_dict({"length": [40] * 400}), seed=0)}
+    assert alone == 100, "one file of pairs"
+    assert shares(pairs, processes=1) == (64, 1), "the most that a pass holds"
     often, seldom = FIRST, FIRST + 1
     counts = torch.ones(1000, dtype=torch.long)
     counts[often] = 100
