@@ -165,7 +165,7 @@ def test_squad_as_ranking(folder: Folder) -> None:
         (SCORED + "a\tp\t\n", "row 2: 'teacher_score' is"),
         (SCORED + "a\tp\t-inf\n", "row 2: 'teacher_score' is '-inf'"),
         (SCORED + "a\tp\t1\na\tq\t2\n", "dev.tsv: has no column 'teacher_score', but the training split"),
-        ("query\tpositive\tnegative\tteacher\na\tp\tq\t1\n", "'teacher' cannot score both passages"),
+        ("query\tpositive\tnegative\tteacher_score\na\tp\tq\t1\n", "'teacher_score' cannot score both passages"),
     ],
 )
 def test_invalid_rankings(folder: Folder, table: str, says: str) -> None:
