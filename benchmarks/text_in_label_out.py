@@ -38,8 +38,7 @@ from compress.exporters.tokenizer import (
     read_rows,
     text_model,
 )
-from compress.exporters.tokenizer.build import reader
-from compress.exporters.tokenizer.wordpiece import WordPiece
+from compress.exporters.tokenizer.build import MODELS, reader
 
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 SCRIPTS = [*range(0x3100), *range(0xAC00, 0xAD00), *range(0xFE00, 0x10000), *range(0x1F300, 0x1F700)]
@@ -66,9 +65,9 @@ def count_differences(bundle: Bundle, kind: Kind) -> dict[str, Any]:
     words = copy_unpadded(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
     made = build.read_template(words, pair=kind == "qa", max_length=512, padding=0, kind=kind)
     started = time.perf_counter()
-    model = reader(
-        WordPiece.from_tokenizer(words, json.loads(words.to_str())), made, read_model(bundle.files()["int8"])
-    )
+    described = json.loads(words.to_str())
+    pieces = MODELS[described["model"]["type"]].from_tokenizer(words, described)
+    model = reader(pieces, made, read_model(bundle.files()["int8"]))
     seconds = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as scratch:
         onnx.save_model(model, Path(scratch) / "reader.onnx")

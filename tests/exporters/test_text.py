@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tokenizers import Tokenizer
-from transformers import BertTokenizer
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from compress.data.task import Kind, Task
 from compress.errors import ExportError
@@ -36,7 +36,8 @@ from compress.exporters.tokenizer import (
 )
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import wordpiece as characters
-from compress.exporters.tokenizer.build import reader
+from compress.exporters.tokenizer.build import MODELS, reader
+from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.wordpiece import CharacterMap, WordPiece
 from tests import tiny
 
@@ -75,7 +76,10 @@ def read(
     like = onnx.helper.make_model(
         onnx.helper.make_graph([], "none", [], []), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
-    model = reader(WordPiece.from_tokenizer(backend, json.loads(backend.to_str())), frame, like)
+    described = json.loads(backend.to_str())
+    pieces = MODELS[described["model"]["type"]]
+    assert pieces.list_unsupported(described) == []
+    model = reader(pieces.from_tokenizer(backend, described), frame, like)
     onnx.checker.check_model(model, full_check=False)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return find_differences(session, backend, frame, list(texts) or list_hard_texts(frame))
@@ -138,6 +142,121 @@ def test_offsets_of_random_texts_are_alike(kind: Kind) -> None:
 @pytest.mark.parametrize("max_length", [8, 16, 129])
 def test_questions_are_truncated_alike(max_length: int) -> None:
     assert read(words(), kind="qa", pair=True, max_length=max_length) == []
+
+
+MASK = AddedToken("<mask>", lstrip=True, normalized=False, special=True)
+AS_ROBERTA = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+KEEPING = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=True)
+UNTRIMMED = processors.TemplateProcessing(
+    single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 0), ("</s>", 2)]
+)
+
+
+def byte_level(
+    *, prefix: bool = False, processor: Any = AS_ROBERTA, added: Sequence[AddedToken] = (MASK,)
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer on half of the hard texts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=special, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    tokenizer.train_from_iterator([*TEXTS[::2] * 2, *tiny.WORDS * 4], trainer)
+    tokenizer.add_tokens(list(added))
+    tokenizer.post_processor = processor
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
+
+
+BYTE_LEVEL = [
+    pytest.param({}, id="as RoBERTa"),
+    pytest.param({"prefix": True, "processor": KEEPING}, id="with a space before a text"),
+    pytest.param({"prefix": True, "processor": UNTRIMMED}, id="untrimmed"),
+    pytest.param({"processor": UNTRIMMED, "added": (MASK, AddedToken("   "), AddedToken("  "))}, id="blank tokens"),
+]
+
+
+@pytest.mark.parametrize("settings", BYTE_LEVEL)
+def test_hard_texts_are_read_as_byte_level_bpe_reads_them(settings: dict[str, Any]) -> None:
+    assert read(byte_level(**settings), max_length=128) == []
+    assert read(byte_level(**settings), kind="qa", pair=True, max_length=64) == []
+
+
+def test_words_of_hard_texts_are_read_as_byte_level_bpe_reads_them() -> None:
+    tokenizer = byte_level(prefix=True, processor=KEEPING, added=(MASK, AddedToken("   "), AddedToken("  ")))
+    assert read(tokenizer, kind="tagging", max_length=128) == []
+
+
+@pytest.mark.parametrize("settings", BYTE_LEVEL)
+def test_random_texts_are_read_as_byte_level_bpe_reads_them(settings: dict[str, Any]) -> None:
+    draw = random.Random(2)
+    marks = [
+        *"'  \n\t.!5srlve",
+        *("'s", "'ll", "'re", " '", "   ", "\u00a0", "\u3000", "\x1c", "\x85", "<mask>", "</s>"),
+    ]
+    every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    texts = ["".join(draw.choice(draw.choice((marks, tiny.WORDS, every))) for _ in range(30)) for _ in range(400)]
+    pairs = list(zip(texts, reversed(texts), strict=True))
+    assert read(byte_level(**settings), pairs, kind="qa", pair=True, max_length=200) == []
+
+
+def test_repeated_letters_are_merged_from_the_left() -> None:
+    texts = [letter * count for letter in "ae!" for count in range(1, 80)]
+    assert read(byte_level(), texts, max_length=128) == []
+
+
+def described(**settings: Any) -> Any:
+    return json.loads(byte_level(**settings).backend_tokenizer.to_str())
+
+
+def test_byte_level_bpe_with_other_parts_is_refused() -> None:
+    whole = described()
+    assert ByteLevel.list_unsupported(whole) == []
+    merges = whole["model"]["merges"]
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("NFC", {"normalizer": {"type": "NFC"}}),
+        ("Whitespace", {"pre_tokenizer": {"type": "Whitespace"}}),
+        ("use_regex", {"pre_tokenizer": whole["pre_tokenizer"] | {"use_regex": False}}),
+        ("dropout", {"model": whole["model"] | {"dropout": 0.1}}),
+        ("end_of_word_suffix", {"model": whole["model"] | {"end_of_word_suffix": "</w>"}}),
+        ("256", {"model": whole["model"] | {"vocab": {"a": 0}, "merges": []}}),
+        ("later", {"model": whole["model"] | {"merges": merges[::-1]}}),
+    ]
+    for word, change in changes:
+        (problem,) = ByteLevel.list_unsupported(whole | change)
+        assert word in problem
+
+
+@pytest.mark.parametrize(
+    ("word", "added"),
+    [
+        ("rstrip", [AddedToken("<x>", rstrip=True)]),
+        ("overlap", [AddedToken("<x>", normalized=True), AddedToken("x>y", normalized=False)]),
+        ("lstrip", [AddedToken("<x>", lstrip=True, normalized=False), AddedToken("  ", normalized=False)]),
+    ],
+)
+def test_byte_level_bpe_with_other_added_tokens_is_refused(word: str, added: list[AddedToken]) -> None:
+    (problem,) = ByteLevel.list_unsupported(described(added=added))
+    assert word in problem
+
+
+def test_a_taggers_token_that_begins_with_a_space_is_refused() -> None:
+    with pytest.raises(ExportError, match="begins with a space"):
+        read(byte_level(added=[AddedToken(" x")]), kind="tagging")
+
+
+def test_a_model_with_byte_level_bpe_answers_as_its_bundle(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    model = tiny.model("roberta", labels=2, vocab_size=len(tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=2)
+    bundle = text_model(tiny.bundle(tmp_path, model=model, tokenizer=tokenizer, max_length=32), precision="fp32")
+    found, expected = run_text(bundle.path / TEXT, TEXTS), bundle.predict(TEXTS, precision="fp32")
+    for mine, theirs in zip(found, expected, strict=True):
+        assert isinstance(mine, Prediction) and isinstance(theirs, Prediction)
+        assert mine.label == theirs.label
+        assert mine.scores == pytest.approx(theirs.scores, abs=1e-5)
+    assert read_proof(bundle.path / TEXT).tokenizer == "BPE"
+    used = {(node.domain, node.op_type) for node in read_model(bundle.path / TEXT).graph.node if node.domain}
+    assert used == {("com.microsoft", "Tokenizer"), ("com.microsoft", "MurmurHash3"), ("ai.onnx.ml", "LabelEncoder")}
 
 
 TASKS = {

@@ -45,8 +45,7 @@ from compress.exporters.predictor import (
 )
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
-from compress.exporters.tokenizer.build import GIVEN, RowTemplate, join_reader, reader
-from compress.exporters.tokenizer.wordpiece import WordPiece
+from compress.exporters.tokenizer.build import GIVEN, MODELS, Pieces, RowTemplate, join_reader, reader
 from compress.io import atomic_file
 
 TEXT_KEY: Final = "compress.text"
@@ -189,8 +188,8 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     per token, also `offsets`, the characters of the text, or context, that each token covers; for tagging `words`, for
     questions `answer` (see `build.answer_span`). Long texts are truncated.
 
-    Raises ExportError, and writes nothing, for a tokenizer of another type than WordPiece, and where any of the hard
-    texts, or of `texts`, is tokenised differently.
+    Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not support, and where any of the
+    hard texts, or of `texts`, is tokenised differently.
     """
     words, frame = _read(bundle)
     bundle.check_has(precision)
@@ -198,7 +197,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     read = _reader(bundle.path, words, frame, model)
     hard = list_hard_texts(frame)
     proof = TextProof(
-        tokenizer="WordPiece",
+        tokenizer=type(words.model).__name__,
         tokenizers=version("tokenizers"),
         hard=len(hard),
         given=len(texts),
@@ -319,22 +318,19 @@ def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelPr
     return onnx.load(load_or_create(home() / "readers" / key, build) / "reader.onnx")
 
 
-def _take_apart(path: Path, words: Tokenizer) -> WordPiece:
+def _take_apart(path: Path, words: Tokenizer) -> Pieces:
     """Read the parts of a tokenizer. Raises ExportError for one that the graph does not support."""
     described = json.loads(words.to_str())
-    parts = {part: (described[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")}
-    expected = {"model": "WordPiece", "normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}
-    wrong = [f"{part} {parts[part]} (expected {expected[part]})" for part in parts if parts[part] != expected[part]]
-    for token in described["added_tokens"]:
-        odd = [name for name in ("single_word", "lstrip", "rstrip", "normalized") if token[name]]
-        wrong += [f"added token {token['content']!r} with {', '.join(odd)} (expected none of these)"] if odd else []
-    if wrong:
+    kind = described["model"]["type"]
+    pieces = MODELS.get(kind)
+    wrong = pieces.list_unsupported(described) if pieces else [f"model {kind} (expected {' or '.join(MODELS)})"]
+    if not pieces or wrong:
         raise ExportError(
             f"{path / 'tokenizer.json'}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, DistilBERT, "
-            "ELECTRA, MobileBERT and MiniLM; with another tokenizer, tokenise in the app with a library that reads "
-            "tokenizer.json, and pass the ids to the bundle's other files"
+            "ELECTRA, MobileBERT and MiniLM, and byte-level BPE as of RoBERTa and GPT-2; with another tokenizer, "
+            "tokenise in the app with a library that reads tokenizer.json, and pass the ids to the bundle's other files"
         )
-    return WordPiece.from_tokenizer(words, described)
+    return pieces.from_tokenizer(words, described)
 
 
 def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:

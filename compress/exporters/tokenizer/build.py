@@ -19,6 +19,7 @@ from compress.data.windows import LONGEST_QUESTION
 from compress.errors import ExportError
 from compress.evaluation.qa import LONGEST
 from compress.exporters.predictor import VECTORS, WORDS
+from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
     SURROGATES,
@@ -117,7 +118,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
         flat = graph.op(
             "ScatterElements", empty, graph.op("Concat", *places, axis=0), graph.op("Concat", *numbers, axis=0), axis=0
         )
-        return graph.op("Reshape", flat, shape)
+        return graph.op("Reshape", flat, shape, allowzero=1)
 
     segments = [part.segment for part in frame.parts if part.token is None]
     types_R = graph.op("Concat", *(graph.full(batch, segment) for segment in segments), axis=0)
@@ -282,10 +283,14 @@ def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
 PREFIX = "text"
 """The prefix of all names that are added to the model's graph."""
 
+Pieces = WordPiece | ByteLevel
+MODELS: Mapping[str, type[Pieces]] = {"WordPiece": WordPiece, "BPE": ByteLevel}
+"""The parts of tokenizers that can be a graph, by the type of model that tokenizer.json names."""
+
 ROWS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
+def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
     """Build the graph from `text` (and `text_pair`), (batch,) strings, to input_ids, attention_mask and token_type_ids
     (batch, longest row), in the operator set and format version of the model `like`."""
     graph = GraphBuilder(PREFIX)
@@ -309,7 +314,7 @@ def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.
     return helper.make_model(made, opset_imports=operators, ir_version=like.ir_version)
 
 
-def _tokenize_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tokens:
+def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens:
     """Add the tokens of the words of each text, split by `predictor.WORDS`, every word tokenised by itself. Spans are
     (T, 4): the characters of the token, and those of the word that begins with it, (0, 0) at its other tokens."""
     letters, spaces = (characters(_list_matches(pattern)) for pattern in (r"\w", r"\s"))
@@ -317,7 +322,7 @@ def _tokenize_words(graph: GraphBuilder, pieces: WordPiece, texts_R: str) -> Tok
     pattern = pattern.replace(r"\S", f"[^{spaces}]")
     parts_RP = cut(graph, texts_R, f"{pattern}|[{spaces}]+", "")
     parts = graph.op("Concat", graph.flat(parts_RP), graph.constant([""]), axis=0)  # one at least
-    tokens = pieces.write(graph, parts, spans=True)
+    tokens = pieces.write(graph, parts, spans=True, words=True)
     sizes = graph.op("Slice", tokens.sizes_R, graph.constant([0]), graph.constant([-1]))
     sizes_RP = graph.op("Reshape", sizes, graph.op("Shape", parts_RP), allowzero=1)
     starts_RP = graph.op("CumSum", sizes_RP, graph.constant(1), exclusive=1)

@@ -95,6 +95,10 @@ class GraphBuilder:
         ones = self.constant([1])
         return self.op("Concat", *(self.op("Unsqueeze", vector, ones) for vector in vectors), axis=1)
 
+    def slice(self, vector: str, first: int, end: int = EVERYTHING) -> str:
+        """Add the values of a vector from `first` to before `end`."""
+        return self.op("Slice", vector, self.constant([first]), self.constant([end]))
+
     def select(self, values: str, where: str) -> str:
         """Select those of (n,) or (n, ...) values where the condition (n,) holds."""
         return self.op("Compress", values, where, axis=0)

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
-from compress.exporters.tokenizer.trie import CLASSIC, EVERYTHING, GraphBuilder
+from compress.exporters.tokenizer.trie import CLASSIC, GraphBuilder
 
 SURROGATES: Final = range(0xD800, 0xE000)
 UNICODE: Final = 0x110000
@@ -170,9 +170,17 @@ class WordPiece:
     unknown: int
     longest: int
 
+    @staticmethod
+    def list_unsupported(described: Mapping[str, Any]) -> list[str]:
+        """List what the graph does not support in a tokenizer, given as its JSON."""
+        parts = {part: (described[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer")}
+        expected = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}
+        wrong = [f"{part} {parts[part]} (expected {expected[part]})" for part in parts if parts[part] != expected[part]]
+        return wrong + list_odd_tokens(described, ("single_word", "lstrip", "rstrip", "normalized"))
+
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, described: Mapping[str, Any]) -> "WordPiece":
-        """Read a tokenizer; `described`: its JSON, a WordPiece model with BERT's normaliser and splitter."""
+        """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds nothing."""
         model = described["model"]
         special = {token["content"]: token["id"] for token in described["added_tokens"]}
         prefix = model["continuing_subword_prefix"]
@@ -196,13 +204,14 @@ class WordPiece:
         unknown = model["vocab"][model["unk_token"]]
         return cls(symbols, reading, pieces, tuple(special), unknown, model["max_input_chars_per_word"])
 
-    def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False) -> Tokens:
-        """Add the tokens of all texts, and with `spans` the characters that they cover."""
+    def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False, words: bool = False) -> Tokens:
+        """Add the tokens of all texts, and with `spans` the characters that they cover; white space is no token, and
+        `words` changes nothing."""
         symbols_M, rows_M, lengths_RC, cells_M = self._symbols(graph, texts_R, spans=spans)
         inside_M = graph.op("Greater", symbols_M, graph.constant(np.array(END, np.int32)))
         inside = graph.integers(inside_M)
         count = graph.size(symbols_M, 0)
-        before = graph.op("Concat", graph.constant([0]), _slice(graph, inside, 0, -1), axis=0)
+        before = graph.op("Concat", graph.constant([0]), graph.slice(inside, 0, -1), axis=0)
         starts_M = graph.op("Greater", inside, before)
         starts = graph.integers(starts_M)
         root, other = (graph.constant(np.array(state, np.int32)) for state in self.pieces.roots)
@@ -262,7 +271,7 @@ class WordPiece:
         if spans:  # dropped characters have a code, and so has the padding
             table, filling = [*table, (), (END,)], len(table) + 1
             numbers[PAD] = filling
-        codes = _number(graph, strings, numbers, 0)
+        codes = number(graph, strings, numbers, 0)
         if spans:
             codes = self._unlisted(graph, codes, strings, dropped=len(table) - 2)
         elif self.reading.alone:
@@ -290,7 +299,7 @@ class WordPiece:
 
     def _alone(self, graph: GraphBuilder, strings: str, codes: str) -> str:
         """Add 1 where a character that is not listed stands alone, 0 elsewhere."""
-        alone = _among(graph, strings, self.reading.alone)
+        alone = contains(graph, strings, self.reading.alone)
         as_cut = graph.op("Reshape", alone, graph.op("Shape", strings), allowzero=1)
         return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
 
@@ -302,7 +311,7 @@ class WordPiece:
         own = graph.full(graph.op("Shape", strings))
         for ranges, code in ((self.reading.alone, 1), (self.reading.dropped, dropped)):
             if ranges:
-                found = _among(graph, strings, ranges)
+                found = contains(graph, strings, ranges)
                 own = graph.op("Add", own, graph.op("Mul", found, graph.constant(code)))
         places = graph.flat(graph.op("NonZero", unlisted))
         return graph.op(
@@ -324,7 +333,13 @@ class WordPiece:
                 jumps = graph.op("Gather", jumps, jumps)
             met = graph.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
             reached = graph.op("Min", met, graph.constant(1))
-        return graph.op("Cast", _slice(graph, reached, 0, -1), to=TensorProto.BOOL)
+        return graph.op("Cast", graph.slice(reached, 0, -1), to=TensorProto.BOOL)
+
+
+def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+    """List the added tokens that have any of these options."""
+    found = ((token["content"], [name for name in options if token[name]]) for token in described["added_tokens"])
+    return [f"added token {content!r} with {', '.join(odd)} (expected none of these)" for content, odd in found if odd]
 
 
 def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> str:
@@ -332,15 +347,16 @@ def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> st
     return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=filling, tokenexp=pattern)
 
 
-def _among(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:
+def contains(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:
     """Add (n,): 1 for each of n strings that contains a character of these ranges, 0 for the others."""
     # So that every batch has one; not U+0000, which a constant loses
     example = graph.constant([chr(ranges[0][0] or ranges[0][1])])
     matched = cut(graph, graph.op("Concat", graph.flat(strings), example, axis=0), f"[{characters(ranges)}]")
-    return _slice(graph, graph.flat(_number(graph, matched, {PAD: 0}, 1)), 0, -1)
+    return graph.slice(graph.flat(number(graph, matched, {PAD: 0}, 1)), 0, -1)
 
 
-def _number(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int) -> str:
+def number(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int) -> str:
+    """Add the number of each string, `other` for those that have none."""
     return graph.op(
         "LabelEncoder",
         strings,
@@ -349,10 +365,6 @@ def _number(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other
         values_int64s=list(numbers.values()),
         default_int64=other,
     )
-
-
-def _slice(graph: GraphBuilder, vector: str, first: int, end: int = EVERYTHING) -> str:
-    return graph.op("Slice", vector, graph.constant([first]), graph.constant([end]))
 
 
 def _zero(graph: GraphBuilder, integers: str) -> str:
