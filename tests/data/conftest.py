@@ -1,4 +1,4 @@
-"""A cache of its own for every test, and folders of data written in the test."""
+"""Folders of data written in the test."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -6,12 +6,6 @@ from pathlib import Path
 import pytest
 
 Folder = Callable[[Mapping[str, str | bytes]], str]
-
-
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -119,10 +119,10 @@ def test_unwritable_cache(folder: Folder, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
-def test_full_disk(folder: Folder, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk(folder: Folder, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = folder({"train.tsv": GOOD, "dev.tsv": GOOD})
     write = cache.write
     monkeypatch.setattr(cache, "write", lambda path, batches: write(Path("/dev/full"), batches))
     with pytest.raises(DataError, match="No space left on device"):
         load_task(source)
-    assert not list((cache_home / "data").iterdir())
+    assert not list((home / "data").iterdir())

@@ -71,14 +71,14 @@ def test_many_writes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert rows().to_list() == whole
 
 
-def test_cache_key_of_rows(cache_home: Path) -> None:
+def test_cache_key_of_rows(home: Path) -> None:
     first = rows()
     others = [
         rows(corpus("The film")), rows(twice=True), rows(seed=1), rows(max_length=8), rows(limit_tokens=8),
         rows(builder=elsewhere),
     ]  # fmt: skip
     assert len({each._fingerprint for each in (first, *others)}) == 7
-    assert len(list((cache_home / "corpora").iterdir())) == 7
+    assert len(list((home / "corpora").iterdir())) == 7
     again = rows()
     assert again._fingerprint == first._fingerprint
     assert again.to_list() == first.to_list()
@@ -139,8 +139,8 @@ def yielding(*found: dict[str, Any]) -> Any:
         (({"input_ids": [1], "next": 1}, {"input_ids": [1], "next": [1]}), "row 1: next must be"),
     ],
 )
-def test_invalid_rows_leave_nothing(found: Any, message: str, cache_home: Path) -> None:
+def test_invalid_rows_leave_nothing(found: Any, message: str, home: Path) -> None:
     with pytest.raises(DataError, match=message):
         rows(builder=yielding(*found))
-    folder = cache_home / "corpora"
+    folder = home / "corpora"
     assert not folder.exists() or not list(folder.iterdir())

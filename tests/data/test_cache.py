@@ -41,7 +41,7 @@ def reviews(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("damage", KINDS)
 @pytest.mark.parametrize("kind", ["data", "encoded", "corpora"])
 def test_damaged_entry_is_remade(
-    kind: str, damage: str, reviews: Path, cache_home: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, damage: str, reviews: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make: Callable[[], Dataset] = {
         "data": lambda: task(reviews),
@@ -50,7 +50,7 @@ def test_damaged_entry_is_remade(
     }[kind]
     whole = make().to_list()
     assert "note:" not in capsys.readouterr().err
-    (entry,) = (cache_home / kind).iterdir()
+    (entry,) = (home / kind).iterdir()
     for name in sorted(path.name for path in entry.iterdir()):
         damaged(entry / name, damage)
         assert make().to_list() == whole
@@ -60,7 +60,7 @@ def test_damaged_entry_is_remade(
         assert name in notes[0] or name == CHECKSUMS
         assert make().to_list() == whole
         assert "note:" not in capsys.readouterr().err, "it is whole again"
-    assert list((cache_home / kind).iterdir()) == [entry]
+    assert list((home / kind).iterdir()) == [entry]
 
 
 @pytest.fixture
@@ -71,13 +71,13 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 150, 250])
-def test_interrupted_encoding_is_resumed(limit: int | None, small_parts: None, cache_home: Path) -> None:
+def test_interrupted_encoding_is_resumed(limit: int | None, small_parts: None, home: Path) -> None:
     """With documents of several blocks, so that parts end within them."""
     whole = encode_corpus(corpus(), tiny.tokenizer(), 8, limit_tokens=limit)
     expected = whole.to_list()
-    (entry,) = (cache_home / "corpora").iterdir()
+    (entry,) = (home / "corpora").iterdir()
     contents = {path.name: path.read_bytes() for path in entry.iterdir()}
-    entry.rename(cache_home / "elsewhere")
+    entry.rename(home / "elsewhere")
 
     def stopped() -> Iterator[str]:
         yield from TEXTS[:8]
@@ -85,7 +85,7 @@ def test_interrupted_encoding_is_resumed(limit: int | None, small_parts: None, c
 
     with pytest.raises(KeyboardInterrupt):
         encode_corpus(corpus(stopped), tiny.tokenizer(), 8, limit_tokens=limit)
-    (partial,) = (cache_home / "corpora").iterdir()
+    (partial,) = (home / "corpora").iterdir()
     parts = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.arrow")}
     assert 1 < len(parts) < len(contents)
     (partial / ".00009.arrow.partial").write_bytes(b"half")
@@ -94,12 +94,12 @@ def test_interrupted_encoding_is_resumed(limit: int | None, small_parts: None, c
     assert again.to_list() == expected
     assert {path.name: path.read_bytes() for path in entry.iterdir()} == contents
     assert {name: (entry / name).stat().st_mtime_ns for name in parts} == parts
-    assert list((cache_home / "corpora").iterdir()) == [entry]
+    assert list((home / "corpora").iterdir()) == [entry]
 
 
-def test_parts_after_a_damaged_one_are_remade(small_parts: None, cache_home: Path) -> None:
+def test_parts_after_a_damaged_one_are_remade(small_parts: None, home: Path) -> None:
     expected = encode_corpus(corpus(), tiny.tokenizer(), 8).to_list()
-    (entry,) = (cache_home / "corpora").iterdir()
+    (entry,) = (home / "corpora").iterdir()
     first = (entry / "00000.arrow").stat().st_mtime_ns
     damaged(entry / "00002.arrow", "bit")
     assert encode_corpus(corpus(), tiny.tokenizer(), 8).to_list() == expected
@@ -158,15 +158,15 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return begin
 
 
-def test_read_only_cache(reviews: Path, read_only: Callable[[], None], cache_home: Path) -> None:
+def test_read_only_cache(reviews: Path, read_only: Callable[[], None], home: Path) -> None:
     def use() -> list[list[object]]:
         rows = task(reviews)
         return [rows.to_list(), encode(rows, tiny.tokenizer(), 16).to_list()]
 
     expected = use()
-    before = {path: path.stat().st_mtime_ns for path in cache_home.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in home.rglob("*")}
     read_only()
     assert use() == expected
-    assert {path: path.stat().st_mtime_ns for path in cache_home.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("*")} == before
     with pytest.raises(DataError, match=r"COMPRESS_HOME"):
         encode(task(reviews), tiny.tokenizer(), 8)

@@ -293,7 +293,7 @@ def test_limit_tokens(limit: int) -> None:
     assert len(encoded) == -(-limit // 6)
 
 
-def test_blocks_are_cached(cache_home: Path) -> None:
+def test_blocks_are_cached(home: Path) -> None:
     calls = []
 
     def texts() -> Iterator[str]:
@@ -304,7 +304,7 @@ def test_blocks_are_cached(cache_home: Path) -> None:
     first, second, longer = encode(16), encode(16), encode(32)
     assert len(calls) == 2
     assert first._fingerprint == second._fingerprint != longer._fingerprint
-    written = sorted(path.name for path in (cache_home / "corpora").iterdir())
+    written = sorted(path.name for path in (home / "corpora").iterdir())
     assert written == sorted(encoded._fingerprint for encoded in (first, longer))
 
 

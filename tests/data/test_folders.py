@@ -206,9 +206,9 @@ def test_fingerprint(folder: Folder) -> None:
     assert fingerprint(ROWS, metric="matthews") == prints[0]
 
 
-def test_splits_are_memory_mapped(folder: Folder, cache_home: Path) -> None:
+def test_splits_are_memory_mapped(folder: Folder, home: Path) -> None:
     data = load_task(folder({"train.tsv": tsv(), "dev.tsv": tsv()}))
-    kept = cache_home / "data" / data.fingerprint
+    kept = home / "data" / data.fingerprint
     assert [file["filename"] for file in data.train.cache_files] == [str(kept / "train.arrow")]
     assert sorted(path.name for path in kept.parent.rglob("*")) == sorted(
         [data.fingerprint, CHECKSUMS, "train.arrow", "validation.arrow"]
