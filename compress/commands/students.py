@@ -24,7 +24,7 @@ from compress.models.flops import TOKENS, ModelSize, measure_size
 from compress.models.student import build
 from compress.models.teacher import load_config
 from compress.reporting.terminal import print_wide
-from compress.slicing.shape import Shape, setting_name
+from compress.slicing.shape import Shape, find_setting
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.objective import Objective
 
@@ -124,15 +124,8 @@ def _variants(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
         if width != 1:
             sizes |= {size: getattr(shape, size) * width for size in ("hidden", "heads", "ffn")}
         whole = all(count >= 1 and count == int(count) for count in sizes.values())
-        if (depth, width) != (1, 1) and whole and all(_has(config, size) for size in sizes):
+        if (depth, width) != (1, 1) and whole and all(find_setting(config, size) for size in sizes):
             yield {size: int(count) for size, count in sizes.items()}
-
-
-def _has(config: PreTrainedConfig, size: str) -> bool:
-    try:
-        return bool(setting_name(config, size))
-    except KeyError:
-        return False
 
 
 def _group(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:

@@ -24,7 +24,7 @@ from compress.models.teacher import explain_load_errors, load_config
 from compress.slicing.plan import SlicePlan
 from compress.slicing.rules import FIRST_IS_OWN, GROUPED, ROTARY
 from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
-from compress.slicing.shape import Shape, setting_name
+from compress.slicing.shape import Shape, find_setting, setting_name
 from compress.slicing.sizes import fits_rotary, layer_kinds, select_layers
 
 _SHARED = (
@@ -78,15 +78,11 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
 def _set_sizes(config: Any, spec: StudentSpec, teacher: Any) -> None:
     theirs = Shape.from_config(teacher)
     for size in ("layers", "hidden", "ffn", "heads", "embedding"):
-        wanted = getattr(spec, size)
-        try:
-            name = setting_name(config, size)
-        except KeyError:
-            if wanted is None:
-                continue
-            if size != "ffn" or not hasattr(config, "n_inner"):  # unset in GPT-2, where it is four times the width
-                raise StudentError(f"student.{size}: {config.model_type} models have no such size") from None
-            name = "n_inner"
+        wanted, name = getattr(spec, size), find_setting(config, size)
+        if wanted is None and getattr(config, name or "", None) is None:
+            continue
+        if name is None:
+            raise StudentError(f"student.{size}: {config.model_type} models have no such size")
         if size == "embedding" and wanted is None:
             if config.model_type == teacher.model_type and theirs.embedding == theirs.hidden:
                 config.embedding_size = Shape.from_config(config).hidden

@@ -68,21 +68,28 @@ def positions(model: Any) -> int | None:
     return None
 
 
-def setting_name(config: Any, size: str) -> str:
-    """Return the config's name of a size, such as DistilBERT's `dim`. Raises KeyError if it has none."""
-    for name in _NAMES[size]:
-        if getattr(config, name, None) is not None:
+def find_setting(config: Any, size: str) -> str | None:
+    """Return the config's name of a size, such as DistilBERT's `dim`; None if it has none."""
+    for name in _NAMES[size]:  # GPT-2 leaves `n_inner` empty where it is four times its width
+        if getattr(config, name, None) is not None or (name == "n_inner" and hasattr(config, name)):
             return name
-    raise KeyError(size)
+    return None
+
+
+def setting_name(config: Any, size: str) -> str:
+    """Return the config's name of a size. Raises KeyError if it has none."""
+    name = find_setting(config, size)
+    if name is None:
+        raise KeyError(size)
+    return name
 
 
 def _find(config: Any, size: str, default: int | None = None) -> int:
-    try:
-        return int(getattr(config, setting_name(config, size)))
-    except KeyError:
-        if default is None:
-            raise
-        return default
+    value = getattr(config, find_setting(config, size) or "", None)
+    found = default if value is None else value
+    if found is None:
+        raise KeyError(size)
+    return int(found)
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:

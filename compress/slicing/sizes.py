@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.errors import PruneError, StudentError
 from compress.slicing.rules import GROUPED, ROTARY
-from compress.slicing.shape import Shape, setting_name
+from compress.slicing.shape import Shape, find_setting
 
 OWN_WIDTH = ("t5", *GROUPED)
 """Families whose attention can have another width than the residual stream."""
@@ -219,13 +219,8 @@ def resize_config(config: Any, sizes: Sizes, *, layers: Sequence[int] | None = N
         "embedding": sizes.hidden if sizes.embedding is None else sizes.embedding,
     }  # fmt: skip
     for size, value in named.items():
-        try:
-            name = setting_name(config, size)
-        except KeyError:
-            if size == "ffn":  # GPT-2 leaves it out where it is four times its width
-                config.n_inner = value
-            continue
-        setattr(config, name, value)
+        if (name := find_setting(config, size)) is not None:
+            setattr(config, name, value)
     if config.model_type in GROUPED:
         config.num_key_value_heads = sizes.heads * config.num_key_value_heads // whole.heads
         config.head_dim = sizes.head_size

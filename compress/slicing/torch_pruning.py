@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from compress.errors import PruneError
 from compress.slicing.rules import FAMILIES
-from compress.slicing.shape import setting_name
+from compress.slicing.shape import find_setting, setting_name
 
 _PROJECTIONS = frozenset(
     f"{side}{ending}" for sides in (("q", "k", "v"), ("query", "key", "value")) for side in sides
@@ -108,7 +108,7 @@ def _cut(
     if not attentions:
         raise PruneError(f"{type(model).__name__}: has no attention with queries, keys and values of their own")
     config: Any = model.config
-    ffn, hidden = _name_size(config, "ffn"), setting_name(config, "hidden")
+    ffn, hidden = find_setting(config, "ffn"), setting_name(config, "hidden")
     neurons = [] if ffn is None else [
         module for module in model.modules()
         if isinstance(module, nn.Linear)
@@ -138,7 +138,7 @@ def _cut(
     setattr(config, setting_name(config, "heads"), pruner.num_heads[query])
     if ffn is not None and neurons:
         setattr(config, ffn, neurons[0].out_features)
-    if (name := _name_size(config, "embedding")) is not None:
+    if (name := find_setting(config, "embedding")) is not None:
         table: Any = model.get_input_embeddings()
         setattr(config, name, table.weight.shape[-1])
 
@@ -152,13 +152,6 @@ def _find_attention(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[list[nn
         ]
         if count is not None and len(projections) == 3:
             yield module, (projections, count)
-
-
-def _name_size(config: Any, size: str) -> str | None:
-    try:
-        return setting_name(config, size)
-    except KeyError:
-        return None
 
 
 def _find_classifier(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Module]:

@@ -68,6 +68,13 @@ def test_variants_are_listed(base: Listing) -> None:
     assert settings["student.layers=6"].parameters == 66_955_008
 
 
+def test_variants_of_gpt2_are_narrower_though_its_config_states_no_ffn(tmp_path: Path) -> None:
+    listing = list_students(config_only(tmp_path, GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=99)), [])
+    assert {(each.size.layers, each.size.hidden, each.size.ffn) for each in listing.variants} == {
+        (layers, hidden, 4 * hidden) for layers in (4, 2, 1) for hidden in (64, 32, 16)
+    } - {(4, 64, 256)}
+
+
 def test_odd_sizes_have_no_halves(tmp_path: Path) -> None:
     teacher = config_only(tmp_path, tiny.config("bert", layers=3, heads=1))
     assert list_students(teacher, []).variants == ()
