@@ -16,10 +16,6 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertLMHeadModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from compress.benchmark import arguments
@@ -31,24 +27,20 @@ from compress.exporters.generation import TextGenerator, check, write
 from compress.exporters.session import open_session, read_model
 from compress.records.latency import DeviceError
 from compress.slicing.rules import GROUPED
-from tests import tiny
+from tests import generative, tiny
 
 VOCABULARY, END = len(tiny.SPECIAL) + len(tiny.WORDS), 3
 
 
 def gpt2(**changed: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    tokens = {"bos_token_id": 2, "eos_token_id": END, "pad_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(**{**sizes, **tokens, "initializer_range": 0.3, **changed})).eval()
+    tokens = {"vocab_size": VOCABULARY, "bos_token_id": 2, "eos_token_id": END, "initializer_range": 0.3}
+    return generative.gpt2(**{**tokens, **changed})
 
 
 def t5(**changed: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "d_ff": 64, "num_layers": 3, "num_decoder_layers": 2}
-    tokens = {"decoder_start_token_id": 0, "eos_token_id": END, "pad_token_id": 0, "relative_attention_num_buckets": 8}
-    shape = {"num_heads": 4, "relative_attention_max_distance": 16, "initializer_factor": 3.0}
-    return T5ForConditionalGeneration(T5Config(**{**sizes, **tokens, **shape, **changed})).eval()
+    distances = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16}
+    sizes = {"vocab_size": VOCABULARY, "d_kv": 12, "num_decoder_layers": 2, "eos_token_id": END}
+    return generative.t5(layers=3, **{**sizes, **distances, "initializer_factor": 3.0, **changed})
 
 
 def like_llama(family: str, **changed: Any) -> Any:

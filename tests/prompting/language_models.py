@@ -7,18 +7,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from compress.prompting.answers import Likelihood
 from compress.prompting.local_model import LocalModel
+from tests import generative
 
 TEXT = (
     "Review: a gorgeous, witty film that never is dull\nSentiment: Positive",
@@ -61,21 +54,11 @@ def pieces() -> PreTrainedTokenizerFast:
 
 
 def gpt2(*, seed: int = 0, positions: int = 256) -> Any:
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=400, n_positions=positions, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0,
-        initializer_range=0.3,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config).eval()
+    return generative.gpt2(seed=seed, vocab_size=400, n_positions=positions, pad_token_id=None, initializer_range=0.3)
 
 
 def t5(*, seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    config = T5Config(
-        vocab_size=200, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0,
-        initializer_factor=1.0,
-    )  # fmt: skip
-    return T5ForConditionalGeneration(config).eval()
+    return generative.t5(seed=seed, vocab_size=200)
 
 
 CAUSAL: Mapping[str, Mapping[str, Any]] = {
