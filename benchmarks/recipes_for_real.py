@@ -229,7 +229,8 @@ def adapt(recipe: Recipe, proof: Proof) -> Recipe:
                 found[line] = Call(call.by, dict(call.options) | options)
         if stage.student is not None:
             found["student"] = stage.student.model_copy(update=dict(proof.student))
-        return found | ({"augment": None} if shorter and proof.without == "text" else {})
+        rows_alone = proof.without == "gradual" or (shorter and proof.without == "text")
+        return found | ({"augment": None} if rows_alone else {})
 
     chosen = [recipe.stages[at] for at in proof.stages or range(len(recipe.stages))]
     stages = tuple(

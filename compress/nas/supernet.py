@@ -220,6 +220,17 @@ DRAWN = 200
 """Subnets that training draws from, at most."""
 
 
+def score_subnets(score: Score, subnets: Sequence[Sizes], *, depth: str = "even") -> Score:
+    """Wrap a score of the whole model: return the mean of these subnets' scores, and each of them."""
+
+    def score_all(student: PreTrainedModel) -> Mapping[str, float]:
+        net = Supernet(student, depth=depth)
+        scores = [score(net.extract(sizes))["score"] for sizes in subnets]
+        return {"score": fmean(scores), **{f"subnet_{at}": value for at, value in enumerate(scores)}}
+
+    return score_all
+
+
 @dataclass(frozen=True)
 class Ladder:
     """Subnets that are scored whenever the supernet is: the smallest, the largest, and some evenly between."""
@@ -236,13 +247,7 @@ class Ladder:
 
     def score_rungs(self, score: Score) -> Score:
         """Wrap a score of the whole model: return the mean of the rungs' scores, and each of them."""
-
-        def score_all(student: PreTrainedModel) -> Mapping[str, float]:
-            net = Supernet(student)
-            scores = [score(net.extract(self.costs.shapes.sizes(choice)))["score"] for choice in self.rungs]
-            return {"score": fmean(scores), **{f"subnet_{at}": value for at, value in enumerate(scores)}}
-
-        return score_all
+        return score_subnets(score, [self.costs.shapes.sizes(choice) for choice in self.rungs])
 
 
 def load_ladder(run: Run) -> tuple[Rung, ...]:

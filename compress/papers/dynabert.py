@@ -25,9 +25,9 @@ Deviations:
   each depth from the teacher of its own width (the authors' code has the full width teach all).
 - from the paper: fewer layers are spread evenly, the first and the last among them; `depth: uniform` is its own rule.
 - from the authors' code: the teacher is in eval mode; hidden states and embeddings of real tokens count.
-- from the authors' code, in recipe `prune-dynabert`: the rows are the task's own; theirs are joined, for width and
-  depth, by TinyBERT's variants of them. The last weights are kept; theirs those of the best sum of all
-  subnets' scores. The student that is cut out recovers alone and from the teacher; theirs all together, and on labels.
+- from the authors' code, in recipe `prune-dynabert`: words are replaced by near vectors, not by a language model, and
+  not in all rows of large data. The student that is cut out recovers alone and from the teacher; theirs all together,
+  and on labels.
 """
 
 import math
@@ -45,7 +45,7 @@ from transformers import PreTrainedModel
 from compress.config.recipe import SIZES
 from compress.errors import ObjectiveError, PruneError, did_you_mean
 from compress.models.signals import Signals
-from compress.nas.supernet import Lookup, Supernet
+from compress.nas.supernet import Lookup, Supernet, score_subnets
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import Importance
 from compress.slicing.shape import Shape
@@ -53,6 +53,7 @@ from compress.slicing.sizes import Sizes, inner_weights, resize_config
 from compress.training.objective import Objective, pairs_of_subnet
 from compress.training.step import Distillation, WrappedStep
 from compress.training.teacher_cache import TeacherCache
+from compress.training.trainer import Score
 
 
 def first(student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan) -> Importance:
@@ -134,6 +135,10 @@ class Sandwich(WrappedStep):
     def begin(self, step: int, total: int) -> None:
         """Set the number of the optimiser step, which determines the subnets for all parts of its batch."""
         self.step = step
+
+    def wrap_score(self, score: Score) -> Score:
+        """Return the mean score of all subnets, which decides what weights are kept."""
+        return score_subnets(score, [*self.always.values(), *self.drawn], depth=self.supernet.depth)
 
     def subnets(self) -> list[tuple[str, Sizes]]:
         """Return (name in the log, sizes) of the subnets that this step trains in this process."""

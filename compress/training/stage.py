@@ -322,7 +322,8 @@ def run_stage(
 
     teacher_logits   on the validation split; they add the agreement to each evaluation
     origin_D         the dimensions of the teacher that those of a student cut out of it came from
-    wrap_score       wraps the scoring function, for example to score parts of a supernet instead of the whole
+    wrap_score       wraps the scoring function, for example to score parts of a supernet instead of the whole; by
+                     default the step's own
 
     The seed is derived from the run's and the stage's name, so that a stage does the same whether or not the ones
     before it ran in this process. Returns the step's student, which may be another model after the step has finished.
@@ -347,7 +348,7 @@ def run_stage(
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
     before = copy.deepcopy(student) if stage.improve else None
-    languages = context.corpus.language_count if context.corpus and "langs" in rows.column_names else 0
+    languages = context.corpus.language_count if "langs" in rows.column_names and context.corpus else 0
     if languages > getattr(student.config, "n_langs", languages):
         raise RecipeError(
             [
@@ -357,6 +358,7 @@ def run_stage(
         )
     step = _make_step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
     scoring = choose_scoring(stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits)
+    wrap_score = wrap_score or getattr(step, "wrap_score", None)
     if wrap_score is not None and scoring is not None:
         scoring = replace(scoring, score=wrap_score(scoring.score))
     with _only_head(student) if stage.train == "head" else nullcontext():

@@ -26,6 +26,7 @@ class Step(Protocol):
         rates(step, total)     learning rates, by group, where a group does not follow the stage's schedule
         clip_groups()          lists of parameters whose gradients are clipped list by list instead of all together
         finish()               called after training to give the student its final form; may return a warning
+        wrap_score(score)      how to score the student, given how to score a model: by all of its subnets, for example
         ready                  False while its weights must not be kept as the best
         only_rows              True if it sees no tokens but those of its rows (`embedding_rows.only_tokens_in_use`)
     """

@@ -17,6 +17,7 @@ from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
 from compress.models.signals import read
+from compress.nas.supernet import Supernet
 from compress.papers import dynabert, hinton, tinybert
 from compress.slicing.cut import rank_units, reorder_units
 from compress.slicing.plan import SlicePlan
@@ -24,6 +25,7 @@ from compress.slicing.select import choose
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, inner_weights
 from compress.training.objective import Objective
+from compress.training.scoring import Scoring
 from compress.training.stage import run_stage
 from compress.training.teacher_cache import teacher_cache
 from tests import children, learning, tiny
@@ -148,6 +150,38 @@ def test_a_stage_gives_the_cache_to_a_step_that_takes_one(tmp_path: Path, monkey
     run = SimpleNamespace(seed=1, main=False)
     run_stage(stage, tiny.model("bert", layers=3), teacher, material, run)  # type: ignore[arg-type]
     assert type(seen[0].distillation.teacher).__name__ == "TeacherCache"
+
+
+@pytest.mark.parametrize("depth", ["even", "last"])
+def test_the_kept_weights_are_those_of_the_best_mean_of_all_subnets(
+    depth: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("compress.training.stage.train", lambda made, *_, **given: seen.update(given, step=made))
+    monkeypatch.setattr("compress.training.stage.choose_scoring", lambda *_, **__: Scoring(of_encoder, 1))
+    options = {"widths": [0.5], "layers": [2], "depth": depth}
+    stage = learning.stage(TERMS, step=reference.Call("dynabert.Sandwich", options))
+    context: Any = SimpleNamespace(
+        rows=lambda *_: learning.rows(), tokenizer=tiny.tokenizer(), collate=learning.collate(), bf16=False,
+        kind="classification", console=None, seconds=lambda _: None,
+    )  # fmt: skip
+    teacher: Any = SimpleNamespace(model=tiny.model("bert", layers=6), recorded=None)
+    run_stage(stage, tiny.model("bert", layers=3), teacher, context, SimpleNamespace(seed=1, main=False))  # type: ignore[arg-type]
+    made: dynabert.Sandwich = seen["step"]
+    shapes = [Sizes.from_request(made.student.config, **each) for each in (
+        {}, {"layers": 2}, {"hidden": 0.5, "heads": 0.5, "ffn": 0.5},
+        {"layers": 2, "hidden": 0.5, "heads": 0.5, "ffn": 0.5},
+    )]  # fmt: skip
+    scores = [of_encoder(Supernet(made.student, depth=depth).extract(sizes))["score"] for sizes in shapes]
+    found = seen["scoring"].score(made.student)
+    assert found["score"] == pytest.approx(sum(scores) / 4)
+    assert sorted(found[f"subnet_{n}"] for n in range(4)) == pytest.approx(sorted(scores))
+    assert len(set(scores)) == 4
+
+
+def of_encoder(model: Any) -> dict[str, float]:
+    """A score that depends on the units and layers that a model has."""
+    return {"score": sum(each.abs().sum().item() for each in model.bert.encoder.parameters())}
 
 
 # Which subnets
@@ -308,16 +342,21 @@ def test_training_on_the_tokens_in_use_is_training(tmp_path: Path) -> None:
     assert not torch.equal(after[6:12], before[6:12])
 
 
-def test_the_recipe_has_the_authors_numbers_and_optional_augmentation() -> None:
+def test_the_recipe_has_the_authors_numbers_and_augmentation() -> None:
     """README.md of DynaBERT in huawei-noah/Pretrained-Language-Model, steps 2 to 4, and run_glue.py's defaults."""
     own = Recipe.load("prune-dynabert")
     assert {each.max_length for each in own.stages} == {128}
     assert {(each.epochs, each.batch, each.weight_decay) for each in own.training} == {(3, 32, 0)}
-    line = next(line for line in locate("prune-dynabert").read_text(encoding="utf-8").splitlines() if "--set" in line)
+    near = Call("tinybert.near_words", {"copies": 20, "probability": 0.4, "candidates": 15, "limit": 1000})
+    assert [each.augment for each in own.training] == [near, near, None]
+    assert [each.evaluate for each in own.training[:2]] == [1, 1], "the best of all subnets is kept"
+    line = next(
+        line for line in locate("prune-dynabert").read_text(encoding="utf-8").splitlines() if "tinybert.augment" in line
+    )
     asked = line.partition('"')[2].rpartition('"')[0]
     width, depth, _ = Recipe.load("prune-dynabert", [asked]).training
     theirs = Call("tinybert.augment", {"copies": 20, "probability": 0.4, "candidates": 15})
-    assert (width.augment, depth.augment) == (theirs, None)
+    assert (width.augment, depth.augment) == (theirs, near)
     assert Recipe.load("tinybert-aug").training[0].augment == theirs
 
 
