@@ -19,7 +19,6 @@ Deviations
   sentences, cut into rows of 256 tokens wherever that falls.
 - masks are drawn as Sec. 3.3 says, by one over the root of a token's frequency; the authors' commands leave that out
   (sample_alpha 0), and mask each token, </s> too, with a probability of 0.15.
-- the rate falls in a straight line, theirs with the inverse square root of the step.
 """
 
 from collections.abc import Iterable, Iterator

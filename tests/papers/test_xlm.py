@@ -93,6 +93,7 @@ def test_the_recipe_takes_pairs_by_tokens_and_predicts_frequent_tokens_less_ofte
     (alone,) = {len(batch) for batch in batches(pairs, Dataset.from_dict({"length": [40] * 400}), seed=0)}
     assert alone == 100, "one file of pairs"
     assert shares(pairs, processes=1) == (64, 1), "the most that a pass holds"
+    assert (pairs.schedule, pairs.language_sampling) == ("inverse_sqrt", 0.7)
     often, seldom = FIRST, FIRST + 1
     counts = torch.ones(1000, dtype=torch.long)
     counts[often] = 100
