@@ -298,8 +298,11 @@ class ByteLevel:
     def _find_whole(self, graph: GraphBuilder, symbols_M: str, starts_M: str) -> str:
         """Add (M,): the ids of words that are one token, at their first symbols; -1 elsewhere."""
         root, dead = (graph.constant(np.array(state, np.int32)) for state in (*self.whole.roots, trie.DEAD))
-        small = graph.op("Cast", symbols_M, to=TensorProto.INT32)
-        return trie.longest_matches(graph, self.whole, small, graph.op("Where", starts_M, root, dead))[1]
+        small, begin_M = graph.op("Cast", symbols_M, to=TensorProto.INT32), graph.op("Where", starts_M, root, dead)
+        words_M, count = graph.op("CumSum", graph.integers(starts_M), graph.constant(0)), graph.size(symbols_M, 0)
+        sizes = graph.sums(graph.full(count, 1), words_M, graph.op("Add", count, graph.constant([1])))
+        longest = graph.op("ReduceMax", sizes, keepdims=0)
+        return trie.longest_matches(graph, self.whole, small, begin_M, longest=longest)[1]
 
     def _merge(self, graph: GraphBuilder, ids_K: str, first_K: str, at_K: str) -> tuple[str, str]:
         """Add the ids and places of the tokens of words, given the ids of their bytes, which of these are the first of

@@ -184,49 +184,37 @@ def _place(
     return places, base
 
 
-def longest_matches(graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str) -> tuple[str, str]:
+def longest_matches(
+    graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str, *, longest: str = ""
+) -> tuple[str, str]:
     """Add (M,) int64 lengths and values of the longest words that begin at each of M places, from `states_M` (int32).
 
-    Where there is none, the length is 0 and the value -1. Runs as many rounds as the longest match has symbols.
+    longest  int64 scalar: the most symbols that a match can have in these texts, which saves rounds
+
+    Where there is none, the length is 0 and the value -1.
     """
-    count = graph.size(symbols_M, 0)
+    most = graph.constant(trie.longest)
+    rounds = graph.op("Max", graph.op("Min", longest, most), graph.constant(1)) if longest else most
     beyond = graph.constant(np.zeros(trie.longest, np.int32))
-    padded = graph.op("Concat", symbols_M, beyond, axis=0)
-    none = graph.op("Expand", graph.constant(np.array([-1], np.int32)), count)
-    nought = graph.op("Expand", graph.constant(np.array([0], np.int32)), count)
-    body = GraphBuilder(f"{graph.prefix}/match")
-    step, going, state, length, value = (f"{body.prefix}/{name}" for name in ("step", "on", "state", "length", "value"))
-    first = body.op("Reshape", step, body.constant([1]))
-    here = body.op("Slice", padded, first, body.op("Add", first, count))
-    base, check, values = (body.constant(array) for array in (trie.base, trie.check, trie.value))
-    place = body.op("Add", body.op("Gather", base, state), here)
-    led = body.op("Equal", body.op("Gather", check, place), state)
-    after = body.op("Where", led, place, body.constant(np.array(DEAD, np.int32)))
-    worth = body.op("Gather", values, after)
-    ends = body.op("Greater", worth, body.constant(np.array(-1, np.int32)))
-    so_far = body.op("Cast", body.op("Add", step, body.constant(1)), to=TensorProto.INT32)
-    longer = body.op("Where", ends, so_far, length)
-    best = body.op("Where", ends, worth, value)
-    alive = body.op("Greater", body.op("ReduceMax", after, keepdims=0), body.constant(np.array(DEAD, np.int32)))
-    inputs = [
-        helper.make_tensor_value_info(step, TensorProto.INT64, []),
-        helper.make_tensor_value_info(going, TensorProto.BOOL, []),
-        *(helper.make_tensor_value_info(name, TensorProto.INT32, [None]) for name in (state, length, value)),
-    ]
-    outputs = [
-        helper.make_tensor_value_info(alive, TensorProto.BOOL, []),
-        *(helper.make_tensor_value_info(name, TensorProto.INT32, [None]) for name in (after, longer, best)),
-    ]
-    walk = helper.make_graph(body.nodes, "match", inputs, outputs, body.constants)
-    rounds, begin = graph.constant(trie.longest), graph.constant(np.array(True))
-    ended = f"{graph.prefix}/Loop_{len(graph.nodes)}"
-    graph.nodes.append(
-        helper.make_node(
-            "Loop",
-            [rounds, begin, states_M, nought, none],
-            [f"{ended}/state", f"{ended}/length", f"{ended}/value"],
-            name=ended,
-            body=walk,
-        )
+    steps_K1 = graph.op(
+        "Unsqueeze", graph.op("Range", graph.constant(0), rounds, graph.constant(1)), graph.constant([1])
     )
-    return graph.integers(f"{ended}/length"), graph.integers(f"{ended}/value")
+    ahead_KM = graph.op("Add", steps_K1, graph.numbers(graph.size(symbols_M, 0)))
+    symbols_KM = graph.op("Gather", graph.op("Concat", symbols_M, beyond, axis=0), ahead_KM)
+    body = GraphBuilder(f"{graph.prefix}/match")
+    state, here, kept = (f"{body.prefix}/{name}" for name in ("state", "here", "kept"))
+    place = body.op("Add", body.op("Gather", body.constant(trie.base), state), here)
+    led = body.op("Equal", body.op("Gather", body.constant(trie.check), place), state)
+    after = body.op("Where", led, place, body.constant(np.array(DEAD, np.int32)))
+    body.nodes.append(helper.make_node("Identity", [after], [kept], name=kept))
+    line = [helper.make_tensor_value_info(name, TensorProto.INT32, [None]) for name in (state, here, after, kept)]
+    walk = helper.make_graph(body.nodes, "match", line[:2], line[2:], body.constants)
+    scan = f"{graph.prefix}/Scan_{len(graph.nodes)}"
+    ends = [f"{scan}/state", f"{scan}/states"]
+    graph.nodes.append(helper.make_node("Scan", [states_M, symbols_KM], ends, name=scan, body=walk, num_scan_inputs=1))
+    values_KM = graph.op("Gather", graph.constant(trie.value), ends[1])
+    found = graph.op("Greater", values_KM, graph.constant(np.array(-1, np.int32)))
+    sizes = graph.op("Where", found, graph.op("Add", steps_K1, graph.constant(1)), graph.constant(0))
+    best_1M = graph.op("ArgMax", sizes, axis=0, keepdims=1)
+    lengths, values = (graph.flat(graph.op("GatherElements", each, best_1M, axis=0)) for each in (sizes, values_KM))
+    return lengths, graph.integers(values)

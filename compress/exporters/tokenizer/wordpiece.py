@@ -216,24 +216,22 @@ class WordPiece:
         starts = graph.integers(starts_M)
         root, other = (graph.constant(np.array(state, np.int32)) for state in self.pieces.roots)
         begin = graph.op("Where", starts_M, root, other)
-        lengths_M, ids_M = trie.longest_matches(graph, self.pieces, symbols_M, begin)
-        reached_M = self._reach(graph, starts, lengths_M, count)
         words_M = graph.op("CumSum", starts, graph.constant(0))  # counted from 1; before the first word: 0
         places = graph.op("Add", count, graph.constant([1]))
-        stuck = graph.op("And", graph.op("And", inside_M, reached_M), _zero(graph, lengths_M))
-        faults = graph.sums(graph.integers(stuck), words_M, places)
         sizes = graph.sums(inside, words_M, places)
+        longest = graph.op("ReduceMax", sizes, keepdims=0)
+        lengths_M, ids_M = trie.longest_matches(graph, self.pieces, symbols_M, begin, longest=longest)
+        reached_M = self._reach(graph, starts, lengths_M, count)
+        begun_M = graph.op("And", inside_M, reached_M)
+        stuck = graph.op("And", begun_M, _zero(graph, lengths_M))
+        faults = graph.sums(graph.integers(stuck), words_M, places)
         lost = graph.op(
             "Or",
             graph.op("Greater", faults, graph.constant(0)),
             graph.op("Greater", sizes, graph.constant(self.longest)),
         )
         lost_M = graph.op("Gather", lost, words_M)
-        token_M = graph.op(
-            "Or",
-            graph.op("And", lost_M, starts_M),
-            graph.op("And", graph.op("Not", lost_M), graph.op("And", inside_M, reached_M)),
-        )
+        token_M = graph.op("And", begun_M, graph.op("Or", starts_M, graph.op("Not", lost_M)))
         ids = graph.op("Where", lost_M, graph.constant(self.unknown), ids_M)
         tokens = Tokens(graph.select(ids, token_M), graph.select(rows_M, token_M))
         if not spans:
@@ -331,8 +329,8 @@ class WordPiece:
         for step in range(self.longest.bit_length()):
             if step:
                 jumps = graph.op("Gather", jumps, jumps)
-            met = graph.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
-            reached = graph.op("Min", met, graph.constant(1))
+            # counts paths, of which each round doubles the sum: less than 2^63 by far
+            reached = graph.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
         return graph.op("Cast", graph.slice(reached, 0, -1), to=TensorProto.BOOL)
 
 
