@@ -54,7 +54,7 @@ def export(
         Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"],
         opt.output("--for", help="Write for this runtime"),
     ] = "onnx",
-    precision: Annotated[str, opt.output(help="fp32,fp16,int8,w8,q4; npu: w8a16,w8a8; default: the runtime's.")] = "",
+    precision: Annotated[str, opt.output(help="fp32,fp16,int8,w8,q4; npu: w8a16,w8a8.")] = "",
     opset: Annotated[int | None, opt.output(help="Export ONNX again at this opset, 12 to 23.")] = None,
     race: TuneOptions = TuneOptions(),
     max_drop: opt.MaxDrop = 0.5,
@@ -65,7 +65,7 @@ def export(
 ) -> None:
     """Export a model for another runtime, check its answers there, and say where it will run well.
 
-    The options of the device are for --tune. To time all formats: compress bench BUNDLE --formats all.
+    Device options are for --tune. `compress bench --formats all` times all formats.
 
     Example: compress export runs/first/bundle --for text --out app
     """
