@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from compress.benchmark.devices import open_device
 from compress.config.recipe import Recipe, Target
 from compress.config.term import Term
-from compress.console import print_note
+from compress.console import print_note, warn
 from compress.data.collate import Batching
 from compress.data.task import Kind
 from compress.errors import PruneError
@@ -269,6 +269,12 @@ def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingConte
         if decision is None:
             return
         if decision.over == 1 or attempt == ATTEMPTS:  # else an earlier process of this run has measured it
+            if attempt > 1 and context.time_limit is not None:
+                warn(
+                    context.console,
+                    f"--minutes {context.time_limit.minutes:g}: the larger shape before, whose file was too slow, has "
+                    "taken most of them: this one trains for the rest. Give more minutes if it is not good enough",
+                )
             yield _with_sizes(recipe, decision, attempt, context.console)
             decision = from_first(partial(Decision.read, _file(run, attempt)))
         if decision.over == 1:

@@ -28,6 +28,7 @@ from compress.slicing.plan import SlicePlan
 from compress.slicing.rules import FAMILIES
 from compress.slicing.select import choose, magnitude
 from compress.slicing.sizes import Sizes, resize_config
+from compress.training.schedule import TimeLimit
 from tests import command, learning, pruning_given, tiny
 from tests.latencies import steady
 from tests.pruning_given import pruned
@@ -331,13 +332,15 @@ def test_attempts_end(
     monkeypatch.setattr(budget, "ATTEMPTS", 2)
     timed(monkeypatch, FakeTimer())
     recipe, teacher, context, run, _ = halved[1]
-    run = replace(run, path=tmp_path)
+    run, printed = replace(run, path=tmp_path), io.StringIO()
+    context = replace(context, console=Console(file=printed), time_limit=TimeLimit(0.0, (), minutes=0.7))
     for attempt, changed in enumerate(budget.resolve_budget(recipe, teacher, context, run), start=1):
         file = tmp_path / (NAME if attempt == 1 else f"shape-{attempt}.json")
         write_json(file, asdict(replace(Decision.read(file), shipped_ms=0.52, noisy=noisy)))
         assert changed.target.sizes
         assert [stage.name.endswith("-2") for stage in changed.stages] == [attempt == 2] * 4
     assert len(list(tmp_path.glob("shape*.json"))) == attempt == attempts
+    assert printed.getvalue().count("--minutes 0.7") == attempts - 1, "warned of the time that the first has taken"
 
 
 @pytest.mark.slow
