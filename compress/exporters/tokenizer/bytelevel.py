@@ -12,7 +12,7 @@ all texts.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any, Final
@@ -243,6 +243,9 @@ class ByteLevel:
         cells, sizes_R = Cells(codes_N, graph.op("Gather", known, codes_N), graph.flat(rows_RC)), ""
         if spans:
             cells, sizes_R = self._measure(graph, cells, graph.op("Shape", codes_RC))
+        ended_N = _is_among(graph, cells.codes, [boundary])  # a short text has many, up to the length of the longest
+        again_N = graph.op("And", ended_N, _shift(graph, ended_N, 1, bool))
+        cells = _select(graph, cells, graph.op("Not", again_N))
         if words:
             white_N = _is_among(graph, cells.kinds, [DROPPED])
             if self.blank:
@@ -425,6 +428,11 @@ def _remove(graph: GraphBuilder, cells: Cells, removed_N: str, boundary: int) ->
     """Make boundaries of some cells."""
     codes = graph.op("Where", removed_N, graph.constant(boundary), cells.codes)
     return replace(cells, codes=codes, kinds=graph.op("Where", removed_N, graph.constant(BOUND), cells.kinds))
+
+
+def _select(graph: GraphBuilder, cells: Cells, kept_N: str) -> Cells:
+    """Add the cells that are kept."""
+    return Cells(*(each and graph.select(each, kept_N) for each in astuple(cells)))
 
 
 def _insert_spaces(graph: GraphBuilder, cells: Cells, needed_N: str, *, width: int) -> Cells:
