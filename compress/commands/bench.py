@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike
     from compress.exporters.formats import Format
 
-DEFAULT_SEQ = 128
 FORMATS: dict["Format", tuple[str, ...]] = {
     "onnx": ("fp32", "int8", "fp16", "w8"), "ort": ("fp32", "int8"), "text": ("int8",),
     "openvino": ("fp32", "fp16", "w8"), "executorch": ("fp32", "int8"), "litert": ("fp32", "int8"), "npu": ("w8a16",),
@@ -34,7 +33,7 @@ ELSEWHERE = {
     "coreml": "runs on Apple's systems only",
 }
 OTHER_ORT = ".with_runtime_opt.ort"
-"""Is for other providers than the CPU."""
+"""The ending of files for other providers than the CPU."""
 
 
 def bench(
@@ -76,7 +75,7 @@ def bench(
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-bench.")))
             bundles = [Bundle.load(Path(file)) for file in files]
             longest = min(bundle.manifest.max_length for bundle in bundles)
-            seq = seq or (min(DEFAULT_SEQ, longest),)
+            seq = seq or (min(arguments.DEFAULT_SEQ, longest),)
             if max(seq) > longest:
                 raise DeviceError(
                     f"--seq {max(seq)}: exported files take at most the max_length of their bundle, {longest}"
@@ -87,7 +86,7 @@ def bench(
         elif data is not None:
             raise DeviceError("--data: is for the calibration of exported files; expected --formats too")
         chosen = exported.files or arguments.list_files([Path(file) for file in files], precision)
-        settings = [Setting(*values) for values in product(threads, batch, seq or (DEFAULT_SEQ,))]
+        settings = [Setting(*values) for values in product(threads, batch, seq or (arguments.DEFAULT_SEQ,))]
         opened = stack.enter_context(open_chosen(device, say=say))
         result = measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)
     absent = [each for each, reason in exported.left_out.items() if reason == ABSENT]
@@ -167,7 +166,8 @@ def export_formats(
     files, known, fixed = dict[str, Path](), dict[str, RacedFormat](), FixedOptions((length,))
     for bundle, (to, every) in product(bundles, chosen.items()):
         groups = [every]
-        for precisions in groups:  # which grows: if one precision fails, each is tried by itself
+        while groups:
+            precisions = groups.pop(0)
             say(f"{bundle.path}: exporting to {to} {', '.join(precisions)}")
             out = folder / f"{len(files)}-{to}"
             try:
@@ -175,8 +175,8 @@ def export_formats(
             except CompressError as error:
                 if formats != ALL:
                     raise
-                if len(precisions) > 1:
-                    groups += [[each] for each in precisions]
+                if len(precisions) > 1:  # some may be possible
+                    groups = [[each] for each in precisions]
                 else:
                     left_out[f"{to} {precisions[0]}"] = str(error)
                 continue

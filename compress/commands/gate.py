@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compress.benchmark.arguments import RUNTIMES
+from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIMES
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
 from compress.config.limits import check_minutes, check_number
@@ -38,7 +38,6 @@ ROUNDS = 8
 """Interleaved rounds of a race, half of them in each of its two passes."""
 TURN_MS, MOST_RUNS, FIRST_RUNS = 40.0, 500, 10
 """Milliseconds that a file runs in its turn; the maximum number of runs; and the runs in the first race."""
-DEFAULT_SEQ = 128
 
 
 def gate(

@@ -317,7 +317,7 @@ def note_vectors(evaluator: Evaluator, teacher: ScoredModel, student: ScoredMode
 
 
 INT8_LIMIT = 0.002
-"""How far int8 may lower the score, in its own unit, and the share of answers it may change, on validation rows."""
+"""The most that int8 may lower the score, in its own unit, and the share of answers it may change when validated."""
 BUDGETED_LIMIT = 0.005
 """The same for a student that was made for a latency: a product in float32 costs what pruning has saved."""
 

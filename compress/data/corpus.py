@@ -63,9 +63,9 @@ class Corpus:
     parallel: bool = False
     """True if each document is a text and its translation, on two lines."""
     languages: tuple[int, ...] = ()
-    """Of a part: the number of its language, or of both."""
+    """The number of a part's language, or of both."""
     parts: tuple[Corpus, ...] = ()
-    """Of a corpus of several languages: the text of each language, and of each pair of them."""
+    """The text of each language, and of each pair of them, if there are several."""
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, Corpus]) -> Corpus:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from compress.data.readers import RawSplit
 
 FEW_ARTICLES = 20
-"""From this number of articles whole ones are held out, below it single paragraphs."""
+"""The number of articles from which whole ones are held out; of fewer, single paragraphs are."""
 
 _SCHEMA = pa.schema(
     {

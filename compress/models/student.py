@@ -79,10 +79,12 @@ def _set_sizes(config: Any, spec: StudentSpec, teacher: Any) -> None:
     theirs = Shape.from_config(teacher)
     for size in ("layers", "hidden", "ffn", "heads", "embedding"):
         wanted, name = getattr(spec, size), find_setting(config, size)
-        if wanted is None and getattr(config, name or "", None) is None:
-            continue
         if name is None:
+            if wanted is None:
+                continue
             raise StudentError(f"student.{size}: {config.model_type} models have no such size")
+        if wanted is None and getattr(config, name) is None:  # GPT-2's neurons, which then follow from the width
+            continue
         if size == "embedding" and wanted is None:
             if config.model_type == teacher.model_type and theirs.embedding == theirs.hidden:
                 config.embedding_size = Shape.from_config(config).hidden

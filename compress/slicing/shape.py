@@ -85,7 +85,8 @@ def setting_name(config: Any, size: str) -> str:
 
 
 def _find(config: Any, size: str, default: int | None = None) -> int:
-    value = getattr(config, find_setting(config, size) or "", None)
+    name = find_setting(config, size)
+    value = None if name is None else getattr(config, name)
     found = default if value is None else value
     if found is None:
         raise KeyError(size)
