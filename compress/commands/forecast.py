@@ -5,7 +5,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -38,15 +38,19 @@ from compress.errors import ExportError
 from compress.evaluation import embedding
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Precision
+from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import makes_segments
 from compress.exporters.predictor import run_rows
-from compress.exporters.session import open_session
+from compress.exporters.rewrite.graph import products
+from compress.exporters.session import open_session, read_model
 from compress.latency.measure import exported
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.prompting.labels import PromptedTeacher, build_task_prompt, list_texts, open_language_model
 from compress.prompting.prompt import Prompt
 from compress.prompting.vectors import CachedVectors, gives_vectors, open_source
+from compress.quantization.certify import PROBE
 from compress.quantization.certify import ROWS as ROWS_JUDGED
+from compress.quantization.select import ALPHAS, CALIBRATION_ROWS
 from compress.records.forecast import Forecast, Phase, size_mb, time_call
 from compress.records.latency import Setting
 from compress.slicing.shape import Shape
@@ -301,7 +305,9 @@ class Trials:
         """Forecast `ship`, for a number of students like the last one that was tried.
 
         Both files of the student and one of the teacher are exported, raced, and run on few rows, as for choosing,
-        certifying and measuring int8. A teacher that cannot be exported, or is not a model here, is left out.
+        certifying and measuring int8. The minimum assumes that int8 is near enough to fp32 as it is written; the
+        maximum, that it is smoothed and each product tried in float32. A teacher that cannot be exported, or is not a
+        model here, is left out.
         """
         assert self.student is not None, "a stage was tried"
         data, threads, setting = self.context.data, os.cpu_count() or 1, Setting(1, 1, length)
@@ -309,7 +315,7 @@ class Trials:
         rows = Evaluator.from_split(data.task, split, self.context.tokenizer, length).subsample(SCORED).rows
         precisions: dict[str, Precision] = {"fp32": "fp32", "int8": "int8", "teacher": "fp32"}
         configs = {"fp32": self.student.config, "int8": self.student.config, "teacher": teacher.model.config}
-        segments, seconds = makes_segments(self.context.tokenizer), 0.0
+        segments, seconds, choosing = makes_segments(self.context.tokenizer), 0.0, 0.0
         for names in (("fp32", "int8", "teacher"), ("fp32", "int8"))[teacher.recorded is not None :]:
             chosen, began = {name: configs[name] for name in names}, time.perf_counter()
             try:
@@ -319,15 +325,29 @@ class Trials:
                     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
                     raced = partial(race, files, [Setting(1, 1, each) for each in lengths], rounds=2)
                     seconds += RACED / 2 * time_call(raced)
+                    per_row = {}
                     for name, file in files.items():
                         run = partial(run_rows, open_session(file, threads=threads), rows, threads=threads)
                         judged = min(ROWS_JUDGED, len(data.validation)) if name != "teacher" else 0
-                        seconds += time_call(run) / len(rows) * (judged + len(split) * (1 if name == "teacher" else 2))
+                        per_row[name] = time_call(run) / len(rows)
+                        seconds += per_row[name] * (judged + len(split) * (1 if name == "teacher" else 2))
+                    choosing = self._time_choosing(files["fp32"], per_row)
                 break
             except ExportError:
                 continue
-        seconds *= students
-        return Phase("export and measure", seconds=(seconds, seconds), disk_mb=students * SHIPPED * self.student_mb)
+        least, most = students * seconds, students * (seconds + choosing)
+        return Phase("export and measure", seconds=(least, most), disk_mb=students * SHIPPED * self.student_mb)
+
+    def _time_choosing(self, source: Path, per_row: Mapping[str, float]) -> float:
+        """Estimate the seconds of `keep_score` beyond its first look, from those that the fp32 and int8 files take."""
+        data, trial = self.context.data, source.with_suffix(".trial.onnx")
+        probed, judged = min(PROBE, len(data.validation)), min(ROWS_JUDGED, len(data.validation))
+        count = len(products(read_model(source).graph))
+        attempt = time_call(partial(quantize_dynamic, source, trial)) + probed * per_row["int8"]
+        trial.unlink()
+        observing = min(CALIBRATION_ROWS, len(data.train)) * per_row["fp32"]
+        smoothing = observing + len(ALPHAS) * (attempt + probed * per_row["fp32"])
+        return smoothing + (2 * count + 1) * attempt + math.log2(2 * count) * judged * per_row["int8"]
 
     @contextmanager
     def scratch_cache(self) -> Iterator[None]:

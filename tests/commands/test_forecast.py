@@ -70,7 +70,8 @@ def test_phases_of_a_distillation(tmp_path: Path, home: Path) -> None:
     found = forecast(**given(tmp_path))
     assert [phase.name for phase in found.phases] == ["teacher", "intermediate", "prediction", "export and measure"]
     assert [phase.steps for phase in found.phases] == [(24, 24), (12, 12), (24, 24), (0, 0)]
-    assert all(0 < phase.seconds[0] == phase.seconds[1] for phase in found.phases)
+    assert all(0 < phase.seconds[0] == phase.seconds[1] for phase in found.phases[:-1])
+    assert 0 < found.phases[-1].seconds[0] < found.phases[-1].seconds[1], "int8 may be smoothed, or kept in part"
     assert found.minutes[0] == pytest.approx(sum(phase.seconds[0] for phase in found.phases) / 60)
     assert found.peak_rss_mb > 50
     assert all(phase.disk_mb > 0 for phase in found.phases)
@@ -94,7 +95,7 @@ def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypat
     assert phases["prediction"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 3 * 0.5), "scored twice"
     assert phases["prediction"].samples_per_second == pytest.approx(160)
     shipped = phases["export and measure"]
-    assert 0 < shipped.seconds[0] == shipped.seconds[1]
+    assert 0 < shipped.seconds[0]
     assert shipped.disk_mb == pytest.approx(forecasting.SHIPPED * 0.02, rel=0.5), "a student of 20 kB"
 
 
