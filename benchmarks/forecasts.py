@@ -64,6 +64,8 @@ def commands(scratch: Path, scale: float) -> dict[str, list[str]]:
             source,
             "--recipe",
             recipe,
+            "--gate",
+            "warn",
             *steps(count, "teacher", *stages),
         ]
 
