@@ -113,7 +113,8 @@ def run_remarks(report: Report) -> list[str]:
             continue
         best, name = max(baselines)
         little = row is teacher and report.metric != "mse" and own < best + BARELY * (1 - best)
-        remarks += _remark_baseline(capitalise(row.name), own, name, best, "barely better than" if little else "")
+        whose = "The teacher" if row is teacher else capitalise(row.name)
+        remarks += _remark_baseline(whose, own, name, best, "barely better than" if little else "")
     noise = _describe_noise((row.name, one) for row in report.rows for one in (row.latency or {}).values())
     remarks += [f"Take the times as approximate: {'; '.join(noise)}."] if noise else []
     return remarks + _remark_interval(report.metric, report.score(student) if student else None, report.split_rows)
