@@ -196,9 +196,8 @@ def _read_slots(candidates: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
 
 FEW_ROWS: Final = 10_000
 """The most training rows for which variants are tried."""
-VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
-QUICK_COPIES: Final = 4
-"""Variants of a row, over all of its texts, that a quick stage reads."""
+COPIES, COPIES_BESIDE_TEXTS, QUICK_COPIES = 20, 8, 4
+"""Variants of a row, over all of its texts: in a stage of their own, beside the texts of a corpus, in a quick stage."""
 
 
 def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 1) -> Recipe:
@@ -215,14 +214,12 @@ def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 
         if isinstance(stage, Prune) or stage.augment != "auto":
             stages.append(stage)
             continue
-        few = texts > 0 and rows <= FEW_ROWS and stage.open_ended
-        quick = few and stage.effort == "quick"
-        own = Call("tinybert.near_words", {"copies": max(1, QUICK_COPIES // texts)}) if quick else None
-        stages.append(stage.model_copy(update={"augment": own}))
-        more: dict[str, Any] = {
-            "augment": VARIANTS if few and not quick else None,
-            "corpus": corpus and stage.may_read_texts,
-        }
+        few, quick = texts > 0 and rows <= FEW_ROWS and stage.open_ended, stage.effort == "quick"
+        beside = corpus and stage.may_read_texts
+        copies = QUICK_COPIES if quick else COPIES_BESIDE_TEXTS if beside else COPIES
+        variants = Call("tinybert.near_words", {"copies": max(1, copies // texts)}) if few else None
+        stages.append(stage.model_copy(update={"augment": variants if quick else None}))
+        more: dict[str, Any] = {"augment": None if quick else variants, "corpus": beside}
         if stage.open_ended and any(more.values()):
             cache = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
             more |= {"name": stage.name + suffix, "improve": True, "student": None, "cache_teacher": cache}

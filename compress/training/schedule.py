@@ -25,6 +25,8 @@ EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
 """Factors on the least and the most steps."""
 LEAST, MOST = 400, 1500
 """The least steps, and the most unless three epochs are more; chosen from a few runs (docs/LOG.md), not from a grid."""
+VARIED = 1500, 3000
+"""The same on variants of few rows: there, steps beyond those that the validation split calls useful still are."""
 EPOCHS, MANY_EPOCHS = 3, 40
 """The most epochs over many rows, and over few rows, which gain nothing from more."""
 WARMUP = 0.05
@@ -69,15 +71,18 @@ class Length:
         rows: int = 0,
         graded: bool = True,
         whole: bool = False,
+        varied: bool = False,
     ) -> "Length":
         """Plan a stage whose epoch takes `per_epoch` steps, and whose evaluations score `rows` rows.
 
-        graded: the score is a metric of the task. whole: train for at least an epoch. Evaluations take about a tenth of
-        the time of training, if the forward pass of a row takes a third of its training step.
+        graded: the score is a metric of the task. whole: train for at least an epoch. varied: the rows are variants.
+        Evaluations take about a tenth of the time of training, if the forward pass of a row takes a third of its
+        training step.
         """
         factor = EFFORTS[effort]
-        most = min(max(EPOCHS * per_epoch, MOST) * factor, MANY_EPOCHS * per_epoch)
-        shortest = min(LEAST * factor, most)
+        least_steps, most_steps = VARIED if varied else (LEAST, max(EPOCHS * per_epoch, MOST))
+        most = min(most_steps * factor, MANY_EPOCHS * per_epoch)
+        shortest = min(least_steps * factor, most)
         least = max(shortest, per_epoch * factor) if whole else shortest
         every = min(max(rows / 3 / (0.1 * batch), shortest / 12), most)
         gain = SCORE_GAIN / math.sqrt(rows) if graded and rows else math.inf

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
 from compress.config.recipe import Stage
-from compress.config.reference import options
+from compress.config.reference import Call, options
 from compress.console import warn
 from compress.data.cache import home
 from compress.data.collate import (
@@ -192,7 +192,10 @@ def steps_per_epoch(stage: Stage, order: Order) -> int:
 
 def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True) -> Length:
     """Plan a stage of open length (see `Length.plan`). All texts of a corpus are seen at least once."""
-    return Length.plan(per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus)
+    varied = stage.improve and isinstance(stage.augment, Call) and not stage.corpus
+    return Length.plan(
+        per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus, varied=varied
+    )
 
 
 def plan_steps(stage: Stage, per_epoch: int) -> int:

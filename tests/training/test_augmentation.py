@@ -26,7 +26,7 @@ from compress.data.corpus import Corpus
 from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS, VARIANTS, add_stages, augment, near_words, variants
+from compress.training.augment import FEW_ROWS, add_stages, augment, near_words, variants
 from compress.training.replacements import CandidateOptions, find_candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
@@ -400,6 +400,10 @@ OPEN = (
 )
 
 
+def near_words_of(copies: int) -> Call:
+    return Call("tinybert.near_words", {"copies": copies})
+
+
 @pytest.mark.parametrize(
     ("changes", "rows", "stages"),
     [
@@ -416,7 +420,7 @@ def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
     assert recipe.training[0].augment == "auto"
     resolved = add_stages(recipe, rows)
     assert [stage.name for stage in resolved.stages] == stages
-    assert [stage.augment for stage in resolved.training] == [None, VARIANTS][: len(stages)]
+    assert [stage.augment for stage in resolved.training] == [None, near_words_of(20)][: len(stages)]
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
 
 
@@ -431,14 +435,19 @@ def test_a_quick_stage_reads_variants_from_its_beginning(
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), ["stages.0.effort=quick", *changes])
     (stage,) = add_stages(recipe, rows, texts=texts).training
     assert stage.name == "answers"
-    assert stage.augment == (copies and Call("tinybert.near_words", {"copies": copies}))
+    assert stage.augment == (copies and near_words_of(copies))
+
+
+def test_variants_of_pairs_are_shared_by_their_texts(tmp_path: Path) -> None:
+    recipe = Recipe.load(tiny.recipe(tmp_path, OPEN))
+    assert [stage.augment for stage in add_stages(recipe, 96, texts=2).training] == [None, near_words_of(10)]
 
 
 @pytest.mark.parametrize(
     ("effort", "rows", "first", "added"),
     [
-        ("normal", FEW_ROWS + 1, None, None), ("normal", 96, None, VARIANTS),
-        ("quick", FEW_ROWS + 1, None, None), ("quick", 96, Call("tinybert.near_words", {"copies": 4}), None),
+        ("normal", FEW_ROWS + 1, None, None), ("normal", 96, None, near_words_of(8)),
+        ("quick", FEW_ROWS + 1, None, None), ("quick", 96, near_words_of(4), None),
     ],
 )  # fmt: skip
 def test_texts_of_a_corpus_join_the_variants(effort: str, rows: int, first: Any, added: Any, tmp_path: Path) -> None:
@@ -462,7 +471,7 @@ def test_added_stages_have_new_names(tmp_path: Path) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train for at most eight steps, however many rows there are."""
-    for name, value in (("LEAST", 4), ("MOST", 8), ("EPOCHS", 0)):
+    for name, value in (("LEAST", 4), ("MOST", 8), ("VARIED", (4, 8)), ("EPOCHS", 0)):
         monkeypatch.setattr(schedule, name, value)
 
 

@@ -95,6 +95,13 @@ def test_rows_that_are_worth_it_are_all_seen_once(per_epoch: int, least: int) ->
     assert (whole.every, whole.most) == (usual.every, usual.most)
 
 
+def test_variants_are_read_longer() -> None:
+    varied, usual = (Length.plan(3000, 32, rows=500, varied=varied) for varied in (True, False))
+    assert (varied.least, varied.most) == schedule.VARIED
+    assert (varied.least > usual.least, varied.most < usual.most, varied.gain) == (True, True, usual.gain)
+    assert Length.plan(2, 32, varied=True).most == 2 * schedule.MANY_EPOCHS, "few rows have few variants"
+
+
 def test_the_rate_goes_with_the_width() -> None:
     assert learning_rate(768) == 5e-5
     assert learning_rate(384) == 1e-4
