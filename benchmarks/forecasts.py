@@ -54,6 +54,8 @@ def commands(scratch: Path, scale: float) -> dict[str, list[str]]:
     def steps(count: int, *stages: str) -> list[str]:
         return [word for stage in stages for word in ("--set", f"{stage}.steps={max(4, round(scale * count))}")]
 
+    warned = ["--gate", "warn"]  # few steps teach a teacher little
+
     def distilled(name: str, recipe: str, count: int, *stages: str) -> list[str]:
         source = data.get(name, name)
         return [
@@ -64,20 +66,19 @@ def commands(scratch: Path, scale: float) -> dict[str, list[str]]:
             source,
             "--recipe",
             recipe,
-            "--gate",
-            "warn",
+            *warned,
             *steps(count, "teacher", *stages),
         ]
 
-    study = ["--finalists", "2", "--shapes", "6", "--rounds", "2", "--seq", "32"]
+    study = ["--finalists", "2", "--shapes", "6", "--rounds", "2", "--seq", "32", *warned]
     recover = steps(200, "teacher", "stages.1", "stages.3")
     return {
         "distill-sst2": distilled("sst2", "distilbert", 300, "stages.0"),
         "distill-rte": distilled("rte", "distilbert", 100, "stages.0"),
         "distill-stsb": distilled("stsb", "distilbert", 200, "stages.0"),
         "distill-intents": distilled("intents", "tinybert", 250, "stages.0", "stages.1"),
-        "prune-sst2": ["prune", "minilm", "--data", data["sst2"], "--layers", "3", "--ffn", "0.5", *recover],
-        "prune-mrpc": ["prune", "minilm", "--data", data["mrpc"], "--hidden", "0.5", *recover],
+        "prune-sst2": ["prune", "minilm", "--data", data["sst2"], "--layers", "3", "--ffn", "0.5", *warned, *recover],
+        "prune-mrpc": ["prune", "minilm", "--data", data["mrpc"], "--hidden", "0.5", *warned, *recover],
         "pretrain": [
             "pretrain", "--teacher", "minilm", "--recipe", "tinybert-general", "--corpus", "pydoc",
             *steps(40, "stages.0"), "--set", "stages.0.batch=64",

@@ -26,7 +26,8 @@ EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
 LEAST, MOST = 400, 1500
 """The least steps, and the most unless three epochs are more; chosen from a few runs (docs/LOG.md), not from a grid."""
 VARIED = 1500, 3000
-"""The same on variants of few rows: there, steps beyond those that the validation split calls useful still are."""
+"""The same on variants of few rows, where steps that the validation split does not ask for are useful; the least unless
+three epochs are less."""
 EPOCHS, MANY_EPOCHS = 3, 40
 """The most epochs over many rows, and over few rows, which gain nothing from more."""
 WARMUP = 0.05
@@ -80,7 +81,8 @@ class Length:
         training step.
         """
         factor = EFFORTS[effort]
-        least_steps, most_steps = VARIED if varied else (LEAST, max(EPOCHS * per_epoch, MOST))
+        epochs = EPOCHS * per_epoch
+        least_steps, most_steps = (min(VARIED[0], epochs), VARIED[1]) if varied else (LEAST, max(epochs, MOST))
         most = min(most_steps * factor, MANY_EPOCHS * per_epoch)
         shortest = min(least_steps * factor, most)
         least = max(shortest, per_epoch * factor) if whole else shortest
