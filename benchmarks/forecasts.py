@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import make_parser, write_result
+from compress.prompting.prompt import Prompt
 
 ROWS = {"sst2": 2000, "rte": 2490, "stsb": 3000, "mrpc": 3000}
 """Training rows of each set that are taken; of the others, 500."""
@@ -94,7 +95,7 @@ def commands(scratch: Path, scale: float) -> dict[str, list[str]]:
         "quantize": ["quantize", bundle, "--data", data["sst2"]],
         "trim": ["trim", bundle, "--data", data["sst2"], "--corpus", "pydoc"],
         "label": [
-            "label", "--teacher", str(scratch / "speaker"), "--prompt", "sentiment", "--gate", "warn",
+            "label", "--teacher", str(scratch / "speaker"), "--prompt", str(scratch / "prompt.yaml"), *warned,
             "--data", str(scratch / "texts.txt"),
         ],
     }  # fmt: skip
@@ -141,6 +142,10 @@ def prepare(data: Path, scratch: Path, scale: float) -> None:
     (scratch / "plain.yaml").write_text(PLAIN.replace("STEPS", str(max(4, round(100 * scale)))), encoding="utf-8")
     texts = (data / "sst2" / "train.tsv").read_text(encoding="utf-8").splitlines()[1 : 1 + round(600 * scale)]
     (scratch / "texts.txt").write_text("\n".join(each.rpartition("\t")[0] for each in texts), encoding="utf-8")
+    prompt = Prompt.load("sentiment").model_copy(update={"examples": 0})  # the texts have no labels to choose them by
+    (scratch / "prompt.yaml").write_text(
+        json.dumps(prompt.model_dump(mode="json", exclude_none=True)), encoding="utf-8"
+    )
     tokenizer = AutoTokenizer.from_pretrained(data / "tokenizers" / "roberta-base", use_fast=True)
     tokenizer.save_pretrained(scratch / "speaker")
     config = GPT2Config(vocab_size=len(tokenizer), n_layer=6, n_embd=384, n_head=6, bos_token_id=0, eos_token_id=2)
