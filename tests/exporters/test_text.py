@@ -7,7 +7,8 @@ import re
 import string
 import subprocess
 import sys
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
-from transformers import BertTokenizer, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    BertTokenizer,
+    BigBirdTokenizer,
+    CamembertTokenizer,
+    MBartTokenizer,
+    PreTrainedTokenizerFast,
+    T5Tokenizer,
+    XLMRobertaTokenizer,
+    XLNetTokenizer,
+)
 
 from compress.data.task import Kind, Task
 from compress.errors import ExportError
@@ -38,6 +48,8 @@ from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import wordpiece as characters
 from compress.exporters.tokenizer.build import MODELS, reader
 from compress.exporters.tokenizer.bytelevel import ByteLevel
+from compress.exporters.tokenizer.charsmap import EXTENDS, find_classes, read_charsmap, write_charsmap
+from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import CharacterMap, WordPiece
 from tests import tiny
 
@@ -245,8 +257,171 @@ def test_a_taggers_token_that_begins_with_a_space_is_refused() -> None:
         read(byte_level(added=[AddedToken(" x")]), kind="tagging")
 
 
-def test_a_model_with_byte_level_bpe_answers_as_its_bundle(tmp_path: Path) -> None:
-    tokenizer = byte_level()
+KEYS = {
+    **{
+        "ﬁ": "fi",
+        "ﬃ": "ffi",
+        "½": "1⁄2",
+        "…": "...",
+        "℃": "°C",
+        "①": "1",
+        "ﷺ": "صلى الله",
+        "ｶ": "カ",
+        "A": "a",
+        "B": "b",
+    },
+    **{"\u00a0": " ", "\t": " ", "\n": " ", "\r": " ", "\u3000": " ", "\u200b": "", "\x01": "", "\ufeff": "", "è": ""},
+    **{"e\u0301": "é", "o\u0323\u0302": "ộ", "a\u030a": "å", "Å": "å", "É": "é", "\u0308": "¨"},
+}
+"""A map of characters as SentencePiece writes it: some become several, or nothing; some are clusters."""
+
+MAPPED = normalizers.Precompiled(write_charsmap(KEYS))
+CLEAN = (normalizers.Replace("``", '"'), normalizers.Replace("''", '"'))
+SINGLE = (normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase())
+RIGHT = normalizers.Strip(left=False, right=True)
+ALL_SPACE = pre_tokenizers.WhitespaceSplit()
+
+
+def mark(scheme: str = "always", *, split: bool = True) -> pre_tokenizers.Metaspace:
+    return pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+
+
+def unigram(
+    normalizer: Sequence[Any] = (MAPPED,),
+    splitter: Sequence[Any] = (ALL_SPACE, mark()),
+    added: Sequence[AddedToken] = (MASK,),
+) -> PreTrainedTokenizerFast:
+    """Build a Unigram tokenizer of half of the characters of hard texts, and of words of which many score the same."""
+    draw = random.Random(0)
+    pieces = {"<unk>": 0.0, "<s>": 0.0, "</s>": 0.0, "▁": -3.0} | {each: -draw.uniform(4, 12) for each in LETTERS[::2]}
+    for word in (*tiny.WORDS, "a", "aa", "aaa", "aaaa", "un", "able", "ation", "中文", "日本", "fi", "oo", "11"):
+        pieces |= {word: -float(draw.randint(4, 9)), f"▁{word}": -draw.uniform(3, 9)}
+    tokenizer = Tokenizer(models.Unigram(list(pieces.items()), 0, byte_fallback=False))
+    if normalizer:
+        tokenizer.normalizer = normalizers.Sequence(list(normalizer))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(splitter))
+    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in ("<s>", "</s>", "<unk>")])
+    tokenizer.add_tokens(list(added))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<unk>", unk_token="<unk>")
+
+
+UNIGRAM = [
+    pytest.param({"normalizer": (*CLEAN, *SINGLE, MAPPED)}, id="as ALBERT"),
+    pytest.param({}, id="as XLM-R"),
+    pytest.param({"normalizer": (), "splitter": (mark(split=False),)}, id="whole texts"),
+    pytest.param(
+        {
+            "normalizer": (MAPPED, RIGHT, normalizers.Replace(Regex(" {2,}"), "▁")),
+            "splitter": (mark("first"),),
+            "added": (AddedToken("<mask>", normalized=False), AddedToken("(", normalized=False)),
+        },
+        id="as T5",
+    ),
+    pytest.param(
+        {
+            "normalizer": (normalizers.Strip(), MAPPED, normalizers.Replace(Regex(" {2,}"), " ")),
+            "splitter": (mark(),),
+        },
+        id="as DeBERTa",
+    ),
+    pytest.param(
+        {
+            "normalizer": (normalizers.Nmt(), normalizers.Lowercase(), normalizers.Strip(right=False), MAPPED),
+            "splitter": (mark("never"),),
+        },
+        id="without marks before texts",
+    ),
+]
+
+
+@pytest.mark.parametrize("settings", UNIGRAM)
+def test_hard_texts_are_read_as_unigram_reads_them(settings: dict[str, Any]) -> None:
+    assert read(unigram(**settings), max_length=128) == []
+    assert read(unigram(**settings), kind="qa", pair=True, max_length=64) == []
+    assert read(unigram(**settings), kind="tagging", max_length=128) == []
+
+
+@pytest.mark.parametrize("kind", ["tagging", "qa"])
+@pytest.mark.parametrize("settings", UNIGRAM)
+def test_random_texts_are_read_as_unigram_reads_them(settings: dict[str, Any], kind: Kind) -> None:
+    draw = random.Random(3)
+    marks = ("<mask>", "</s>", "<unk>", *"    ▁", "  ", "``", "''", "(", "\r\n", "\u0301", "\u0302", "\u200d", *KEYS)
+    every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    sets = (marks, marks, LETTERS, every[:0x600], every, (*tiny.WORDS, *"aaaaa"))
+    texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(draw.randint(0, 30))) for _ in range(800)]
+    given = list(zip(texts, reversed(texts), strict=True)) if kind == "qa" else texts
+    assert read(unigram(**settings), given, pair=kind == "qa", max_length=200, kind=kind) == []
+
+
+@pytest.mark.parametrize(
+    "family", [XLMRobertaTokenizer, T5Tokenizer, CamembertTokenizer, MBartTokenizer, BigBirdTokenizer, XLNetTokenizer]
+)
+def test_unigram_is_read_as_transformers_builds_it(family: Any) -> None:
+    pieces = [(piece, 0.0) for piece in ("<unk>", "<s>", "</s>", "<pad>")] + [("▁", -3.0), ("▁the", -4.0), ("oo", -4.0)]
+    tokenizer = family(vocab=[*pieces, *((letter, -5.0 - index / 7) for index, letter in enumerate(LETTERS[::2]))])
+    assert read(tokenizer, max_length=128) == []
+
+
+def test_of_equal_segmentations_the_one_with_the_longest_last_piece_is_taken() -> None:
+    texts = ["a" * count + end for count in range(1, 80) for end in ("", "b", " a")]
+    assert read(unigram(), texts, max_length=128) == []
+
+
+def test_a_map_of_characters_is_read_as_it_was_written() -> None:
+    keys = {**KEYS, "x\u0301\u0302": "yz"}
+    assert read_charsmap(write_charsmap(keys)) == keys
+    whole = normalizers.Precompiled(write_charsmap(keys))
+    assert [whole.normalize_str(key) for key in keys] == list(keys.values())
+    longer = {"abcdef": "?", "abcde": "!"}  # clusters of more than five bytes are never looked up
+    assert read_charsmap(write_charsmap(longer)) == {"abcde": "!"}
+
+
+def test_classes_of_characters_are_unicodes() -> None:
+    extends = [chr(code) for code, kind in enumerate(find_classes()) if kind == EXTENDS]
+    marks = [each for each in extends if unicodedata.category(each) in ("Mn", "Me", "Mc")]
+    assert len(marks) > 2000
+    assert {unicodedata.name(each, "")[:4] for each in set(extends) - set(marks)} >= {"ZERO", "EMOJ", "TAG "}
+
+
+def test_unigram_with_other_parts_is_refused() -> None:
+    whole = json.loads(unigram().backend_tokenizer.to_str())
+    assert Unigram.list_unsupported(whole) == []
+    mapped = json.loads(unigram((normalizers.Precompiled(write_charsmap({"©": "c"})),)).backend_tokenizer.to_str())
+    strings = [{"type": "Replace", "pattern": {"String": each}, "content": "b"} for each in ("a", "b")]
+    token = whole["added_tokens"][0]
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("unk_id", {"model": whole["model"] | {"unk_id": None}}),
+        ("byte_fallback", {"model": whole["model"] | {"byte_fallback": True}}),
+        ("log probabilities", {"model": whole["model"] | {"vocab": [["<unk>", 11.0], ["a", 12.0]]}}),
+        ("Whitespace", {"pre_tokenizer": {"type": "Whitespace"}}),
+        (
+            "prepend_scheme first",
+            {"pre_tokenizer": json.loads(pre_tokenizers.Sequence([ALL_SPACE, mark("first")]).__getstate__())},
+        ),
+        ("NFC", {"normalizer": {"type": "NFC"}}),
+        ("StripAccents", {"normalizer": {"type": "NFKD"}}),
+        ("in common", {"normalizer": {"type": "Sequence", "normalizers": strings}}),
+        ("'©'", {"normalizer": mapped["normalizer"]}),
+        ("rstrip", {"added_tokens": [token | {"rstrip": True}]}),
+        ("overlaps", {"normalizer": strings[0], "added_tokens": [token | {"content": "<a>"}]}),
+        ("white space", {"added_tokens": [token | {"content": " x"}]}),
+    ]
+    for word, change in changes:
+        (problem,) = Unigram.list_unsupported(whole | change)
+        assert word in problem
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "operators"),
+    [(byte_level, "BPE", {("com.microsoft", "MurmurHash3")}), (unigram, "Unigram", set())],
+)
+def test_a_model_of_another_family_answers_as_its_bundle(
+    make: Callable[[], PreTrainedTokenizerFast], kind: str, operators: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    tokenizer = make()
     model = tiny.model("roberta", labels=2, vocab_size=len(tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=2)
     bundle = text_model(tiny.bundle(tmp_path, model=model, tokenizer=tokenizer, max_length=32), precision="fp32")
     found, expected = run_text(bundle.path / TEXT, TEXTS), bundle.predict(TEXTS, precision="fp32")
@@ -254,9 +429,9 @@ def test_a_model_with_byte_level_bpe_answers_as_its_bundle(tmp_path: Path) -> No
         assert isinstance(mine, Prediction) and isinstance(theirs, Prediction)
         assert mine.label == theirs.label
         assert mine.scores == pytest.approx(theirs.scores, abs=1e-5)
-    assert read_proof(bundle.path / TEXT).tokenizer == "BPE"
+    assert read_proof(bundle.path / TEXT).tokenizer == kind
     used = {(node.domain, node.op_type) for node in read_model(bundle.path / TEXT).graph.node if node.domain}
-    assert used == {("com.microsoft", "Tokenizer"), ("com.microsoft", "MurmurHash3"), ("ai.onnx.ml", "LabelEncoder")}
+    assert used == {("com.microsoft", "Tokenizer"), ("ai.onnx.ml", "LabelEncoder")} | operators
 
 
 TASKS = {

@@ -21,6 +21,7 @@ from compress.evaluation.qa import LONGEST
 from compress.exporters.predictor import VECTORS, WORDS
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
+from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import (
     SURROGATES,
     UNICODE,
@@ -283,8 +284,8 @@ def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
 PREFIX = "text"
 """The prefix of all names that are added to the model's graph."""
 
-Pieces = WordPiece | ByteLevel
-MODELS: Mapping[str, type[Pieces]] = {"WordPiece": WordPiece, "BPE": ByteLevel}
+Pieces = WordPiece | ByteLevel | Unigram
+MODELS: Mapping[str, type[Pieces]] = {"WordPiece": WordPiece, "BPE": ByteLevel, "Unigram": Unigram}
 """The parts of tokenizers that can be a graph, by the type of model that tokenizer.json names."""
 
 ROWS = ("input_ids", "attention_mask", "token_type_ids")

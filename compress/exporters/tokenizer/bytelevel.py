@@ -12,7 +12,7 @@ all texts.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any, Final
@@ -25,6 +25,15 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from compress.errors import ExportError
 from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
+from compress.exporters.tokenizer.cells import (
+    Cells,
+    drop_repeated,
+    insert,
+    insert_spaces,
+    is_among,
+    measure,
+    take_spaces,
+)
 from compress.exporters.tokenizer.trie import GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
     BLOCK,
@@ -57,21 +66,6 @@ END: Final = 256
 
 WIDTH: Final = 4
 """The most bytes of a character."""
-
-
-@dataclass(frozen=True)
-class Cells:
-    """The tensors (N,) that describe the cells of all texts.
-
-    codes     the number of a listed character or special token; kinds: see BOUND; rows: the number of its text
-    starts    the first character of its text that it covers, ends: the end; '' where not requested
-    """
-
-    codes: str
-    kinds: str
-    rows: str
-    starts: str = ""
-    ends: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ class ByteLevel:
         wrong += [
             f"added tokens {one['content']!r} and {other['content']!r}, which overlap and of which one is normalized"
             for one, other in product(early, late)
-            if _overlap(one["content"], other["content"])
+            if overlap(one["content"], other["content"])
         ]
         stripping = [token for token in tokens if token["lstrip"]]
         blank = [token for token in tokens if _is_blank(token["content"])]
@@ -185,7 +179,7 @@ class ByteLevel:
         symbols_M = graph.select(flat, real)
         cells_M = graph.op("Div", graph.flat(graph.op("NonZero", real)), graph.constant(WIDTH + 1))
         ended_M = graph.op("Equal", symbols_M, graph.constant(END))
-        starts_M = _shift(graph, ended_M, 1, bool)
+        starts_M = graph.shift(ended_M, 1, bool)
         ids_M = self._find_whole(graph, symbols_M, starts_M)
         words_M = graph.op("CumSum", graph.integers(ended_M), graph.constant(0))
         places = graph.op("Add", graph.size(symbols_M, 0), graph.constant([1]))
@@ -240,58 +234,39 @@ class ByteLevel:
         kinds = np.append(every[:LISTED], [BOUND] * (len(self.special) + 1))
         known = graph.op("Concat", graph.constant(kinds), _find_kinds(graph, every, points_n), axis=0)
         rows_RC = graph.op("Expand", graph.columns(graph.numbers(lines)), graph.op("Shape", codes_RC))
-        cells, sizes_R = Cells(codes_N, graph.op("Gather", known, codes_N), graph.flat(rows_RC)), ""
+        cells, sizes_R = Cells(codes_N, graph.flat(rows_RC), graph.op("Gather", known, codes_N)), ""
         if spans:
-            cells, sizes_R = self._measure(graph, cells, graph.op("Shape", codes_RC))
-        ended_N = _is_among(graph, cells.codes, [boundary])  # a short text has many, up to the length of the longest
-        again_N = graph.op("And", ended_N, _shift(graph, ended_N, 1, bool))
-        cells = _select(graph, cells, graph.op("Not", again_N))
+            # The last one is of characters that are not listed
+            lengths = [*[1] * LISTED, *map(len, self.special), 0, 1]
+            cells, sizes_R = measure(graph, cells, graph.op("Shape", codes_RC), lengths, lengths)
+        cells = drop_repeated(graph, cells, boundary)
         if words:
-            white_N = _is_among(graph, cells.kinds, [DROPPED])
+            white_N = is_among(graph, cells.kinds, [DROPPED])
             if self.blank:
-                blank_N = _is_among(graph, cells.codes, [special_codes[token] for token in self.blank])
+                blank_N = is_among(graph, cells.codes, [special_codes[token] for token in self.blank])
                 white_N = graph.op("Or", white_N, blank_N)
-            cells = _remove(graph, cells, white_N, boundary)
-            inner = graph.op("Not", _is_among(graph, cells.codes, [boundary]))
-            begins = graph.op("Not", _shift(graph, inner, 1, bool))
-            cells = _insert_spaces(graph, cells, graph.op("And", begins, inner), width=1)
+            cells = insert_spaces(graph, cells, white_N, boundary=boundary, code=ord(" "), kind=SPACE)
         if self.stripping:
             stripping, blank = ([special_codes[token] for token in tokens] for tokens in (self.stripping, self.blank))
             cells = self._take_spaces(graph, cells, stripping, blank, first=-1 if words else 0)
         if self.prefix:
-            begins = _is_among(graph, _shift(graph, cells.kinds, 1), [BOUND])
-            spaced = _is_among(graph, cells.kinds, [BOUND, SPACE])
-            cells = _insert_spaces(graph, cells, graph.op("And", begins, graph.op("Not", spaced)), width=0)
+            begins = is_among(graph, graph.shift(cells.kinds, 1), [BOUND])
+            spaced = is_among(graph, cells.kinds, [BOUND, SPACE])
+            needed = graph.op("And", begins, graph.op("Not", spaced))
+            cells = insert(graph, cells, needed, code=ord(" "), kind=SPACE, width=0)
         return cells, graph.op("Concat", graph.constant(table), bytes_n4, axis=0), sizes_R
-
-    def _measure(self, graph: GraphBuilder, cells: Cells, shape: str) -> tuple[Cells, str]:
-        """Add the characters that cells cover, of R x C cells, and the characters of each text."""
-        lengths = [*[1] * LISTED, *map(len, self.special), 0, 1]  # the last one is of characters that are not listed
-        places = graph.op("Min", cells.codes, graph.constant(len(lengths) - 1))
-        lengths_RC = graph.op("Reshape", graph.op("Gather", graph.constant(lengths), places), shape)
-        starts_RC = graph.op("CumSum", lengths_RC, graph.constant(1), exclusive=1)
-        ends_RC = graph.op("Add", starts_RC, lengths_RC)
-        sizes_R = graph.op("ReduceSum", lengths_RC, graph.constant([1]), keepdims=0)
-        return replace(cells, starts=graph.flat(starts_RC), ends=graph.flat(ends_RC)), sizes_R
 
     def _take_spaces(
         self, graph: GraphBuilder, cells: Cells, stripping: Sequence[int], blank: Sequence[int], *, first: int
     ) -> Cells:
         """Let special tokens take the white space before them, which their spans cover unless they are trimmed."""
-        stripping_N = _is_among(graph, cells.codes, stripping)
-        blank_N = _is_among(graph, cells.kinds, [SPACE, WHITE])
+        stripping_N, blank_N = is_among(graph, cells.codes, stripping), is_among(graph, cells.kinds, [SPACE, WHITE])
         if blank:
-            blank_N = graph.op("Or", blank_N, _is_among(graph, cells.codes, blank))
-        follows_N = graph.op("And", _shift(graph, blank_N, 1, bool), graph.op("Or", blank_N, stripping_N))
-        begins_N = graph.op("Not", follows_N)  # of runs of white space, with the special token after it
-        runs_N = graph.op("Sub", graph.op("CumSum", graph.integers(begins_N), graph.constant(0)), graph.constant(1))
-        taken = graph.sums(graph.integers(stripping_N), runs_N, graph.op("Shape", runs_N))
-        taken_N = graph.op("Greater", graph.op("Gather", taken, runs_N), graph.constant(0))
-        kept = _remove(graph, cells, graph.op("And", taken_N, blank_N), LISTED + len(self.special))
+            blank_N = graph.op("Or", blank_N, is_among(graph, cells.codes, blank))
+        kept, starts_N = take_spaces(graph, cells, stripping_N, blank_N, boundary=LISTED + len(self.special))
         if not cells.starts or (self.trimmed and not self.kept):
             return kept
-        firsts_N = graph.op("Gather", graph.flat(graph.op("NonZero", begins_N)), runs_N)
-        wide_N, starts_N = stripping_N, graph.op("Gather", cells.starts, firsts_N)
+        wide_N = stripping_N
         if self.trimmed:
             one_N = graph.op("Equal", graph.op("Sub", cells.starts, starts_N), graph.constant(1))
             at_first = graph.op("Equal", starts_N, graph.constant(first))
@@ -317,10 +292,10 @@ class ByteLevel:
         base = body.constant(self.pairs.base[root : root + len(self.edges)])
         check, value = body.constant(self.pairs.check), body.constant(self.pairs.value)
         state = body.op("Add", ids, body.constant(root))
-        place = body.op("Add", body.integers(body.op("Gather", base, ids)), _shift(body, ids, -1))
+        place = body.op("Add", body.integers(body.op("Gather", base, ids)), body.shift(ids, -1))
         led = body.op("Equal", body.integers(body.op("Gather", check, place)), state)
         later = body.op("Not", first)
-        joins = body.op("And", led, _shift(body, later, -1, bool))
+        joins = body.op("And", led, body.shift(later, -1, bool))
         none = body.constant(len(self.merged))
         rank = body.op("Where", joins, body.integers(body.op("Gather", value, place)), none)
         word = body.op("CumSum", body.integers(first), body.constant(0))  # counted from 1
@@ -337,7 +312,7 @@ class ByteLevel:
         odd = body.op("Mod", body.op("Sub", body.numbers(count), latest), body.constant(2))
         chosen = body.op("And", chosen, body.op("Cast", odd, to=TensorProto.BOOL))
         made = body.op("Gather", body.constant(np.append(self.merged, 0)), rank)
-        kept = body.op("Not", _shift(body, chosen, 1, bool))
+        kept = body.op("Not", body.shift(chosen, 1, bool))
         after = [body.select(each, kept) for each in (body.op("Where", chosen, made, ids), first, at)]
         more = body.op("Less", body.op("ReduceMin", rank, keepdims=0), none)
         types = TensorProto.INT64, TensorProto.BOOL, TensorProto.INT64
@@ -380,7 +355,7 @@ def _is_blank(token: str) -> bool:
     return all(kinds[ord(letter)] in (SPACE, WHITE) for letter in token)
 
 
-def _overlap(one: str, other: str) -> bool:
+def overlap(one: str, other: str) -> bool:
     """Check whether one text contains the other, or begins as the other ends."""
     return any(
         first in second or any(first[-size:] == second[:size] for size in range(1, len(first)))
@@ -410,59 +385,17 @@ def _count_spaces(token: str) -> tuple[int, int]:
     return begins, ends
 
 
-def _shift(graph: GraphBuilder, vector: str, by: int, kind: type = np.int64) -> str:
-    """Add the values of a vector, of this type, each `by` places later; False, or 0, where none is left."""
-    empty = graph.constant(np.zeros(abs(by), kind))
-    whole = graph.op("Concat", *((empty, vector) if by > 0 else (vector, empty)), axis=0)
-    return graph.slice(whole, 0, -by) if by > 0 else graph.slice(whole, -by)
-
-
-def _is_among(graph: GraphBuilder, vector: str, values: Sequence[int]) -> str:
-    """Add bools: which numbers are among these values."""
-    beyond = max(values) + 1
-    table = np.isin(np.arange(beyond + 1), values)
-    return graph.op("Gather", graph.constant(table), graph.op("Min", vector, graph.constant(beyond)))
-
-
-def _remove(graph: GraphBuilder, cells: Cells, removed_N: str, boundary: int) -> Cells:
-    """Make boundaries of some cells."""
-    codes = graph.op("Where", removed_N, graph.constant(boundary), cells.codes)
-    return replace(cells, codes=codes, kinds=graph.op("Where", removed_N, graph.constant(BOUND), cells.kinds))
-
-
-def _select(graph: GraphBuilder, cells: Cells, kept_N: str) -> Cells:
-    """Add the cells that are kept."""
-    return Cells(*(each and graph.select(each, kept_N) for each in astuple(cells)))
-
-
-def _insert_spaces(graph: GraphBuilder, cells: Cells, needed_N: str, *, width: int) -> Cells:
-    """Insert a space before some cells. It covers `width` characters before the cell, or the same as the cell."""
-    shape = graph.op("Shape", cells.codes)
-    kept = graph.op("Cast", graph.columns(graph.integers(needed_N), graph.full(shape, 1)), to=TensorProto.BOOL)
-
-    def insert(new: str, old: str) -> str:
-        return graph.select(graph.flat(graph.columns(new, old)), graph.flat(kept))
-
-    codes, kinds = graph.full(shape, ord(" ")), graph.full(shape, SPACE)
-    made = Cells(insert(codes, cells.codes), insert(kinds, cells.kinds), insert(cells.rows, cells.rows))
-    if not cells.starts:
-        return made
-    starts = graph.op("Sub", cells.starts, graph.constant(width))
-    ends = cells.starts if width else cells.ends
-    return replace(made, starts=insert(starts, cells.starts), ends=insert(ends, cells.ends))
-
-
 def _split(graph: GraphBuilder, kinds_N: str) -> str:
     """Add (N,) bool: the cells at which a word begins by GPT-2's pattern, and all boundaries."""
-    key = _shift(graph, kinds_N, 1)
-    for each in (kinds_N, _shift(graph, kinds_N, -1), _shift(graph, kinds_N, -2)):
+    key = graph.shift(kinds_N, 1)
+    for each in (kinds_N, graph.shift(kinds_N, -1), graph.shift(kinds_N, -2)):
         key = graph.op("Add", graph.op("Mul", key, graph.constant(KINDS)), each)
     flags = np.array([_find_flags(*kinds) for kinds in product(range(KINDS), repeat=4)], np.uint8)
     flags_N = graph.integers(graph.op("Gather", graph.constant(flags), key))
     starts = graph.op("Mod", flags_N, graph.constant(2))
     two, three = (graph.integers(graph.op("Equal", flags_N, graph.constant(STARTS | size))) for size in (TWO, THREE))
-    inside = graph.op("Add", _shift(graph, two, 1), _shift(graph, three, 1))
-    after = graph.op("Add", _shift(graph, two, 2), _shift(graph, three, 3))
+    inside = graph.op("Add", graph.shift(two, 1), graph.shift(three, 1))
+    after = graph.op("Add", graph.shift(two, 2), graph.shift(three, 3))
     return graph.op("Greater", graph.op("Add", graph.op("Sub", starts, inside), after), graph.constant(0))
 
 

@@ -99,6 +99,16 @@ class GraphBuilder:
         """Add the values of a vector from `first` to before `end`."""
         return self.op("Slice", vector, self.constant([first]), self.constant([end]))
 
+    def shift(self, vector: str, by: int, kind: type = np.int64) -> str:
+        """Add the values of a vector, of this type, each `by` places later; False, or 0, where none is left."""
+        empty = self.constant(np.zeros(abs(by), kind))
+        whole = self.op("Concat", *((empty, vector) if by > 0 else (vector, empty)), axis=0)
+        return self.slice(whole, 0, -by) if by > 0 else self.slice(whole, -by)
+
+    def look_up(self, table: NDArray[np.generic] | Sequence[int], numbers: str) -> str:
+        """Add the values of a constant table at these places."""
+        return self.op("Gather", self.constant(table), numbers)
+
     def select(self, values: str, where: str) -> str:
         """Select those of (n,) or (n, ...) values where the condition (n,) holds."""
         return self.op("Compress", values, where, axis=0)
@@ -106,6 +116,9 @@ class GraphBuilder:
 
 DEAD: Final = 0
 """The state from which no symbol leads on."""
+
+WINDOW: Final = 1 << 12
+"""Bases that are tried at once for a node."""
 
 Word = tuple[int, ...]
 
@@ -171,12 +184,15 @@ def _place(
         below.sort()
         start = max(0, lowest - int(below[0]))
         while True:
-            fits = free[start + below[0] : len(free) - symbols + below[0]].copy()
+            width = max(0, min(WINDOW, len(free) - symbols - start))
+            fits = free[start + below[0] : start + width + below[0]].copy()
             for symbol in below[1:]:
-                fits &= free[start + symbol : len(free) - symbols + symbol]
+                fits &= free[start + symbol : start + width + symbol]
             if fits.any():
                 break
-            free = np.concatenate([free, np.ones(len(free), bool)])
+            start += width
+            if start + symbols >= len(free):
+                free = np.concatenate([free, np.ones(len(free), bool)])
         base[node] = start + int(np.argmax(fits))
         free[base[node] + below] = False
         for symbol, after in children[node].items():
@@ -184,14 +200,13 @@ def _place(
     return places, base
 
 
-def longest_matches(
+def find_matches(
     graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str, *, longest: str = ""
 ) -> tuple[str, str]:
-    """Add (M,) int64 lengths and values of the longest words that begin at each of M places, from `states_M` (int32).
+    """Add (K, M) int32 values of the words of 1 to K symbols that begin at each of M places, from `states_M` (int32),
+    and -1 where there is none; and (K, 1) numbers from 0 to K - 1.
 
     longest  int64 scalar: the most symbols that a match can have in these texts, which saves rounds
-
-    Where there is none, the length is 0 and the value -1.
     """
     most = graph.constant(trie.longest)
     rounds = graph.op("Max", graph.op("Min", longest, most), graph.constant(1)) if longest else most
@@ -212,9 +227,44 @@ def longest_matches(
     scan = f"{graph.prefix}/Scan_{len(graph.nodes)}"
     ends = [f"{scan}/state", f"{scan}/states"]
     graph.nodes.append(helper.make_node("Scan", [states_M, symbols_KM], ends, name=scan, body=walk, num_scan_inputs=1))
-    values_KM = graph.op("Gather", graph.constant(trie.value), ends[1])
+    return graph.look_up(trie.value, ends[1]), steps_K1
+
+
+def longest_matches(
+    graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str, *, longest: str = ""
+) -> tuple[str, str]:
+    """Add (M,) int64 lengths and values of the longest of the words that `find_matches` finds at each place.
+
+    Where there is none, the length is 0 and the value -1.
+    """
+    values_KM, steps_K1 = find_matches(graph, trie, symbols_M, states_M, longest=longest)
     found = graph.op("Greater", values_KM, graph.constant(np.array(-1, np.int32)))
     sizes = graph.op("Where", found, graph.op("Add", steps_K1, graph.constant(1)), graph.constant(0))
     best_1M = graph.op("ArgMax", sizes, axis=0, keepdims=1)
     lengths, values = (graph.flat(graph.op("GatherElements", each, best_1M, axis=0)) for each in (sizes, values_KM))
     return lengths, graph.integers(values)
+
+
+def follow_chains(graph: GraphBuilder, begun_N: str, jumps_N: str, longest: str) -> str:
+    """Add (N,) bool: the places that are reached from those that are begun (int64, 0 or 1).
+
+    From each place `jumps_N` leads to the next; following the chains from all places at once, by jumps of 1, 2, 4, ...,
+    takes as many rounds as `longest`, the most places of a chain (int64 scalar), has bits.
+    """
+    body = GraphBuilder(f"{graph.prefix}/follow")
+    step, going, jumps, reached = (f"{body.prefix}/{name}" for name in ("step", "going", "jumps", "reached"))
+    # counts paths, of which each round doubles the sum: less than 2^63 by far
+    after = body.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
+    doubled, still = body.op("Gather", jumps, jumps), body.op("Identity", going)
+    scalars = (step, TensorProto.INT64), (going, TensorProto.BOOL)
+    inputs = [helper.make_tensor_value_info(*each, []) for each in scalars]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [None]) for name in (jumps, reached)]
+    outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, [])]
+    outputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [None]) for name in (doubled, after)]
+    powers = graph.constant([1 << bit for bit in range(32)])
+    rounds = graph.op("ReduceSum", graph.integers(graph.op("Less", powers, longest)), keepdims=0)
+    loop = f"{graph.prefix}/Loop_{len(graph.nodes)}"
+    given, left = [rounds, "", jumps_N, begun_N], [f"{loop}/jumps", f"{loop}/reached"]
+    walk = helper.make_graph(body.nodes, "follow", inputs, outputs, body.constants)
+    graph.nodes.append(helper.make_node("Loop", given, left, name=loop, body=walk))
+    return graph.op("Cast", left[1], to=TensorProto.BOOL)

@@ -11,13 +11,12 @@ Shapes: R texts, M symbols of all texts, one after another, T tokens of all text
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from compress.exporters.session import MICROSOFT
@@ -28,7 +27,7 @@ SURROGATES: Final = range(0xD800, 0xE000)
 UNICODE: Final = 0x110000
 BLOCK: Final = 256
 
-LETTERS: Final = "\U00010330", "\u10d0"
+LETTERS: Final = "\U00010330\u10d0"
 """A Gothic and a Georgian letter, of different blocks: no other character is normalised to one of them."""
 
 BETWEEN: Final = ""
@@ -87,10 +86,16 @@ def _normalise_all(rules: str) -> _Normalisation:
     tokenizer = Tokenizer.from_str(
         json.dumps({"version": "1.0", "added_tokens": [], "model": unknown} | json.loads(rules))
     )
+
+    def normalise(text: str) -> str:
+        """Normalise a text, with a space where words are split."""
+        normal = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+        return " ".join(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+
     dropped, alone, changed = array("l"), array("l"), {}
     for first in (first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES):
-        block = "".join(map(chr, range(first, first + BLOCK)))
-        for character, result in zip(block, _normalise(tokenizer, block), strict=True):
+        block = list(map(chr, range(first, first + BLOCK)))
+        for character, result in zip(block, isolate(block, normalise), strict=True):
             if result == character != " ":
                 continue
             if not result:
@@ -102,13 +107,10 @@ def _normalise_all(rules: str) -> _Normalisation:
     return _Normalisation(dropped, alone, changed)
 
 
-def _normalise(tokenizer: Tokenizer, characters: str) -> list[str]:
-    """Normalise each character between two letters: "", "e", " ", " ! ", with a space where words are split."""
-    letter = LETTERS[LETTERS[0] in characters]
-    text = letter.join(("", *characters, ""))
-    normal = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
-    words = " ".join(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
-    return words.split(letter)[1:-1]
+def isolate(texts: Sequence[str], change: Callable[[str], str], *, between: str = LETTERS) -> list[str]:
+    """Change texts, all in one call, between two of a character: the first of `between` that they do not contain."""
+    letter = between[any(between[0] in text for text in texts)]
+    return change(letter.join(("", *texts, ""))).split(letter)[1:-1]
 
 
 def characters(ranges: Iterable[Range]) -> str:
@@ -221,7 +223,11 @@ class WordPiece:
         sizes = graph.sums(inside, words_M, places)
         longest = graph.op("ReduceMax", sizes, keepdims=0)
         lengths_M, ids_M = trie.longest_matches(graph, self.pieces, symbols_M, begin, longest=longest)
-        reached_M = self._reach(graph, starts, lengths_M, count)
+        ahead = graph.op("Min", graph.op("Add", graph.numbers(count), lengths_M), count)
+        jumps = graph.op("Where", _zero(graph, lengths_M), count, ahead)
+        jumps = graph.op("Concat", jumps, count, axis=0)  # one place after all others, which leads to itself
+        begun = graph.op("Concat", starts, graph.constant([0]), axis=0)
+        reached_M = graph.slice(trie.follow_chains(graph, begun, jumps, longest), 0, -1)
         begun_M = graph.op("And", inside_M, reached_M)
         stuck = graph.op("And", begun_M, _zero(graph, lengths_M))
         faults = graph.sums(graph.integers(stuck), words_M, places)
@@ -276,24 +282,15 @@ class WordPiece:
             codes = graph.op("Add", codes, self._alone(graph, strings, codes))
         ends = graph.constant(np.array([0, 0, 0, 1]))
         codes = graph.op("Pad", codes, ends, graph.constant(filling))
-        width = max(map(len, table))
-        becomes = np.full((len(table), width), NOTHING, np.int32)
-        for index, symbols in enumerate(table):
-            becomes[index, : len(symbols)] = symbols
-        found = graph.op("Gather", graph.constant(becomes), codes)
-        lines = graph.op("Unsqueeze", graph.numbers(graph.size(texts_R, 0)), graph.constant([1, 2]))
-        rows = graph.flat(graph.op("Expand", lines, graph.op("Shape", found)))
-        flat = graph.flat(found)
-        real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
-        kept = graph.select(flat, real), graph.select(rows, real)
+        symbols_M, cells_M, _ = spell(graph, table, codes)
+        kept = symbols_M, graph.op("Div", cells_M, graph.size(codes, 1))
         if not spans:
             return *kept, "", ""
         lengths = np.ones(len(table), np.int64)
         lengths[filling] = 0
         for token in self.special:
             lengths[numbers[token]] = len(token)
-        cells = graph.op("Div", graph.flat(graph.op("NonZero", real)), graph.constant(width))
-        return *kept, graph.op("Gather", graph.constant(lengths), codes), cells
+        return *kept, graph.look_up(lengths, codes), cells_M
 
     def _alone(self, graph: GraphBuilder, strings: str, codes: str) -> str:
         """Add 1 where a character that is not listed stands alone, 0 elsewhere."""
@@ -316,23 +313,6 @@ class WordPiece:
             "Reshape", graph.op("ScatterElements", flat, places, own, axis=0), graph.op("Shape", codes), allowzero=1
         )
 
-    def _reach(self, graph: GraphBuilder, starts: str, lengths_M: str, count: str) -> str:
-        """Add (M,) bool: where tokens begin, if every word is split greedily from its start.
-
-        From each place the next is as far as its match is long; following that chain from all starts at once, by jumps
-        of 1, 2, 4, ... tokens, takes as many rounds as the length of the longest word has bits.
-        """
-        ahead = graph.op("Add", graph.numbers(count), lengths_M)
-        jumps = graph.op("Where", _zero(graph, lengths_M), count, graph.op("Min", ahead, count))
-        jumps = graph.op("Concat", jumps, count, axis=0)  # one place after all others, which leads to itself
-        reached = graph.op("Concat", starts, graph.constant([0]), axis=0)
-        for step in range(self.longest.bit_length()):
-            if step:
-                jumps = graph.op("Gather", jumps, jumps)
-            # counts paths, of which each round doubles the sum: less than 2^63 by far
-            reached = graph.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
-        return graph.op("Cast", graph.slice(reached, 0, -1), to=TensorProto.BOOL)
-
 
 def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> list[str]:
     """List the added tokens that have any of these options."""
@@ -343,6 +323,19 @@ def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> lis
 def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> str:
     """Add (texts, most matches) strings: the longest matches in each text, one after another, padded by `filling`."""
     return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=filling, tokenexp=pattern)
+
+
+def spell(graph: GraphBuilder, table: Sequence[Sequence[int]], codes: str) -> tuple[str, str, str]:
+    """Add (M,) int32: the symbols that a table has for each code, one after another; the places (M,) of the codes; and
+    the place (M,) of each symbol among those of its code."""
+    width = max(map(len, table))
+    becomes = np.full((len(table), width), NOTHING, np.int32)
+    for index, symbols in enumerate(table):
+        becomes[index, : len(symbols)] = symbols
+    flat = graph.flat(graph.look_up(becomes, codes))
+    real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
+    at_M, size = graph.flat(graph.op("NonZero", real)), graph.constant(width)
+    return graph.select(flat, real), graph.op("Div", at_M, size), graph.op("Mod", at_M, size)
 
 
 def contains(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:

@@ -1,0 +1,125 @@
+"""Read SentencePiece's map of characters, which tokenizer.json calls `Precompiled`, and how tokenizers applies it.
+
+A map is a double-array trie of UTF-8 (the units of Darts-clone) and the texts that its keys become. tokenizers cuts a
+text into grapheme clusters. One of several characters and at most five bytes becomes what the shortest key that it
+begins with becomes, as a whole, if there is such a key. In all others every character is looked up by itself.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import normalizers
+
+from compress.exporters.tokenizer.wordpiece import BLOCK, SURROGATES, UNICODE, isolate
+
+MOST_BYTES: Final = 5
+"""Longer clusters are looked up character by character."""
+
+CONTROL, OTHER, EXTENDS, PREPENDS, RETURN, FEED = range(6)
+"""Classes of characters: one that is always alone, most, one that extends the cluster before it, one that begins a
+cluster with what follows, and the two that are one cluster in this order."""
+CLASSES: Final = FEED + 1
+
+JOINED: Final = np.array(
+    [
+        [
+            (here == EXTENDS and before not in (CONTROL, RETURN, FEED))
+            or (before == PREPENDS and here not in (CONTROL, RETURN, FEED))
+            or (before, here) == (RETURN, FEED)
+            for here in range(CLASSES)
+        ]
+        for before in range(CLASSES)
+    ]
+)
+"""Whether a character of one class and one of another after it are in one cluster."""
+
+LEAF, LONG, LAST = 1 << 8, 1 << 9, 1 << 31
+
+
+def read_charsmap(data: bytes) -> dict[str, str]:
+    """Read the keys of at most five bytes, except those that begin with a shorter one, and what they become."""
+    size = int.from_bytes(data[:4], "little")
+    units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
+    texts = data[4 + size :]
+    base = np.arange(len(units)) ^ ((units >> 10) << ((units & LONG) >> 6))
+    symbols = np.arange(1, 256)
+    found, open_nodes = dict[str, str](), [(b"", int(base[0]))]
+    while open_nodes:
+        key, node = open_nodes.pop()
+        places = node ^ symbols
+        places = places[places < len(units)]
+        for place in places[units[places] & (LAST | 0xFF) == places ^ node].tolist():
+            longer = key + bytes([place ^ node])
+            if units[place] & LEAF:
+                start = int(units[base[place]]) & (LAST - 1)
+                found[longer.decode()] = texts[start : texts.index(0, start)].decode()
+            elif len(longer) < MOST_BYTES:
+                open_nodes.append((longer, int(base[place])))
+    return found
+
+
+def write_charsmap(keys: Mapping[str, str]) -> bytes:
+    """Write a small map; no key begins with another one."""
+    nodes = {b"": 1}  # each has 256 units, so that its base is a multiple of 256
+    for key in keys:
+        for end in range(1, len(key.encode()) + 1):
+            nodes.setdefault(key.encode()[:end], len(nodes) + 1)
+    units = np.zeros(256 * (len(nodes) + 1), np.int64)
+    units[0] = 256 << 10
+    for name, number in nodes.items():
+        if name:
+            place = 256 * nodes[name[:-1]] + name[-1]
+            units[place] = (place ^ 256 * number) << 10 | name[-1]
+    texts = b""
+    for key, text in keys.items():
+        name = key.encode()
+        units[256 * nodes[name[:-1]] + name[-1]] |= LEAF
+        units[256 * nodes[name]] = LAST | len(texts)
+        texts += text.encode() + b"\0"
+    return (4 * len(units)).to_bytes(4, "little") + units.astype("<u4").tobytes() + texts
+
+
+HANGUL: Final = (range(0x1100, 0x1200), range(0xA960, 0xA980), range(0xAC00, 0xD800))
+PICTURES: Final = "©®"
+"""The only characters of two bytes that a zero-width joiner joins to a picture."""
+
+
+def list_odd_keys(keys: Iterable[str]) -> list[str]:
+    """List the keys that may begin inside of a cluster, or of one that goes on, by rules that `JOINED` lacks."""
+    classes = find_classes()
+    return [
+        key
+        for key in keys
+        if classes[ord(key[0])] == PREPENDS or key[0] in PICTURES or any(ord(key[0]) in some for some in HANGUL)
+    ]
+
+
+def is_cluster(text: str) -> bool:
+    """Check whether a text is one cluster, or the beginning of one."""
+    classes = find_classes()[list(map(ord, text))]
+    return bool(JOINED[classes[:-1], classes[1:]].all())
+
+
+@lru_cache(maxsize=1)
+def find_classes() -> NDArray[np.uint8]:
+    """Find the class of every character by what tokenizers makes of it in three texts (2 s)."""
+    probe = normalizers.Precompiled(write_charsmap({"a": "b", "\u0301\u0301": "c", "e\u0301": "d"}))
+    classes = np.full(UNICODE, OTHER, np.uint8)
+    for first in (first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES):
+        block = list(map(chr, range(first, first + BLOCK)))
+        after, before, around = (
+            isolate([text.replace("?", each) for each in block], probe.normalize_str, between="\x01\u200b")
+            for text in ("a?", "?\u0301\u0301", "?e\u0301")
+        )
+        for code, *made in zip(range(first, first + BLOCK), after, before, around, strict=True):
+            if made[0] == "b":
+                classes[code] = EXTENDS
+            elif made[1].endswith("c"):
+                classes[code] = CONTROL
+            elif not made[2].endswith("d"):
+                classes[code] = PREPENDS
+    classes[ord("\r")], classes[ord("\n")] = RETURN, FEED
+    return classes
