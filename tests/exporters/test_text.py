@@ -21,11 +21,11 @@ from transformers import (
     BertTokenizer,
     BigBirdTokenizer,
     CamembertTokenizer,
+    DebertaV2Tokenizer,
     MBartTokenizer,
     PreTrainedTokenizerFast,
     T5Tokenizer,
     XLMRobertaTokenizer,
-    XLNetTokenizer,
 )
 
 from compress.data.task import Kind, Task
@@ -46,11 +46,12 @@ from compress.exporters.tokenizer import (
 )
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import wordpiece as characters
-from compress.exporters.tokenizer.build import MODELS, reader
+from compress.exporters.tokenizer.build import MODELS, RowTemplate, reader
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.charsmap import EXTENDS, find_classes, read_charsmap, write_charsmap
+from compress.exporters.tokenizer.nfc import read_composition
 from compress.exporters.tokenizer.unigram import Unigram
-from compress.exporters.tokenizer.wordpiece import CharacterMap, WordPiece
+from compress.exporters.tokenizer.wordpiece import CharacterMap
 from tests import tiny
 
 LETTERS = tuple(sorted({*string.ascii_letters, *string.digits, *"".join(TEXTS[4:60])} - {" ", "\u0301"}))
@@ -74,16 +75,10 @@ def words(*, lower: bool = True, accents: bool | None = None, chinese: bool = Tr
     )
 
 
-def read(
-    tokenizer: Any,
-    texts: Sequence[Text] = (),
-    *,
-    pair: bool = False,
-    max_length: int = 32,
-    kind: Kind = "classification",
-) -> list[TokenDifference]:
-    """Compare a graph of this tokenizer with it, on the hard texts if none are given."""
-    backend: Tokenizer = tokenizer.backend_tokenizer
+def build_reader(
+    backend: Tokenizer, *, pair: bool = False, max_length: int = 32, kind: Kind = "classification"
+) -> tuple[onnx.ModelProto, RowTemplate]:
+    """Build the graph of a tokenizer, and the template of its rows."""
     frame = frames.read_template(backend, pair=pair, max_length=max_length, padding=0, kind=kind)
     like = onnx.helper.make_model(
         onnx.helper.make_graph([], "none", [], []), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
@@ -91,7 +86,13 @@ def read(
     described = json.loads(backend.to_str())
     pieces = MODELS[described["model"]["type"]]
     assert pieces.list_unsupported(described) == []
-    model = reader(pieces.from_tokenizer(backend, described), frame, like)
+    return reader(pieces.from_tokenizer(backend, described), frame, like), frame
+
+
+def read(tokenizer: Any, texts: Sequence[Text] = (), **settings: Any) -> list[TokenDifference]:
+    """Compare a graph of this tokenizer with it, on the hard texts if none are given."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    model, frame = build_reader(backend, **settings)
     onnx.checker.check_model(model, full_check=False)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return find_differences(session, backend, frame, list(texts) or list_hard_texts(frame))
@@ -165,10 +166,16 @@ UNTRIMMED = processors.TemplateProcessing(
 
 
 def byte_level(
-    *, prefix: bool = False, processor: Any = AS_ROBERTA, added: Sequence[AddedToken] = (MASK,)
+    *,
+    prefix: bool = False,
+    processor: Any = AS_ROBERTA,
+    added: Sequence[AddedToken] = (MASK,),
+    composed: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on half of the hard texts."""
     tokenizer = Tokenizer(models.BPE())
+    if composed:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "<pad>", "</s>", "<unk>"]
     trainer = trainers.BpeTrainer(
@@ -185,7 +192,14 @@ BYTE_LEVEL = [
     pytest.param({"prefix": True, "processor": KEEPING}, id="with a space before a text"),
     pytest.param({"prefix": True, "processor": UNTRIMMED}, id="untrimmed"),
     pytest.param({"processor": UNTRIMMED, "added": (MASK, AddedToken("   "), AddedToken("  "))}, id="blank tokens"),
+    pytest.param(
+        {"processor": UNTRIMMED, "composed": True, "added": (MASK, AddedToken("|||IP|||"), AddedToken("  "))},
+        id="as ModernBERT",
+    ),
 ]
+HOW = read_composition()
+COMPOSED = [sorted("".join(some)) for some in (HOW.composed, HOW.decomposed, HOW.classes)]
+"""Characters that NFC composes, decomposes and sorts."""
 
 
 @pytest.mark.parametrize("settings", BYTE_LEVEL)
@@ -207,7 +221,8 @@ def test_random_texts_are_read_as_byte_level_bpe_reads_them(settings: dict[str, 
         *("'s", "'ll", "'re", " '", "   ", "\u00a0", "\u3000", "\x1c", "\x85", "<mask>", "</s>"),
     ]
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    texts = ["".join(draw.choice(draw.choice((marks, tiny.WORDS, every))) for _ in range(30)) for _ in range(400)]
+    sets = (marks, marks, tiny.WORDS, every, *COMPOSED)
+    texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(30)) for _ in range(400)]
     pairs = list(zip(texts, reversed(texts), strict=True))
     assert read(byte_level(**settings), pairs, kind="qa", pair=True, max_length=200) == []
 
@@ -226,7 +241,7 @@ def test_byte_level_bpe_with_other_parts_is_refused() -> None:
     assert ByteLevel.list_unsupported(whole) == []
     merges = whole["model"]["merges"]
     changes: list[tuple[str, dict[str, Any]]] = [
-        ("NFC", {"normalizer": {"type": "NFC"}}),
+        ("NFKC", {"normalizer": {"type": "NFKC"}}),
         ("Whitespace", {"pre_tokenizer": {"type": "Whitespace"}}),
         ("use_regex", {"pre_tokenizer": whole["pre_tokenizer"] | {"use_regex": False}}),
         ("dropout", {"model": whole["model"] | {"dropout": 0.1}}),
@@ -245,10 +260,12 @@ def test_byte_level_bpe_with_other_parts_is_refused() -> None:
         ("rstrip", [AddedToken("<x>", rstrip=True)]),
         ("overlap", [AddedToken("<x>", normalized=True), AddedToken("x>y", normalized=False)]),
         ("lstrip", [AddedToken("<x>", lstrip=True, normalized=False), AddedToken("  ", normalized=False)]),
+        ("NFC", [AddedToken("<x", normalized=True)]),
+        ("NFC", [AddedToken("<K>", normalized=True)]),
     ],
 )
 def test_byte_level_bpe_with_other_added_tokens_is_refused(word: str, added: list[AddedToken]) -> None:
-    (problem,) = ByteLevel.list_unsupported(described(added=added))
+    (problem,) = ByteLevel.list_unsupported(described(added=added, composed=word == "NFC"))
     assert word in problem
 
 
@@ -329,6 +346,18 @@ UNIGRAM = [
     ),
     pytest.param(
         {
+            "normalizer": (
+                normalizers.Lowercase(),
+                normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
+                normalizers.NFC(),
+                RIGHT,
+            ),
+            "splitter": (mark(),),
+        },
+        id="as DeBERTa of transformers 5",
+    ),
+    pytest.param(
+        {
             "normalizer": (normalizers.Nmt(), normalizers.Lowercase(), normalizers.Strip(right=False), MAPPED),
             "splitter": (mark("never"),),
         },
@@ -350,14 +379,15 @@ def test_random_texts_are_read_as_unigram_reads_them(settings: dict[str, Any], k
     draw = random.Random(3)
     marks = ("<mask>", "</s>", "<unk>", *"    ▁", "  ", "``", "''", "(", "\r\n", "\u0301", "\u0302", "\u200d", *KEYS)
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    sets = (marks, marks, LETTERS, every[:0x600], every, (*tiny.WORDS, *"aaaaa"))
+    sets = (marks, marks, LETTERS, every[:0x600], every, (*tiny.WORDS, *"aaaaa"), *COMPOSED)
     texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(draw.randint(0, 30))) for _ in range(800)]
     given = list(zip(texts, reversed(texts), strict=True)) if kind == "qa" else texts
     assert read(unigram(**settings), given, pair=kind == "qa", max_length=200, kind=kind) == []
 
 
 @pytest.mark.parametrize(
-    "family", [XLMRobertaTokenizer, T5Tokenizer, CamembertTokenizer, MBartTokenizer, BigBirdTokenizer, XLNetTokenizer]
+    "family",
+    [XLMRobertaTokenizer, T5Tokenizer, CamembertTokenizer, MBartTokenizer, BigBirdTokenizer, DebertaV2Tokenizer],
 )
 def test_unigram_is_read_as_transformers_builds_it(family: Any) -> None:
     pieces = [(piece, 0.0) for piece in ("<unk>", "<s>", "</s>", "<pad>")] + [("▁", -3.0), ("▁the", -4.0), ("oo", -4.0)]
@@ -401,7 +431,7 @@ def test_unigram_with_other_parts_is_refused() -> None:
             "prepend_scheme first",
             {"pre_tokenizer": json.loads(pre_tokenizers.Sequence([ALL_SPACE, mark("first")]).__getstate__())},
         ),
-        ("NFC", {"normalizer": {"type": "NFC"}}),
+        ("NFKC", {"normalizer": {"type": "NFKC"}}),
         ("StripAccents", {"normalizer": {"type": "NFKD"}}),
         ("in common", {"normalizer": {"type": "Sequence", "normalizers": strings}}),
         ("'©'", {"normalizer": mapped["normalizer"]}),
@@ -650,20 +680,21 @@ def test_a_tokenizer_of_another_kind_is_refused(
 
 
 def test_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
-    words().save_pretrained(tmp_path)
-    backend = words().backend_tokenizer
-    pieces = WordPiece.from_tokenizer(backend, json.loads(backend.to_str())).pieces
+    made = {"a": words(), "b": byte_level(composed=True), "c": unigram((*CLEAN, *SINGLE, MAPPED))}
+    for name, tokenizer in made.items():
+        tokenizer.backend_tokenizer.save(str(tmp_path / f"{name}.json"))
     code = (
-        "import json, sys; from pathlib import Path; from tokenizers import Tokenizer; "
-        "from compress.exporters.tokenizer.wordpiece import WordPiece; text = Path(sys.argv[1]).read_text(); "
-        "pieces = WordPiece.from_tokenizer(Tokenizer.from_str(text), json.loads(text)).pieces; "
-        "print(pieces.base.tolist(), pieces.check.tolist(), pieces.value.tolist())"
+        "import hashlib, sys; from pathlib import Path; from tokenizers import Tokenizer\n"
+        "from tests.exporters.test_text import build_reader\n"
+        "for path in sorted(Path(sys.argv[1]).glob('*.json')):\n"
+        "    model = build_reader(Tokenizer.from_file(str(path)))[0]\n"
+        "    print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "tokenizer.json")]
-    other = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
-    ended = subprocess.run(
-        command, env=os.environ | {"PYTHONHASHSEED": other}, capture_output=True, check=True, text=True
-    )
-    assert ended.stdout.split("\n")[0] == " ".join(
-        str(array.tolist()) for array in (pieces.base, pieces.check, pieces.value)
-    )
+    command, root = [sys.executable, "-c", code, str(tmp_path)], Path(__file__).parents[2]
+    told = [
+        subprocess.run(
+            command, cwd=root, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True
+        ).stdout.split()
+        for seed in ("0", "1")
+    ]
+    assert told[0] == told[1] and len(set(told[0])) == len(made)

@@ -27,6 +27,7 @@ from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
 from compress.exporters.tokenizer.cells import (
     Cells,
+    cut_texts,
     drop_repeated,
     insert,
     insert_spaces,
@@ -34,6 +35,7 @@ from compress.exporters.tokenizer.cells import (
     measure,
     take_spaces,
 )
+from compress.exporters.tokenizer.nfc import compose, read_composition
 from compress.exporters.tokenizer.trie import GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
     BLOCK,
@@ -42,7 +44,6 @@ from compress.exporters.tokenizer.wordpiece import (
     UNICODE,
     Tokens,
     contains,
-    cut,
     list_odd_tokens,
     number,
 )
@@ -81,6 +82,7 @@ class ByteLevel:
     prefix     whether a space is put before a text, and after a special token, where none is
     trimmed    whether offsets leave out spaces; with `kept`, all but the one before a text
     edges      the spaces that the token of each id begins and ends with
+    composed   whether characters are composed, as by NFC
     """
 
     bytes: NDArray[np.int64]
@@ -94,14 +96,18 @@ class ByteLevel:
     trimmed: bool
     kept: bool
     edges: NDArray[np.int64]
+    composed: bool
 
     @staticmethod
     def list_unsupported(described: Mapping[str, Any]) -> list[str]:
         """List what the graph does not support in a tokenizer, given as its JSON."""
         model, splitter = described["model"], described["pre_tokenizer"] or {}
         wrong = []
-        if described["normalizer"]:
-            wrong.append(f"normalizer {described['normalizer']['type']} (expected none)")
+        if composed := _list_normalizers(described):
+            if composed != ["NFC"]:
+                wrong.append(f"normalizer {' and '.join(composed)} (expected NFC or none)")
+            odd = (each["content"] for each in described["added_tokens"] if each["normalized"])
+            wrong += [f"added token {each!r}, which NFC may change" for each in odd if read_composition().changes(each)]
         if splitter.get("type") != "ByteLevel":
             wrong.append(f"pre_tokenizer {splitter.get('type')} (expected ByteLevel)")
         elif not splitter.get("use_regex", True):
@@ -160,6 +166,7 @@ class ByteLevel:
             trimmed=any(each["trim_offsets"] for each in processors),
             kept=any(each["add_prefix_space"] for each in processors),
             edges=np.array([_count_spaces(names.get(key, "")) for key in range(size)]),
+            composed=bool(_list_normalizers(described)),
         )
 
     def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False, words: bool = False) -> Tokens:
@@ -208,37 +215,39 @@ class ByteLevel:
     def _cells(self, graph: GraphBuilder, texts_R: str, *, spans: bool, words: bool) -> tuple[Cells, str, str]:
         """Add the cells of all texts, each with a boundary after it; the symbols (codes, 4) of all codes; and with
         `spans` the characters of each text."""
-        special = "|".join(re.escape(token) for token in sorted(self.special, key=len, reverse=True))
-        strings_RC = cut(graph, texts_R, f"{special}|(?s:.)" if special else "(?s:.)")
-        lines = graph.size(texts_R, 0)
-        end = graph.op("Expand", graph.constant([PAD]), graph.op("Concat", lines, graph.constant([1]), axis=0))
-        strings_RC = graph.op("Concat", strings_RC, end, axis=1)
+        strings_RC, rows_N = cut_texts(graph, texts_R, self.special)
         special_codes = {token: LISTED + index for index, token in enumerate(self.special)}
         boundary = LISTED + len(self.special)
-        numbers = {chr(code): code for code in range(LISTED)} | special_codes | {PAD: boundary}
-        codes_RC = number(graph, strings_RC, numbers, NOTHING)
+        letters = sorted(each for each in read_composition().letters if ord(each) >= LISTED) if self.composed else []
+        listed = {chr(code): code for code in range(LISTED)}
+        listed |= {letter: index for index, letter in enumerate(letters, boundary + 1)}
+        codes_RC = number(graph, strings_RC, listed | special_codes | {PAD: boundary}, NOTHING)
         codes_N = graph.flat(codes_RC)
         unlisted_N = graph.op("Less", codes_N, graph.constant(0))
         bytes_n4, points_n = _find_bytes(graph, graph.select(graph.flat(strings_RC), unlisted_N))
-        own_n = graph.op("Add", graph.numbers(graph.size(points_n, 0)), graph.constant(boundary + 1))
+        beyond = graph.constant(boundary + 1 + len(letters))
+        own_n = graph.op("Add", graph.numbers(graph.size(points_n, 0)), beyond)
         codes_N = graph.op("ScatterElements", codes_N, graph.flat(graph.op("NonZero", unlisted_N)), own_n, axis=0)
-        table = np.full((boundary + 1, WIDTH), NOTHING)
-        for code in range(LISTED):
-            encoded = chr(code).encode()
-            table[code, : len(encoded)] = list(encoded)
-        table[LISTED:boundary, 0] = np.arange(END + 1, END + 1 + len(self.special))
+        table = np.full((boundary + 1 + len(letters), WIDTH), NOTHING)
         every = _list_kinds()
         if words:  # as the regular expressions of Python see white space
             every = every.copy()
             every[[code for code in range(UNICODE) if chr(code).isspace()]] = DROPPED
-        kinds = np.append(every[:LISTED], [BOUND] * (len(self.special) + 1))
+        kinds = np.full(len(table), BOUND)
+        for letter, code in listed.items():
+            encoded = letter.encode()
+            table[code, : len(encoded)] = list(encoded)
+            kinds[code] = every[ord(letter)]
+        table[LISTED:boundary, 0] = np.arange(END + 1, END + 1 + len(self.special))
         known = graph.op("Concat", graph.constant(kinds), _find_kinds(graph, every, points_n), axis=0)
-        rows_RC = graph.op("Expand", graph.columns(graph.numbers(lines)), graph.op("Shape", codes_RC))
-        cells, sizes_R = Cells(codes_N, graph.flat(rows_RC), graph.op("Gather", known, codes_N)), ""
+        cells, sizes_R = Cells(codes_N, rows_N), ""
         if spans:
             # The last one is of characters that are not listed
             lengths = [*[1] * LISTED, *map(len, self.special), 0, 1]
             cells, sizes_R = measure(graph, cells, graph.op("Shape", codes_RC), lengths, lengths)
+        if self.composed:
+            cells = compose(graph, cells, {letter: listed[letter] for letter in read_composition().letters})
+        cells = replace(cells, kinds=graph.op("Gather", known, cells.codes))
         cells = drop_repeated(graph, cells, boundary)
         if words:
             white_N = is_among(graph, cells.kinds, [DROPPED])
@@ -365,6 +374,11 @@ def overlap(one: str, other: str) -> bool:
 
 def _list_merges(model: Mapping[str, Any]) -> list[Sequence[str]]:
     return [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
+
+
+def _list_normalizers(described: Mapping[str, Any]) -> list[str]:
+    normalizer = described["normalizer"] or {"normalizers": []}
+    return [each["type"] for each in normalizer.get("normalizers", [normalizer])]
 
 
 def _list_processors(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -4,13 +4,15 @@ graph selects, removes and inserts.
 Shapes: N parts of all texts; R texts of at most C parts.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
 
 from compress.exporters.tokenizer.trie import GraphBuilder
+from compress.exporters.tokenizer.wordpiece import PAD, cut
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,18 @@ class Cells:
     kinds: str = ""
     starts: str = ""
     ends: str = ""
+
+
+def cut_texts(graph: GraphBuilder, texts_R: str, whole: Iterable[str]) -> tuple[str, str]:
+    """Add (R, C) strings: each of `whole` in a text, the longest first, its other characters, and PAD at its end, once
+    or more; and (N,): the number of the text of each."""
+    parts = [re.escape(each) for each in sorted(whole, key=len, reverse=True)]
+    strings_RC = cut(graph, texts_R, "|".join((*parts, "(?s:.)")))
+    lines, one = graph.size(texts_R, 0), graph.constant([1])
+    end = graph.op("Expand", graph.constant([PAD]), graph.op("Concat", lines, one, axis=0))
+    strings_RC = graph.op("Concat", strings_RC, end, axis=1)
+    rows_RC = graph.op("Expand", graph.columns(graph.numbers(lines)), graph.op("Shape", strings_RC))
+    return strings_RC, graph.flat(rows_RC)
 
 
 def is_among(graph: GraphBuilder, vector: str, values: Sequence[int]) -> str:

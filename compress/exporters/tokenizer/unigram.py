@@ -11,7 +11,6 @@ of all texts, one after another; K characters of the longest piece.
 
 import base64
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,6 +27,7 @@ from compress.exporters.tokenizer import trie
 from compress.exporters.tokenizer.bytelevel import overlap
 from compress.exporters.tokenizer.cells import (
     Cells,
+    cut_texts,
     drop_repeated,
     gather,
     insert,
@@ -48,6 +48,7 @@ from compress.exporters.tokenizer.charsmap import (
     list_odd_keys,
     read_charsmap,
 )
+from compress.exporters.tokenizer.nfc import compose, read_composition
 from compress.exporters.tokenizer.trie import GraphBuilder
 from compress.exporters.tokenizer.wordpiece import (
     BLOCK,
@@ -59,7 +60,6 @@ from compress.exporters.tokenizer.wordpiece import (
     UNICODE,
     UNKNOWN,
     Tokens,
-    cut,
     isolate,
     list_odd_tokens,
     number,
@@ -74,6 +74,7 @@ SINGLE: Final = ("NFD", "NFKD", "StripAccents", "Lowercase", "Nmt")
 
 SPACE: Final = " "
 RUNS: Final = {"Regex": " {2,}"}
+BLANKS: Final = {"Regex": r"\s{2,}|[\n\r\t]"}
 
 INNER, WHITE, SEPARATOR = range(3)
 """Kinds of characters: white space for tokenizers, and what only Python's regular expressions take for it."""
@@ -88,6 +89,8 @@ class Normalizer:
 
     replaced    texts that become others
     single      normalisers of single characters, as tokenizer.json has them
+    blanks      whether white space of several characters, or of several kinds, becomes a space
+    composed    whether characters are composed, as by NFC
     before      the sides on which white space is stripped
     keys        what characters and clusters of several become: see `charsmap`
     after       the sides on which white space is stripped
@@ -96,6 +99,8 @@ class Normalizer:
 
     replaced: Mapping[str, str]
     single: tuple[Mapping[str, Any], ...]
+    blanks: bool
+    composed: bool
     before: frozenset[str]
     keys: Mapping[str, str]
     after: frozenset[str]
@@ -128,6 +133,8 @@ def read_normalizer(described: Mapping[str, Any] | None, mark: str) -> Normalize
     for kind in {"NFD", "NFKD"}.intersection(kinds):
         if "StripAccents" not in kinds[kinds.index(kind) :]:
             raise ExportError(f"normalizer {kind} without StripAccents after it, which sorts the marks of a letter")
+    blanks = bool(parts) and parts[0].get("pattern") == BLANKS and parts.pop(0)["content"] == SPACE
+    composed = bool(take("NFC"))
     before = sides(take("Strip"))
     maps = [read_charsmap(base64.b64decode(each["precompiled_charsmap"])) for each in take("Precompiled")]
     after = sides(take("Strip"))
@@ -136,10 +143,10 @@ def read_normalizer(described: Mapping[str, Any] | None, mark: str) -> Normalize
         kind, pattern = other_steps[0]["type"], other_steps[0].get("pattern", {})
         named = " of ".join((kind, *map(repr, pattern.values())))
         raise ExportError(
-            f"normalizer {named} (expected Replace, {', '.join(SINGLE)}, Strip, Precompiled, Strip, and Replace of "
-            "several spaces by one, in this order)"
+            f"normalizer {named} (expected Replace, {', '.join(SINGLE)}, NFC, Strip, Precompiled, Strip, and "
+            "Replace of several spaces by one, in this order)"
         )
-    return Normalizer(texts, tuple(single), before, dict(*maps), after, joined)
+    return Normalizer(texts, tuple(single), blanks, composed, before, dict(*maps), after, joined)
 
 
 @dataclass(frozen=True)
@@ -217,9 +224,9 @@ class Unigram:
         if normal.keys:
             letters.update(map(chr, np.flatnonzero(find_classes() != OTHER).tolist()))
         letters -= changed.keys() - set("".join((*changed.values(), *normal.keys.values())))  # nothing is left of these
-        letters |= {mark, SPACE}
+        letters |= {mark, SPACE, *(read_composition().letters if normal.composed else ())}
         symbols = {letter: index for index, letter in enumerate(sorted(letters), FIRST)}
-        listed = {each: changed.get(each, each) for each in letters | changed.keys() | BLANK}
+        listed = {each: changed.get(each, each) for each in sorted(letters | changed.keys() | BLANK)}
         listed |= {text: "".join(changed.get(each, each) for each in made) for text, made in normal.replaced.items()}
         spelled: dict[trie.Word, int] = {
             tuple(symbols[letter] for letter in piece): index
@@ -289,17 +296,12 @@ class Unigram:
             numbers[text] = rows.setdefault(row, len(rows))
         for token, symbol in self._number_special().items():
             numbers[token] = rows.setdefault(_Row((symbol,), len(token), len(token)), len(rows))
-        whole = sorted((*self.special, *self.normal.replaced), key=len, reverse=True)
-        strings_RC = cut(graph, texts_R, "|".join((*map(re.escape, whole), "(?s:.)")))
-        lines = graph.size(texts_R, 0)
-        end = graph.op("Expand", graph.constant([PAD]), graph.op("Concat", lines, graph.constant([1]), axis=0))
-        codes_RC = number(graph, graph.op("Concat", strings_RC, end, axis=1), numbers, 0)
-        shape = graph.op("Shape", codes_RC)
-        rows_RC = graph.op("Expand", graph.columns(graph.numbers(lines)), shape)
-        cells, sizes_R = Cells(graph.flat(codes_RC), graph.flat(rows_RC)), ""
+        strings_RC, rows_N = cut_texts(graph, texts_R, (*self.special, *self.normal.replaced))
+        codes_RC = number(graph, strings_RC, numbers, 0)
+        cells, sizes_R = Cells(graph.flat(codes_RC), rows_N), ""
         if spans:
             lengths, covered = ([getattr(row, name) for row in rows] for name in ("length", "covered"))
-            cells, sizes_R = measure(graph, cells, shape, lengths, covered)
+            cells, sizes_R = measure(graph, cells, graph.op("Shape", codes_RC), lengths, covered)
         boundary = numbers[PAD]
         cells = drop_repeated(graph, cells, boundary)
         white, dropped = (
@@ -314,11 +316,24 @@ class Unigram:
             kept, starts_N = take_spaces(graph, cells, stripping_N, white_N, boundary=boundary)
             starts_N = starts_N and graph.op("Where", stripping_N, starts_N, cells.starts)
             cells = replace(kept, starts=starts_N)
+        if self.normal.blanks:
+            cells = self._join_blanks(graph, cells, is_among(graph, cells.codes, white), numbers)
         symbols, places, _ = spell(graph, [row.symbols for row in rows], cells.codes)
         return replace(gather(graph, cells, places), codes=graph.integers(symbols)), sizes_R
 
+    def _join_blanks(self, graph: GraphBuilder, cells: Cells, white_N: str, numbers: Mapping[str, int]) -> Cells:
+        """Make one space, which covers the last character, of white space of several, and of a tab or a line's end."""
+        several_N = graph.op("And", white_N, graph.shift(white_N, 1, bool))
+        ended_N = is_among(graph, cells.codes, [numbers[each] for each in "\n\r\t"])
+        space_N = graph.op("Or", several_N, ended_N)
+        codes_N = graph.op("Where", space_N, graph.constant(numbers[SPACE]), cells.codes)
+        going_N = graph.op("And", white_N, graph.shift(white_N, -1, bool))
+        return select(graph, replace(cells, codes=codes_N), graph.op("Not", going_N))
+
     def _normalize(self, graph: GraphBuilder, cells: Cells) -> Cells:
         """Add the cells after all other steps of the normaliser."""
+        if self.normal.composed:
+            cells = compose(graph, cells, {letter: self.symbols[letter] for letter in read_composition().letters})
         cells = self._strip(graph, cells, self.normal.before)
         if self.normal.keys:
             cells = self._replace_clusters(graph, cells)
