@@ -328,7 +328,7 @@ def _take_apart(path: Path, words: Tokenizer) -> Pieces:
         raise ExportError(
             f"{path / 'tokenizer.json'}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, DistilBERT, "
             "ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram as "
-            "of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another tokenizer, tokenise in the app with a library that "
+            "of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a library that "
             "reads tokenizer.json, and pass the ids to the bundle's other files"
         )
     return pieces.from_tokenizer(words, described)
