@@ -43,7 +43,9 @@ class TuneOptions(opt.DeviceOptions):
     )
     threads: opt.ThreadCounts = "1"
     batch: opt.BatchSizes = "1"
-    seq: Annotated[str | None, opt.device_option("--seq", help="Tokens of the race; npu, coreml: of each file.")] = None
+    seq: Annotated[
+        str | None, opt.device_option("--seq", help="Tokens of the race; npu, coreml, coreai: of files.")
+    ] = None
 
 
 @with_option_groups(without=("affinity", "native", "webgpu", "plan"))
@@ -51,7 +53,7 @@ def export(
     model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
     out: Annotated[Path | None, opt.output(help="A new folder; onnx needs none: into the bundle.")] = None,
     to: Annotated[
-        Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"],
+        Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml", "coreai"],
         opt.output("--for", help="Write for this runtime"),
     ] = "onnx",
     precision: Annotated[str, opt.output(help="fp32,fp16,int8,w8,q4; npu: w8a16,w8a8.")] = "",
@@ -77,7 +79,7 @@ def export(
         from compress.provenance import command_line
         from compress.reporting.terminal import print_export
 
-        fixed_length, settings = to in ("npu", "coreml"), None
+        fixed_length, settings = to in ("npu", "coreml", "coreai"), None
         fixed = command.FixedOptions(max_drop=max_drop / 100)
         if fixed_length and race.seq is not None:
             fixed = replace(fixed, lengths=tuple(arguments.parse_numbers("seq", race.seq)))

@@ -31,6 +31,7 @@ ONE_ROW = ("executorch", "litert", "npu")
 ELSEWHERE = {
     "web": "the ONNX files again, for browsers: measure these with --device browser",
     "coreml": "runs on Apple's systems only",
+    "coreai": "runs on Apple's systems only",
 }
 OTHER_ORT = ".with_runtime_opt.ort"
 """The ending of files for other providers than the CPU."""

@@ -31,6 +31,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "executorch": "compress export --for executorch; give it an environment of its own",
     "litert": "compress export --for litert; give it an environment of its own",
     "coreml": "compress export --for coreml",
+    "coreai": "compress export --for coreai; give it an environment of its own",
     "npu": "the emulator that certifies compress export --for npu; x86-64 Linux",
     "postgresql": "a compress search whose --storage is a PostgreSQL database, for workers on many machines",
     "mlflow": "--track mlflow; TensorBoard is in the base install",

@@ -15,7 +15,7 @@ from compress.exporters import formats
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Source, load_source
 from compress.exporters.formats import ExportResult, Format
-from compress.exporters.formats.apple import write_coreml
+from compress.exporters.formats.apple import write_coreai, write_coreml
 from compress.quantization.calibration import compute_ranges
 from compress.quantization.npu import write_npu
 from compress.tuning import tune
@@ -81,7 +81,7 @@ def export(
     precisions   number formats of the weights; default: the format's own choice
     opset        export ONNX again from the weights at this opset; None: use the bundle's files
     race         race variants of a bundle's files first, and export the fastest: see `compress.tuning`
-    fixed        lengths of files for NPUs and Core ML, and the allowed loss
+    fixed        lengths of files for NPUs, Core ML and Core AI, and the allowed loss
     data         examples of the task, as for `distill`: int8 is calibrated on them, and scored in a race; files for
                  NPUs are certified on them
     columns      columns of the data, if they cannot be detected
@@ -104,8 +104,10 @@ def export(
     load_data = None if data is None else load
     tried: Sequence[VariantResult] = ()
     writers = {
-        "npu": partial(write_npu, **asdict(fixed), say=say), "coreml": partial(write_coreml, lengths=fixed.lengths),
-    }  # fmt: skip
+        "npu": partial(write_npu, **asdict(fixed), say=say),
+        "coreml": partial(write_coreml, lengths=fixed.lengths),
+        "coreai": partial(write_coreai, lengths=fixed.lengths),
+    }
     with ExitStack() as stack:
         if race is not None:
             source, tried = stack.enter_context(tune_source(source, race, load_data, in_place=out is None, say=say))

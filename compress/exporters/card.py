@@ -169,6 +169,7 @@ RUNTIMES: Mapping[str, tuple[str, str, str, str]] = {
                    'method = Runtime.get().load_program("{file}").load_method("forward")'),
     "npu": ("onnxruntime", "python", f"{ORT}\nimport onnxruntime_qnn", NPU_OPENING),
     "coreml": ("coreml", "swift", "import CoreML", ""),
+    "coreai": ("coreai", "swift", "import CoreAI", ""),
     "litert": ("litert", "python", "from ai_edge_litert.interpreter import Interpreter",
                'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
 }  # fmt: skip

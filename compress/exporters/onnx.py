@@ -140,7 +140,7 @@ class TracedModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
         ends, config = attention_mask, self.model.config
         unprepared = self.masks_inside or config.model_type in SQUARES_ITS_MASK
-        mask = attention_mask if unprepared else prepare_mask(attention_mask, config)
+        mask = attention_mask if unprepared else prepare_mask(attention_mask, config, self.model.dtype)
         if config.is_encoder_decoder:  # T5 classifies at the end of a text; ids drawn at random may lack it
             last_B1 = ends.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
@@ -151,17 +151,17 @@ class TracedModel(nn.Module):
 def _prepare_inside(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask = kwargs["attention_mask"]
     if isinstance(mask, Tensor) and mask.dim() == 2:
-        kwargs = {**kwargs, "attention_mask": prepare_mask(mask, encoder.config)}
+        kwargs = {**kwargs, "attention_mask": prepare_mask(mask, encoder.config, encoder.dtype)}
     return args, kwargs
 
 
-def prepare_mask(mask_BL: Tensor, config: Any) -> Any:
+def prepare_mask(mask_BL: Tensor, config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Compute the mask that is added to the scores (batch, 1, 1 or tokens, tokens): one, or one per kind of layer."""
     seen = mask_BL[:, None, None, :]
     kinds = getattr(config, "layer_types", None)
     if looks_back := config.model_type in LOOKS_BACK:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
-    full = (1.0 - seen.to(torch.float32)) * MASKED
+    full = (1.0 - seen.to(dtype)) * MASKED
     if "sliding_attention" not in (kinds or ()) and (config.model_type != "mistral" or config.sliding_window is None):
         return full
     place_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)

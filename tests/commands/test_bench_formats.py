@@ -47,7 +47,7 @@ def test_all_formats_are_raced_in_one_table(bundle: Bundle, tmp_path: Path, monk
     assert named["onnx int8"].bytes == bundle.files()["int8"].stat().st_size
     assert named["onnx fp32"].difference == 0 < named["ort int8"].difference < named["ort int8"].logit
     assert named["text int8"].difference == named["onnx int8"].difference
-    assert result.left_out.keys() == {"litert", "web", "coreml", "npu", "onnx w8", "executorch", "openvino"}
+    assert result.left_out.keys() == {"litert", "web", "coreml", "coreai", "npu", "onnx w8", "executorch", "openvino"}
     assert result.left_out["litert"] == ABSENT
     assert result.install.startswith("pip install") and "litert-torch" in result.install
     assert all(word in told.out for word in ("differs by", "left out: ", "litert-torch"))
@@ -58,6 +58,7 @@ def test_named_formats_that_do_not_run_here_are_errors(bundle: Bundle, monkeypat
     refused: dict[str, dict[str, Any]] = {
         "onxn": {"expected": "Did you mean 'onnx'"},
         "coreml": {"expected": "Apple"},
+        "coreai": {"expected": "Apple"},
         "litert": {"expected": "pip install"},
         "executorch": {"rows": 2, "expected": "--batch 1"},
         "npu": {"expected": "--data"},

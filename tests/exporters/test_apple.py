@@ -1,4 +1,4 @@
-"""Core ML packages: operators are computed as torch computes them; what is written is read back and answers alike."""
+"""Core ML and Core AI: operators are computed as torch computes them; files are read back and answer alike."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 from compress.commands import export as commands
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
-from compress.exporters.formats import ExportResult, apple, mil
+from compress.exporters.formats import ExportResult, aimodel, apple, mil
 from compress.exporters.formats.mil import OPERATORS
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, LENGTH, QA, TAGGING, bundle, names
@@ -27,6 +27,10 @@ BINARY = {
     "equal": "eq", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "mul": "mul",
     "not_equal": "ne", "real_div": "div", "sub": "sub",
 }  # fmt: skip
+SAME = {
+    "add": "add", "divide": "div", "equal": "eq", "floor_divide": "floor_divide", "greater": "gt", "maximum": "maximum",
+    "minimum": "minimum", "mul": "mul", "not_equal": "ne", "sub": "sub",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle(tmp_path_factory.mktemp("written") / "bundle").path
 
 
-def needs_coremltools() -> None:
-    pytest.importorskip("coremltools", reason="the extra coreml is not installed")
+def needs(to: str) -> None:
+    pytest.importorskip(TARGETS[to].packages[0].replace("-", "_"), reason=f"the extra {to} is not installed")
+
+
+TARGETS = {"coreml": apple.CORE_ML, "coreai": apple.CORE_AI}
 
 
 @pytest.mark.parametrize(
@@ -93,12 +100,58 @@ def needs_coremltools() -> None:
     ],
 )  # fmt: skip
 def test_operators_are_torchs(name: str, given: Any, expected: Any) -> None:
-    made = OPERATORS[name](**given)
-    made, expected = ((each,) if not isinstance(each, tuple) else each for each in (made, expected))
+    compare(OPERATORS[name](**given), expected)
+
+
+def compare(made: Any, expected: Any) -> None:
+    made, expected = ((each,) if not isinstance(each, (tuple, list)) else each for each in (made, expected))
     assert len(made) == len(expected)
     for one, other in zip(made, expected, strict=True):
         assert np.shape(one) == tuple(other.shape)
         np.testing.assert_allclose(one, other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def at(*numbers: int) -> Any:
+    return np.array(numbers, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("argmax", [X, at(2)[0]], T.argmax(2, keepdim=True)),
+        ("blockwise_shift_scale", [X[0], W[:, :1], W[:, 1:2], W[:, 2:3]],
+         T[0, :, :1] * (T[0] - T[0, :, 1:2]) + T[0, :, 2:3]),
+        ("broadcast_in_dims", [X[:, :1], at(3), at(1)], T[:, :1].expand(2, 3, 4)),
+        *((f"broadcasting_{name}", [X, W], getattr(torch, of)(T, T[0])) for name, of in SAME.items()),
+        ("broadcasting_batch_matmul", [X, X.swapaxes(1, 2)], T @ T.mT),
+        ("broadcasting_bitwise_and", [X > 0, W > 0], (T > 0) & (T[0] > 0)),
+        ("broadcasting_pow", [np.abs(X), np.float32(3)], T.abs() ** 3),
+        ("broadcasting_where", [X > 0, X, np.float32(0)], T.relu()),
+        ("cast", [X], T),
+        ("concat", [at(1)[0], X, X], torch.cat([T, T], 1)),
+        ("gather_along_axis", [W, at(1, 0, 3)[:, None], at(1)[0]], T[0].gather(1, torch.tensor([[1], [0], [3]]))),
+        ("gather_nd", [W, at(2, 0)[:, None]], T[0][torch.tensor([2, 0])]),
+        ("gelu", [X, "#coreai.approximate<none>"], functional.gelu(T)),
+        ("gelu", [X, "#coreai.approximate<tanh>"], functional.gelu(T, approximate="tanh")),
+        ("log", [np.abs(X)], T.abs().log()),
+        ("not", [X > 0], ~(T > 0)),
+        ("pad", [X, at(0, 0, 1, 0, 0, 2), np.float32(0.5), "<constant>"], functional.pad(T, (0, 2, 1, 0), value=0.5)),
+        ("reduce_mean", [X, at(2)], T.mean(2, keepdim=True)),
+        ("relu", [X], T.relu()),
+        ("reshape", [X, at(2, 12)], T.reshape(2, 12)),
+        ("rsqrt", [np.abs(X)], T.abs().rsqrt()),
+        ("scan", [X, at(1)[0], np.array(False), "0 : i32"], T.cumsum(1)),
+        ("silu", [X], functional.silu(T)),
+        ("slice", [X, at(0, 1, -3), at(2, 2**31 - 1, -1), at(1, 1, 2)], T[:, 1:, -3:-1:2]),
+        ("softmax", [X, at(2)[0]], T.softmax(2)),
+        ("split", [X, at(1, 3), at(2)[0]], T.split([1, 3], 2)),
+        ("sqrt", [np.abs(X)], T.abs().sqrt()),
+        ("tanh", [X], T.tanh()),
+        ("transpose", [X, at(0, 2, 1)], T.mT),
+    ],
+)  # fmt: skip
+def test_operators_of_core_ai_are_torchs(name: str, given: Any, expected: Any) -> None:
+    compare(aimodel.OPERATORS[name](*given), expected)
 
 
 def test_a_family_that_reads_its_last_token_is_refused(tmp_path: Path) -> None:
@@ -108,9 +161,13 @@ def test_a_family_that_reads_its_last_token_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_every_operator_is_compared_with_torchs() -> None:
-    (cases,) = test_operators_are_torchs.pytestmark  # type: ignore[attr-defined]  # pytest puts it there
-    assert {name for name, *_ in cases.args[1]} == set(OPERATORS)
+@pytest.mark.parametrize(
+    ("test", "operators"),
+    [(test_operators_are_torchs, OPERATORS), (test_operators_of_core_ai_are_torchs, aimodel.OPERATORS)],
+)
+def test_every_operator_is_compared_with_torchs(test: Any, operators: Any) -> None:
+    (cases,) = test.pytestmark  # pytest puts it there
+    assert {name for name, *_ in cases.args[1]} == set(operators)
 
 
 @pytest.mark.parametrize(("seq", "wrong"), [("1", 1), ("20,4000", 4000)])
@@ -127,29 +184,37 @@ def relative(made: ExportResult) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_packages_answer_as_the_bundle_does(written: Path, tmp_path: Path) -> None:
-    needs_coremltools()
-    result = command.run(
-        "export", str(written), "--for", "coreml", "--precision", "fp32,fp16,w8", "--out", str(tmp_path / "out")
-    )
+@pytest.mark.parametrize("to", TARGETS)
+def test_files_answer_as_the_bundle_does(to: str, written: Path, tmp_path: Path) -> None:
+    needs(to)
+    target, options = TARGETS[to], ("--precision", "fp32,fp16,w8", "--out", str(tmp_path / "out"))
+    result = command.run("export", str(written), "--for", to, *options)
     assert result.code == 0, result.err
-    inside = {f"{package}/{file}" for package in apple.PACKAGES.values() for file in apple.INSIDE}
-    assert names(tmp_path / "out") == {*BESIDE, *inside}
+    assert names(tmp_path / "out") == {
+        *BESIDE,
+        *(f"{file}/{part}" for file in target.files.values() for part in target.inside),
+    }
     record = json.loads((tmp_path / "out" / "export.json").read_text())
     apart = {each["precision"]: each["difference"] for each in record["files"] if "difference" in each}
     assert apart["fp32"]["largest"] < 1e-5 * apart["fp32"]["logit"]
     assert 0 < apart["fp16"]["largest"] < 0.02 * apart["fp16"]["logit"]
     assert apart["fp16"]["largest"] < apart["w8"]["largest"] < 0.1 * apart["w8"]["logit"]
-    size = {each["file"]: each["bytes"] for each in record["files"]}
-    weights = [size[f"{apple.PACKAGES[precision]}/{apple.INSIDE[1]}"] for precision in ("fp32", "fp16", "w8")]
-    assert weights[1] < 0.55 * weights[0]
-    assert weights[2] < 0.7 * weights[1]
+    sizes = {
+        precision: sum(path.stat().st_size for path in (tmp_path / "out" / file).rglob("*") if path.is_file())
+        for precision, file in target.files.items()
+    }
+    assert sizes["w8"] < 0.9 * sizes["fp16"] < 0.7 * sizes["fp32"]
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"shape: [1, {LENGTH}], dataType: .int32" in card
+    assert f"shape: [1, {LENGTH}]" in card
     assert '"token_type_ids": row([])' in card
     assert "nothing of it was run here" in card
-    program = mil.Program(tmp_path / "out" / "model.mlpackage")
-    assert json.loads(program.spec.description.metadata.userDefined["compress.labels"]) == ["negative", "positive"]
+    file = tmp_path / "out" / target.files["fp32"]
+    program = target.read(file)
+    if to == "coreml":
+        labels = program.spec.description.metadata.userDefined["compress.labels"]
+    else:
+        labels = json.loads((file / "metadata.json").read_text())["creatorDefinedMetadata"]["compress.labels"]
+    assert json.loads(labels) == ["negative", "positive"]
     row = {name: np.asarray([value], np.int32) for name, value in tiny.tokenizer()("a good film").items()}
     padded = {name: np.pad(value, ((0, 0), (0, LENGTH - value.shape[1]))) for name, value in row.items()}
     (found,) = program(padded)
@@ -158,6 +223,7 @@ def test_packages_answer_as_the_bundle_does(written: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize(
     ("model", "task"),
     [
@@ -166,32 +232,51 @@ def test_packages_answer_as_the_bundle_does(written: Path, tmp_path: Path) -> No
         (lambda: tiny.model("mobilebert", labels=2, hidden=64), tiny.SENTIMENT),
     ],
 )
-def test_several_lengths_of_one_package(model: Callable[[], Any], task: Any, tmp_path: Path) -> None:
-    needs_coremltools()
+def test_several_lengths_of_one_file(to: str, model: Callable[[], Any], task: Any, tmp_path: Path) -> None:
+    needs(to)
     source, fixed = bundle(tmp_path / "bundle", model(), task), commands.FixedOptions((LENGTH, 16))
-    made = commands.export(str(source.path), tmp_path / "out", to="coreml", precisions=("fp32",), fixed=fixed)
+    made = commands.export(str(source.path), tmp_path / "out", to=to, precisions=("fp32",), fixed=fixed)
     assert relative(made)["fp32"] < 1e-4
-    assert made.verdicts[0].startswith("for iOS 18 or macOS 15 and later")
-    (first, *_) = mil.Program(tmp_path / "out" / "model.mlpackage").spec.description.input
-    shapes = [list(each.shape) for each in first.type.multiArrayType.enumeratedShapes.shapes]
+    assert made.verdicts[0].startswith({"coreml": "for iOS 18 or macOS 15", "coreai": "for iOS 27 or macOS 27"}[to])
+    program = TARGETS[to].read(tmp_path / "out" / TARGETS[to].files["fp32"])
+    if to == "coreml":
+        (first, *_) = program.spec.description.input
+        shapes = [list(each.shape) for each in first.type.multiArrayType.enumeratedShapes.shapes]
+    else:
+        shapes = [list(inputs["input_ids"][0]) for inputs in program.functions.values()]
     assert sorted(shapes) == [[1, 16], [1, LENGTH]]
 
 
 @pytest.mark.slow
-def test_the_interface_of_a_package_is_checked(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs_coremltools()
-    check = apple._check
-    monkeypatch.setattr(apple, "_check", lambda found, names, outputs, lengths: check(found, names, outputs, [16]))
-    with pytest.raises(ExportError, match="coremltools wrote a package that reads"):
-        commands.export(str(written), tmp_path / "out", to="coreml")
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2", "modernbert", "roberta"])
+def test_core_ai_takes_more_families(family: str, tmp_path: Path) -> None:
+    needs("coreai")
+    far = {"max_relative_positions": LENGTH} if family == "deberta" else {}
+    source = bundle(tmp_path / "bundle", tiny.model(family, labels=2, **far))
+    made = commands.export(str(source.path), tmp_path / "out", to="coreai", precisions=("fp32", "fp16"))
+    assert relative(made)["fp32"] < 1e-5
+    assert relative(made)["fp16"] < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", TARGETS)
+def test_the_interface_of_a_file_is_checked(
+    to: str, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(to)
+    compare = apple._compare
+    monkeypatch.setattr(apple, "_compare", lambda package, found, wanted: compare(package, found, (wanted[0], ["x"])))
+    with pytest.raises(ExportError, match="wrote a file that reads"):
+        commands.export(str(written), tmp_path / "out", to=to)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-def test_unknown_operators_of_a_package_are_named(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("to", "module"), [("coreml", mil), ("coreai", aimodel)])
+def test_unknown_operators_of_a_file_are_named(
+    to: str, module: Any, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs_coremltools()
-    monkeypatch.delitem(mil.OPERATORS, "gelu")  # type: ignore[attr-defined]  # a dict to monkeypatch, a Mapping to all
-    with pytest.raises(ExportError, match="gelu cannot be computed outside of Core ML"):
-        commands.export(str(written), tmp_path / "out", to="coreml")
+    needs(to)
+    monkeypatch.delitem(module.OPERATORS, "gelu")
+    with pytest.raises(ExportError, match="gelu cannot be computed outside of Core"):
+        commands.export(str(written), tmp_path / "out", to=to)

@@ -255,6 +255,7 @@ def test_a_missing_extra_is_named(written: Path, tmp_path: Path, monkeypatch: py
         ("executorch", "executorch"),
         ("litert", "litert_torch"),
         ("coreml", "coremltools"),
+        ("coreai", "coreai_torch"),
     ):
         monkeypatch.setitem(__import__("sys").modules, module, None)
         for loaded in [name for name in __import__("sys").modules if name.startswith(f"{module}.")]:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from compress.exporters.int8 import Ranges
     from compress.records.certificate import Certificate, VariantResult
 
-Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml"]
+Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert", "npu", "coreml", "coreai"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "onnx": ("onnxruntime", tuple(FILES), ("fp32", "int8")),
@@ -61,6 +61,7 @@ WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "litert": ("mobile", ("fp32", "int8", "w8"), ("fp32", "int8")),
     "npu": ("", ("w8a16", "w8a8"), ("w8a16",)),
     "coreml": ("apple", ("fp32", "fp16", "w8"), ("fp16", "w8")),
+    "coreai": ("apple", ("fp32", "fp16", "w8"), ("fp16", "w8")),
 }
 """The module of `write_<format>` ('': the caller of `export` passes that function, which needs higher packages), the
 precisions that it can write, and those that it writes by default."""

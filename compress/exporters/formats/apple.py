@@ -1,9 +1,10 @@
-"""Export files for iPhones, iPads and Macs: Core ML packages (.mlpackage), which Core ML gives to CPU, GPU and Neural
-Engine as it chooses.
+"""Export files for iPhones, iPads and Macs: Core ML packages (.mlpackage) and Core AI assets (.aimodel), which Apple's
+systems give to CPU, GPU and Neural Engine as they choose.
 
-The program is an "ML program", made by torch.export. It reads one row of a fixed number of tokens, int32, padded with
-attention_mask 0: the bundle's max_length, or a given length (iOS 17, macOS 14); or any of several lengths, which
-Core ML calls enumerated shapes (iOS 18, macOS 15). The Neural Engine needs fixed shapes.
+The programs are made by torch.export. They read one row of a fixed number of tokens, int32, padded with attention_mask
+0: the bundle's max_length, or a given length; or any of several lengths, which are enumerated shapes in Core ML (iOS
+18, macOS 15), and one function each in Core AI. The Neural Engine needs fixed shapes. Core AI takes the place of Core
+ML from iOS 27 and macOS 27 on.
 
     fp32   as it is; not for the Neural Engine, which computes in float16
     fp16   weights and activations float16; the mask is bounded: float32's lowest number would be minus infinity
@@ -12,42 +13,89 @@ Core ML calls enumerated shapes (iOS 18, macOS 15). The Neural Engine needs fixe
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from compress.errors import ExportError
-from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, import_extra, quiet
-from compress.exporters.formats.mil import Program
+from compress.exporters.formats import (
+    ExportContext,
+    ExportedFile,
+    ExportResult,
+    aimodel,
+    converting,
+    import_extra,
+    mil,
+    quiet,
+)
 from compress.exporters.formats.mobile import SHORTEST_TEXT
 from compress.exporters.onnx import LOOKS_BACK, TracedModel
 from compress.exporters.session import read_model
 from compress.slicing.shape import positions
 
-PACKAGES = {"fp32": "model.mlpackage", "fp16": "model_fp16.mlpackage", "w8": "model_w8.mlpackage"}
-INSIDE = ("Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin", "Manifest.json")
-SYSTEMS = {1: ("iOS17", "iOS 17 or macOS 14"), 2: ("iOS18", "iOS 18 or macOS 15")}
-"""The first systems that support one length, and several."""
-SWIFT = """let url = Bundle.main.url(forResource: "{stem}", withExtension: "mlmodelc")!  // Xcode compiles the package
-let model = try MLModel(contentsOf: url)
-func row(_ numbers: [Int32]) -> MLMultiArray {{
-    let array = try! MLMultiArray(shape: [1, {length}], dataType: .int32)
-    for at in 0..<{length} {{ array[at] = NSNumber(value: at < numbers.count ? numbers[at] : 0) }}
-    return array
-}}
-let ids: [Int32] = [{ids}]  // of your text, by tokenizer.json
-let inputs = try MLDictionaryFeatureProvider(dictionary: [{inputs}])
-let logits = try model.prediction(from: inputs).featureValue(for: "{output}")!.multiArrayValue!"""
-ROWS = {"input_ids": "row(ids)", "attention_mask": "row(ids.map { _ in 1 })", "token_type_ids": "row([])"}
 READ_LAST = {"xlnet", *LOOKS_BACK}
-UNRUN = (
-    "Core ML runs on Apple's systems alone: nothing of it was run here, or timed. What was compared with the fp32 ONNX "
-    "file is each package as it was written, read back, and computed in NumPy, operator by operator, rounded to "
-    "float16 after each where it is kept so"
-)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A format of Apple's.
+
+    name      what it is called; extra: what installs its converter, of these packages
+    files     precision -> the file, which is a folder; inside: the files in it, the main one first
+    systems   the first systems that support one length, and several
+    convert   writes a file; read: reads it back; check: raises ExportError where it is not what was requested
+    swift     opens a file
+    """
+
+    name: str
+    extra: str
+    packages: tuple[str, ...]
+    files: Mapping[str, str]
+    inside: tuple[str, ...]
+    systems: tuple[str, str]
+    convert: "Callable[[_Request, Path, str], None]"
+    read: Callable[[Path], Any]
+    check: "Callable[[Any, _Request], None]"
+    swift: str
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The interface of a file: the names of its inputs and outputs, and its lengths, in ascending order."""
+
+    context: ExportContext
+    names: Sequence[str]
+    outputs: Sequence[str]
+    lengths: Sequence[int]
+
+    def trace(self, *, half: bool = False) -> Any:
+        """Trace the model, for one length or any up to the longest; `half`: in float16, but for its outputs."""
+        model = self.context.model()
+        traced = _Half(model.half()) if half else TracedModel(model)
+        shortest, longest = self.lengths[0], self.lengths[-1]
+        several = {1: torch.export.Dim("tokens", min=shortest, max=longest)} if shortest < longest else None
+        sample = tuple(torch.ones(1, longest, dtype=torch.int32) for _ in self.names)
+        shapes = None if several is None else tuple(several for _ in self.names)
+        return torch.export.export(traced.eval(), sample, dynamic_shapes=shapes, strict=False)
+
+    def describe(self) -> dict[str, str]:
+        """Return what is stored in the metadata."""
+        described, manifest = {"compress.max_length": str(self.lengths[-1])}, self.context.bundle.manifest
+        if manifest.kind == "task" and self.context.bundle.task.labels:
+            described["compress.labels"] = json.dumps(self.context.bundle.task.labels)
+        return described
+
+
+class _Half(TracedModel):
+    """A model in float16, whose outputs are float32."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
+        return tuple(each.float() for each in super().forward(input_ids, attention_mask, token_type_ids))
 
 
 def write_coreml(
@@ -57,39 +105,60 @@ def write_coreml(
 
     lengths   of the rows that the packages read, in tokens; empty: the bundle's max_length
     """
+    return _write(CORE_ML, context, folder, precisions, lengths=lengths)
+
+
+def write_coreai(
+    context: ExportContext, folder: Path, precisions: Sequence[str], *, lengths: Sequence[int] = ()
+) -> ExportResult:
+    """Write each precision as .aimodel, as `write_coreml` does."""
+    return _write(CORE_AI, context, folder, precisions, lengths=lengths)
+
+
+def _write(
+    target: _Target, context: ExportContext, folder: Path, precisions: Sequence[str], *, lengths: Sequence[int]
+) -> ExportResult:
     if (family := context.bundle.manifest.model_type) in READ_LAST:
         raise ExportError(
             f"{context.name}: {family} reads its answer off the last token, which padding to a fixed length moves; "
             "--for onnx and --for ort take every family"
         )
     taken = _check_lengths(context, sorted(set(lengths)) or [context.bundle.manifest.max_length])
-    with quiet():  # without coremltools' progress bars, and its warnings of untested versions
-        import_extra("coremltools", "coreml")
+    with quiet():  # without the converters' progress bars, and their warnings of untested versions
+        import_extra(target.packages[0].replace("-", "_"), target.extra)
     rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] <= taken[-1]]
-    names, outputs = list(rows[0]), [each.name for each in read_model(context.onnx("fp32")).graph.output]
-    system, since = SYSTEMS[min(len(taken), 2)]
+    request = _Request(
+        context, list(rows[0]), [each.name for each in read_model(context.onnx("fp32")).graph.output], taken
+    )
     made, computed = [], list[str]()
     with quiet():
-        program = _export(context, names, taken)
         for precision in precisions:
-            package = folder / PACKAGES[precision]
-            with converting(context, "Core ML"):
-                _convert(context, program, package, names, outputs, lengths=taken, precision=precision, system=system)
-            found = Program(package)
-            _check(found, names, outputs, taken)
+            package = folder / target.files[precision]
+            with converting(context, target.name):
+                target.convert(request, package, precision)
+            found = target.read(package)
+            target.check(found, request)
             apart = context.differs(context.pad_rows(found, taken), rows=rows)
             counted = sorted(Counter(found.operators).items())
             computed.append(f"{precision}: operators: {', '.join(f'{count} {name}' for name, count in counted)}")
-            main, *others = (f"{package.name}/{inside}" for inside in INSIDE)
+            main, *others = (f"{package.name}/{inside}" for inside in target.inside)
             made.append(ExportedFile(main, precision, apart, f"open {package.name}", tuple(others)))
     shapes = f"{taken[0]} tokens" if len(taken) == 1 else f"{', '.join(map(str, taken))} tokens, the shortest that fits"
-    verdicts = (f"for {since} and later; one row, int32, padded with attention_mask 0 to {shapes}", *computed, UNRUN)
-    ids = ", ".join(map(str, rows[0]["input_ids"][0]))
-    code = SWIFT.format(
-        stem=PACKAGES[precisions[0]].partition(".")[0], length=taken[-1], ids=ids, output=outputs[0],
-        inputs=", ".join(f'"{name}": {ROWS[name]}' for name in names),
-    )  # fmt: skip
-    return ExportResult(tuple(made), verdicts, packages=("coremltools", "onnxruntime"), code=code)
+    since = target.systems[len(taken) > 1]
+    verdicts = (
+        f"for {since} and later; one row, int32, padded with attention_mask 0 to {shapes}",
+        *computed,
+        UNRUN.format(name=target.name),
+    )
+    code = target.swift.format(
+        stem=target.files[precisions[0]].partition(".")[0],
+        function="main" if len(taken) == 1 else f"main_tokens_{taken[-1]}",
+        length=taken[-1],
+        ids=", ".join(map(str, rows[0]["input_ids"][0])),
+        inputs=", ".join(f'"{name}": {ROWS[name]}' for name in request.names),
+        output=request.outputs[0],
+    )
+    return ExportResult(tuple(made), verdicts, packages=(*target.packages, "onnxruntime"), code=code)
 
 
 def _check_lengths(context: ExportContext, lengths: list[int]) -> list[int]:
@@ -100,37 +169,16 @@ def _check_lengths(context: ExportContext, lengths: list[int]) -> list[int]:
     return lengths
 
 
-def _export(context: ExportContext, names: Sequence[str], lengths: Sequence[int]) -> Any:
-    """Trace the model, for one length or any up to the longest."""
-    model = TracedModel(context.model()).eval()
-    several = {1: torch.export.Dim("tokens", min=lengths[0], max=lengths[-1])} if len(lengths) > 1 else None
-    sample = tuple(torch.ones(1, lengths[-1], dtype=torch.int32) for _ in names)
-    shapes = None if several is None else tuple(several for _ in names)
-    with converting(context, "Core ML"):
-        exported = torch.export.export(model, sample, dynamic_shapes=shapes, strict=False)
-        return exported.run_decompositions({})
-
-
-def _convert(
-    context: ExportContext,
-    program: Any,
-    package: Path,
-    names: Sequence[str],
-    outputs: Sequence[str],
-    *,
-    lengths: Sequence[int],
-    precision: str,
-    system: str,
-) -> None:
+def _convert_coreml(request: _Request, package: Path, precision: str) -> None:
     ct = import_extra("coremltools", "coreml")
-    shapes = [(1, length) for length in lengths]
+    shapes = [(1, length) for length in request.lengths]
     shape = shapes[0] if len(shapes) == 1 else ct.EnumeratedShapes(shapes, default=shapes[-1])
     converted = ct.convert(
-        program,
+        request.trace().run_decompositions({}),
         convert_to="mlprogram",
-        inputs=[ct.TensorType(name=name, shape=shape, dtype=np.int32) for name in names],
-        outputs=[ct.TensorType(name=name, dtype=np.float32) for name in outputs],
-        minimum_deployment_target=getattr(ct.target, system),
+        inputs=[ct.TensorType(name=name, shape=shape, dtype=np.int32) for name in request.names],
+        outputs=[ct.TensorType(name=name, dtype=np.float32) for name in request.outputs],
+        minimum_deployment_target=ct.target.iOS17 if len(shapes) == 1 else ct.target.iOS18,
         compute_precision=ct.precision.FLOAT32 if precision == "fp32" else ct.precision.FLOAT16,
         skip_model_load=True,
     )
@@ -138,17 +186,13 @@ def _convert(
         optimize = import_extra("coremltools.optimize.coreml", "coreml")
         each = optimize.OpLinearQuantizerConfig(mode="linear_symmetric", dtype="int8", granularity="per_channel")
         converted = optimize.linear_quantize_weights(converted, optimize.OptimizationConfig(global_config=each))
-    manifest = context.bundle.manifest
-    converted.short_description = f"{manifest.model_type}, exported by compress"
-    converted.user_defined_metadata["compress.max_length"] = str(lengths[-1])
-    if manifest.kind == "task" and context.bundle.task.labels:
-        converted.user_defined_metadata["compress.labels"] = json.dumps(context.bundle.task.labels)
+    converted.short_description = f"{request.context.bundle.manifest.model_type}, exported by compress"
+    converted.user_defined_metadata.update(request.describe())
     converted.save(str(package))
     (package / "executorch_debug_handle_mapping.json").unlink(missing_ok=True)  # no part of a package of Core ML
 
 
-def _check(found: Program, names: Sequence[str], outputs: Sequence[str], lengths: Sequence[int]) -> None:
-    """Raise ExportError where the interface of a package that was read back is not the requested one."""
+def _check_coreml(found: mil.Program, request: _Request) -> None:
     described = found.spec.description
     arrays = {each.name: each.type.multiArrayType for each in described.input}
     shapes = {
@@ -158,9 +202,91 @@ def _check(found: Program, names: Sequence[str], outputs: Sequence[str], lengths
         ]
         for name, kind in arrays.items()
     }
-    wanted = {name: ["INT32", *((1, length) for length in lengths)] for name in names}
-    if shapes != wanted or [each.name for each in described.output] != list(outputs):
+    wanted = {name: ["INT32", *((1, length) for length in request.lengths)] for name in request.names}
+    _compare("coremltools", (shapes, [each.name for each in described.output]), (wanted, list(request.outputs)))
+
+
+def _convert_coreai(request: _Request, package: Path, precision: str) -> None:
+    converter = import_extra("coreai_torch", "coreai")
+    exported = request.trace(half=precision != "fp32").run_decompositions(converter.get_decomp_table())
+    names = {"input_names": list(request.names), "output_names": list(request.outputs)}
+    program = converter.TorchConverter().add_exported_program(exported, **names).to_coreai()
+    if precision == "w8":
+        optimize = import_extra("coreai_opt.coreai_utils", "coreai")
+        program = optimize.quantize_weights(program, optimize.DType.INT8)
+    if len(request.lengths) > 1:
+        shapes = {f"tokens_{length}": dict.fromkeys(request.names, (1, length)) for length in request.lengths}
+        program.set_static_shape_config("main", shapes)
+    metadata = import_extra("coreai.runtime", "coreai").AIModelAssetMetadata()
+    metadata.model_description = f"{request.context.bundle.manifest.model_type}, exported by compress"
+    for key, value in request.describe().items():
+        metadata.set_custom(key, value)
+    program.save_asset(package, metadata)
+
+
+def _check_coreai(found: aimodel.Program, request: _Request) -> None:
+    several = len(request.lengths) > 1
+    wanted = {
+        f"main_tokens_{length}" if several else "main": dict.fromkeys(request.names, ((1, length), "si32"))
+        for length in request.lengths
+    }
+    given = {name: list(request.outputs) for name in wanted}
+    _compare("coreai-torch", (found.functions, found.outputs), (wanted, given))
+
+
+def _compare(package: str, found: tuple[Any, Any], wanted: tuple[Any, Any]) -> None:
+    """Raise ExportError where the interface of a file that was read back is not the requested one."""
+    if found != wanted:
         raise ExportError(
-            f"coremltools wrote a package that reads {shapes} and gives {[each.name for each in described.output]}; "
-            f"expected {wanted} and {list(outputs)}: this version of it is not supported"
+            f"{package} wrote a file that reads {found[0]} and gives {found[1]}; expected {wanted[0]} and {wanted[1]}: "
+            "this version of it is not supported"
         )
+
+
+ROWS = {"input_ids": "row(ids)", "attention_mask": "row(ids.map { _ in 1 })", "token_type_ids": "row([])"}
+UNRUN = (
+    "{name} runs on Apple's systems alone: nothing of it was run here, or timed. What was compared with the fp32 ONNX "
+    "file is each file as it was written, read back, and computed in NumPy, operator by operator, rounded to float16 "
+    "after each where it is kept so"
+)
+CORE_ML = _Target(
+    name="Core ML",
+    extra="coreml",
+    packages=("coremltools",),
+    files={"fp32": "model.mlpackage", "fp16": "model_fp16.mlpackage", "w8": "model_w8.mlpackage"},
+    inside=("Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin", "Manifest.json"),
+    systems=("iOS 17 or macOS 14", "iOS 18 or macOS 15"),
+    convert=_convert_coreml,
+    read=mil.Program,
+    check=_check_coreml,
+    swift="""let url = Bundle.main.url(forResource: "{stem}", withExtension: "mlmodelc")!  // Xcode compiles the package
+let model = try MLModel(contentsOf: url)
+func row(_ numbers: [Int32]) -> MLMultiArray {{
+    let array = try! MLMultiArray(shape: [1, {length}], dataType: .int32)
+    for at in 0..<{length} {{ array[at] = NSNumber(value: at < numbers.count ? numbers[at] : 0) }}
+    return array
+}}
+let ids: [Int32] = [{ids}]  // of your text, by tokenizer.json
+let inputs = try MLDictionaryFeatureProvider(dictionary: [{inputs}])
+let logits = try model.prediction(from: inputs).featureValue(for: "{output}")!.multiArrayValue!""",
+)
+CORE_AI = _Target(
+    name="Core AI",
+    extra="coreai",
+    packages=("coreai-torch", "coreai-opt"),
+    files={"fp32": "model.aimodel", "fp16": "model_fp16.aimodel", "w8": "model_w8.aimodel"},
+    inside=("main.mlirb", "main.hash", "metadata.json"),
+    systems=("iOS 27 or macOS 27",) * 2,
+    convert=_convert_coreai,
+    read=aimodel.Program,
+    check=_check_coreai,
+    swift="""let url = Bundle.main.url(forResource: "{stem}", withExtension: "aimodel")!
+let model = try await AIModel(contentsOf: url)
+let function = try model.loadFunction(named: "{function}")!
+func row(_ numbers: [Int32]) -> NDArray {{
+    NDArray(scalars: numbers + Array(repeating: 0, count: {length} - numbers.count), shape: [1, {length}])
+}}
+let ids: [Int32] = [{ids}]  // of your text, by tokenizer.json
+var outputs = try await function.run(inputs: [{inputs}])
+let logits = outputs.remove("{output}")!""",
+)

@@ -79,7 +79,7 @@ def _layer_norm(x: Array, axes: Sequence[int], epsilon: float, **affine: Array) 
     return normal * affine.get("gamma", 1) + affine.get("beta", 0)
 
 
-def _gelu(x: Array, mode: str) -> Array:
+def gelu(x: Array, mode: str) -> Array:
     if mode == "EXACT":
         return (0.5 * x * (1 + erf(x / np.sqrt(2)))).astype(x.dtype)
     if mode == "TANH_APPROXIMATION":
@@ -135,7 +135,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "fill": lambda shape, value: np.full([int(size) for size in shape], value),
     "gather": lambda x, indices, axis, **_: np.take(x, indices, int(axis)),
     "gather_along_axis": lambda x, indices, axis, **_: np.take_along_axis(x, indices, int(axis)),
-    "gelu": _gelu,
+    "gelu": gelu,
     "greater": _elementwise(np.greater),
     "greater_equal": _elementwise(np.greater_equal),
     "layer_norm": _layer_norm,
