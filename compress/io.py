@@ -253,9 +253,9 @@ def _list_files(folder: Path) -> set[str]:
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """Compute the SHA-256 over the names and contents of files, sorted by name, as a hex string."""
+    """Compute the SHA-256 over the names and contents of files, sorted by name and then by path, as a hex string."""
     total = hashlib.sha256()
-    for path in sorted(paths, key=lambda path: path.name):
+    for path in sorted(paths, key=lambda path: (path.name, path)):
         total.update(path.name.encode())
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())

@@ -140,3 +140,12 @@ def test_checksums_that_are_no_table_are_damage(tmp_path: Path) -> None:
         (folder / CHECKSUMS).write_text(content)
         with pytest.raises(DamagedError):
             io.verify(folder)
+
+
+def test_files_of_one_name_are_hashed_in_one_order(tmp_path: Path) -> None:
+    """A sentence encoder has a config.json, and one in the folder of its pooling."""
+    files = [tmp_path / "config.json", tmp_path / "1_Pooling" / "config.json"]
+    for number, file in enumerate(files):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(str(number))
+    assert io.hash_files(files) == io.hash_files(files[::-1])
