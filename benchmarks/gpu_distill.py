@@ -4,16 +4,20 @@
 
 BERT-base with random weights teaches two students on random tokens: `distilbert` (6 of its layers) and `tinybert`
 (4 x 312, all its losses at once), 128 tokens, batch 256, bfloat16, by the tool's own stage. The first steps, in which
-kernels are chosen, are not timed. MFU: the FLOPs of the products, of the teacher's forward pass and of the student's
-forward and backward passes (three times the forward), over the seconds and over --peak, the processor's bfloat16 FLOP/s
-without sparsity. `distilbert, kept` reads the teacher's outputs instead of computing them; what it takes to write them
-is told apart. On a processor without CUDA it runs too, and measures that: --batch 8 --steps 4 shows that it works.
+kernels are chosen and compiled, are not timed. MFU: the FLOPs of the products, of the teacher's forward pass and of the
+student's forward and backward passes (three times the forward), over the seconds and over --peak, the processor's
+bfloat16 FLOP/s without sparsity. `compiled`: with the layers of both compiled, as long stages on a GPU have them.
+`kept`: the teacher's outputs are read instead of computed; what it takes to write them is told apart. On a processor
+without CUDA it runs too, and measures that: --batch 8 --steps 4 shows that it works.
 """
 
 import argparse
+import math
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,6 +32,7 @@ from compress.models import student as students
 from compress.models.checkpoints import resolve
 from compress.models.flops import flops_per_token
 from compress.slicing.shape import Shape
+from compress.training import compiled
 from compress.training.objective import Objective
 from compress.training.run import Run
 from compress.training.stage import train
@@ -59,13 +64,14 @@ def main() -> None:
     parser.add_argument("--peak", type=float, help="FLOP/s of the processor in bfloat16")
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     args = parser.parse_args()
-    sides = [("distilbert", False), ("distilbert", True), ("tinybert", False)]
+    sides = ["distilbert", "distilbert, compiled", "distilbert, kept", "tinybert"]
     runs: dict[str, list[dict[str, float]]] = {}
     for _ in range(args.rounds):
-        for recipe, kept in sides:
-            name = f"{recipe}, kept" if kept else recipe
-            runs.setdefault(name, []).append(found := measure(recipe, args, kept=kept))
-            print(f"{name:18} " + "  ".join(f"{key} {value:,.2f}" for key, value in found.items()), flush=True)
+        for side in sides:
+            recipe, _, how = side.partition(", ")
+            found = measure(recipe, args, kept=how == "kept", compiling=how == "compiled")
+            runs.setdefault(side, []).append(found)
+            print(f"{side:20} " + "  ".join(f"{key} {value:,.2f}" for key, value in found.items()), flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     result = {
         "device": device, "batch": args.batch, "tokens": args.tokens, "steps": args.steps, "runs": runs,
@@ -73,8 +79,21 @@ def main() -> None:
     write_result(args.out, result, ("compress", "torch", "transformers"))
 
 
-def measure(name: str, args: argparse.Namespace, *, kept: bool) -> dict[str, float]:
-    """Train one student for some steps, and again for more; the difference is what is told."""
+class Timed(Distillation):
+    """A distillation that notes when each optimiser step begins."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.times: list[float] = []
+
+    def begin(self, step: int, total: int) -> None:
+        if step in (WARM_UP, total - 1) and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.times.append(time.perf_counter())
+
+
+def measure(name: str, args: argparse.Namespace, *, kept: bool, compiling: bool) -> dict[str, float]:
+    """Train one student for some steps, and time those after the first ones."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     teacher = BertForSequenceClassification(BertConfig()).eval().requires_grad_(False)
@@ -101,23 +120,19 @@ def measure(name: str, args: argparse.Namespace, *, kept: bool) -> dict[str, flo
                 bf16=True,
             )
             writing = time.perf_counter() - began
-        seconds = []
-        for steps in (WARM_UP, WARM_UP + args.steps):
-            facts = {"name": f"of-{steps}", "steps": steps, "batch": args.batch, "max_length": args.tokens}
-            stage = Stage.model_validate(
-                {
-                    "kind": "distill",
-                    **facts,
-                    "lr": 5e-5,
-                    "evaluate": 0,
-                    "checkpoint": 10**6,
-                    "objective": OBJECTIVES[name],
-                }
-            )
-            run = Run.open(Path(scratch, stage.name), Recipe.load(name), {"seed": 0})
-            seconds.append(train(Distillation(student, shown, objective), stage, rows, collate, run, bf16=True).seconds)
-            run.close()
-    spent = seconds[1] - seconds[0]
+        stage = Stage.model_validate(
+            {
+                "name": "timed", "kind": "distill", "steps": WARM_UP + args.steps + 1, "batch": args.batch,
+                "max_length": args.tokens, "lr": 5e-5, "evaluate": 0, "checkpoint": 10**6,
+                "objective": OBJECTIVES[name],
+            }
+        )  # fmt: skip
+        run = Run.open(Path(scratch, stage.name), Recipe.load(name), {"seed": 0})
+        step = Timed(student, shown, objective)
+        with patch.object(compiled, "LEAST_STEPS", 0 if compiling else math.inf):
+            train(step, stage, rows, collate, run, bf16=True)
+        run.close()
+    spent = step.times[-1] - step.times[WARM_UP]
     flops = (0 if kept else flops_per_token(teacher, args.tokens)) + 3 * flops_per_token(student, args.tokens)
     found = {"samples_per_second": args.steps * args.batch / spent, "ms_per_step": 1000 * spent / args.steps}
     if kept:

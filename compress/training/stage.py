@@ -43,6 +43,7 @@ from compress.models.precision import cast_linear_layers
 from compress.models.signals import train_faster
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
+from compress.training.compiled import compiled_layers
 from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
@@ -129,7 +130,10 @@ def train(
         warn(console, note)
     # a corrupted batch has tokens that are not in the rows; LAMB and Adafactor average over the whole table
     partial_table = getattr(step, "only_rows", False) and corrupt is None and stage.optimizer == "adamw"
-    with only_tokens_in_use(step.student, rows) if partial_table else nullcontext():
+    with (
+        only_tokens_in_use(step.student, rows) if partial_table else nullcontext(),
+        compiled_layers(step, plan_steps(stage, per_epoch)),
+    ):
         trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
         trainer.score, trainer.corrupt = scoring.score if scoring else None, corrupt
         if length is not None:
@@ -458,6 +462,8 @@ def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Datas
         return False
     if explain_uncacheable(teacher.model, objective.teacher_wants):
         return False
+    if torch.cuda.is_available() and objective.teacher_wants - {"logits"}:
+        return False  # a GPU computes hidden states sooner than it receives them
     per_epoch = len(rows) // stage.batch
     steps = plan_length(stage, per_epoch).least if stage.open_ended else plan_steps(stage, per_epoch)
     wants, layers = objective.teacher_wants, len({n for pairs in objective.pairs for _, n in pairs})

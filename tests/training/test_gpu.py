@@ -1,4 +1,4 @@
-"""On a GPU the same code trains the same student: skipped where CUDA is not. Not yet run by us."""
+"""On a GPU the same code trains the same student: skipped where CUDA is not."""
 
 from pathlib import Path
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import compress
+from compress.config.term import Term
 from compress.models.signals import read
+from compress.training.compiled import LEAST_STEPS, compiled_layers
 from compress.training.teacher_cache import teacher_cache
 from tests import learning, tiny
 
@@ -23,6 +25,19 @@ def test_a_student_is_trained_there_and_answers_here(precision: str, tmp_path: P
     assert torch.cuda.max_memory_allocated() > 0
     answers = bundle.predict(["a good film", "a bad film"])
     assert [answer.label for answer in answers] == ["positive", "negative"]
+
+
+def test_compiled_layers_give_the_losses_of_the_layers_as_they_are() -> None:
+    step = learning.step([Term("hinton.soft_targets"), Term("distilbert.cosine", layers="last")]).cuda().eval()
+    rows, collate = learning.rows(), learning.collate()
+    batches = [
+        {name: column.cuda() for name, column in collate([rows[i] for i in chosen]).items()}
+        for chosen in ([0, 3], [1, 2, 4, 5, 6])
+    ]
+    expected = [step(**batch)["loss"] for batch in batches]
+    with compiled_layers(step, LEAST_STEPS):
+        found = [step(**batch)["loss"] for batch in batches]
+    torch.testing.assert_close(found, expected)
 
 
 def test_kept_outputs_are_the_teachers(tmp_path: Path) -> None:

@@ -201,6 +201,14 @@ def test_auto_keeps_outputs_that_are_read_again_and_do_not_change(
     assert not cache_pays(stage, objective, teacher, learning.rows())
 
 
+@pytest.mark.parametrize(("terms", "pays"), [((Term("hinton.soft_targets"),), True), (CACHEABLE, False)])
+def test_on_a_gpu_auto_keeps_logits_only(terms: Sequence[Term], pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    teacher = Teacher("t", Path(), tiny.model("bert", layers=4), tiny.tokenizer(), digest="", trained=True)
+    objective = learning.step(terms).objective
+    assert cache_pays(learning.stage(terms, steps=9), objective, teacher, learning.rows()) == pays
+
+
 def test_queries_keys_and_values_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ObjectiveError, match=r"this objective reads queries, values; set cache_teacher: false"):
         opened(tmp_path, wants=frozenset({"logits", "scores", "queries", "values"}))
