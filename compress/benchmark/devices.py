@@ -1,4 +1,4 @@
-"""Open the device that files are measured on: this machine, one over ssh, a browser, an Android phone."""
+"""Open the device that files are measured on: this machine, one over ssh, a browser, an Android phone, a hosted one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,7 +20,7 @@ from compress.provenance import command_line
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
-KINDS = ("local", "ssh", "browser", "adb")
+KINDS = ("local", "ssh", "browser", "adb", "aihub")
 
 
 class Device(Protocol):
@@ -29,7 +29,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name: `local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
+        """Return the name: `local`, `ssh:pi`, `browser`, `adb:SERIAL`, `aihub:NAME`."""
 
     def facts(self) -> dict[str, str]:
         """Describe the machine: processor, cores, instructions, governor, temperature, system, runtime."""
@@ -59,7 +59,7 @@ def open_device(
 ) -> Iterator[Device]:
     """Open the device of that name, and always close it at the end.
 
-    name      `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`
+    name      `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`, `aihub:NAME`
     lan       browser: allow other machines on the network to open the page
     timeout   seconds to wait for a device that does not answer
     say       receives messages about progress and about what the user must do
@@ -107,10 +107,14 @@ def open_device(
 
                 page = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
                 device = phone_browser(phone, page, say)
+        elif kind == "aihub" and where:
+            from compress.benchmark.aihub import open_hosted
+
+            device = open_hosted(where, say=say)
         else:
             raise DeviceError(
-                f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
-                + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
+                f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb[:SERIAL] or "
+                "aihub:NAME." + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
             )
         yield stack.enter_context(device)
 

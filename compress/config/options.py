@@ -47,7 +47,7 @@ MaxDrop = Annotated[float, output("--max-drop", min=0, max=100, help="Points of 
 Plan = Annotated[bool, output("--plan", help="Estimate minutes, memory and disk; then stop.")]
 Wide = Annotated[bool, output("--wide", help="Show all columns, however wide.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
-DeviceName = Annotated[str, device_option(help="local, browser, adb[:SERIAL], ssh:[user@]host[:port].")]
+DeviceName = Annotated[str, device_option(help="local, browser, adb[:SERIAL], ssh:[user@]host[:port], aihub:NAME.")]
 Lan = Annotated[bool, device_option("--lan", help="Let a browser on another machine connect.")]
 DeviceTimeout = Annotated[float, device_option("--timeout", min=0.1, help="Seconds that a device may be silent.")]
 DevicePython = Annotated[str, device_option("--python", help="ssh: Python with onnxruntime on that machine.")]
