@@ -77,11 +77,12 @@ def run_headline(report: Report) -> str:
 
 
 def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
-    """Name the classes that a student has lost, and the students whose macro F1 falls far more than their score.
+    """Name teachers and students that baselines match, classes that a student has lost, and students whose macro F1
+    falls far more than their score.
 
     shipped  whether to name the lost classes of the shipped student, which the headline names as well
     """
-    students, teacher, warnings = report.of_role("student"), report.teacher_row, list[str]()
+    students, teacher, warnings = report.of_role("student"), report.teacher_row, _remark_baselines(report)
     for row in students if shipped else students[:-1]:
         warnings += _remark_classes(capitalise(row.name), report.fallen(row), "the teacher")
     before, macro_before = (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
@@ -106,18 +107,27 @@ def _remark_classes(name: str, hurt: Sequence[ClassChange], reference: str) -> l
 
 def run_remarks(report: Report) -> list[str]:
     """Say what keeps the headline of a run honest: lost classes, baselines, noise, and the sample's size."""
-    student, teacher, remarks = report.shipped, report.teacher_row, run_warnings(report, shipped=False)
-    baselines = [(score, row.name) for row in report.of_role("baseline") if (score := report.score(row)) is not None]
-    for row in (teacher, student):
-        if row is None or not baselines or (own := report.score(row)) is None:
-            continue
-        best, name = max(baselines)
-        little = row is teacher and report.metric != "mse" and own < best + BARELY * (1 - best)
-        whose = "The teacher" if row is teacher else capitalise(row.name)
-        remarks += _remark_baseline(whose, own, name, best, "barely better than" if little else "")
+    student, remarks = report.shipped, run_warnings(report, shipped=False)
     noise = _describe_noise((row.name, one) for row in report.rows for one in (row.latency or {}).values())
     remarks += [f"Take the times as approximate: {'; '.join(noise)}."] if noise else []
     return remarks + _remark_interval(report.metric, report.score(student) if student else None, report.split_rows)
+
+
+def _remark_baselines(report: Report) -> list[str]:
+    """Say that teacher or shipped student is hardly better than the best baseline, and what helps a teacher."""
+    baselines = [(score, row.name) for row in report.of_role("baseline") if (score := report.score(row)) is not None]
+    remarks = list[str]()
+    for row in (report.teacher_row, report.shipped):
+        if row is None or not baselines or (own := report.score(row)) is None:
+            continue
+        best, name = max(baselines)
+        little = row is report.teacher_row and report.metric != "mse" and own < best + BARELY * (1 - best)
+        whose = "The teacher" if row is report.teacher_row else capitalise(row.name)
+        found = _remark_baseline(whose, own, name, best, "barely better than" if little else "")
+        if found and row is report.teacher_row:
+            found.append("More labelled rows, or another teacher, will help more than another student.")
+        remarks += found
+    return remarks
 
 
 def _remark_baseline(name: str, own: float, baseline: str, best: float, better: str = "") -> list[str]:

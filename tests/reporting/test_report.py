@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,14 @@ def test_remarks_name_the_sample_and_a_baseline_that_does_as_well() -> None:
         "872 rows leave an accuracy of 0.873 uncertain: 95 % interval 0.849"
     )
     assert "Student is no better than the baseline bag of words (0.700 against 0.720)." in run_remarks(regression())
+
+
+def test_a_teacher_that_a_baseline_matches_is_warned_of_with_what_helps() -> None:
+    assert run_warnings(report()) == []
+    weak = report(rows=(*ROWS[:2], replace(ROWS[2], score={"accuracy": 0.5}), *ROWS[3:]))
+    first, help_ = run_warnings(weak)[:2]
+    assert re.fullmatch(r"The teacher is no better than the baseline .* \(0\.500 against 0\.\d+\)\.", first)
+    assert "labelled rows" in help_
 
 
 def test_a_lost_class_is_in_the_headline_the_warnings_and_the_remarks() -> None:
