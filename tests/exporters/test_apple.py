@@ -134,6 +134,8 @@ def at(*numbers: int) -> Any:
         ("gelu", [X, "#coreai.approximate<none>"], functional.gelu(T)),
         ("gelu", [X, "#coreai.approximate<tanh>"], functional.gelu(T, approximate="tanh")),
         ("log", [np.abs(X)], T.abs().log()),
+        ("lut_to_dense", [np.array([[2, 0, 3]], np.uint8), W.reshape(-1)[:4].reshape(1, 1, 4, 1), np.int16(0)],
+         T[0].flatten()[torch.tensor([[2, 0, 3]])]),
         ("not", [X > 0], ~(T > 0)),
         ("pad", [X, at(0, 0, 1, 0, 0, 2), np.float32(0.5), "<constant>"], functional.pad(T, (0, 2, 1, 0), value=0.5)),
         ("reduce_mean", [X, at(2)], T.mean(2, keepdim=True)),
@@ -170,6 +172,12 @@ def test_every_operator_is_compared_with_torchs(test: Any, operators: Any) -> No
     assert {name for name, *_ in cases.args[1]} == set(operators)
 
 
+@pytest.mark.parametrize(("bits", "stored"), [(4, "1032"), (6, "81f03f")])
+def test_numbers_without_gaps_are_read(bits: int, stored: str) -> None:
+    numbers = {4: [0, 1, 2, 3], 6: [1, 2, 63, 15]}[bits]
+    assert aimodel._unpack_bits(bytes.fromhex(stored), bits).ravel().tolist() == numbers
+
+
 @pytest.mark.parametrize(("seq", "wrong"), [("1", 1), ("20,4000", 4000)])
 def test_lengths_that_the_model_cannot_read(seq: str, wrong: int, written: Path, tmp_path: Path) -> None:
     before = names(written)
@@ -187,7 +195,7 @@ def relative(made: ExportResult) -> dict[str, float]:
 @pytest.mark.parametrize("to", TARGETS)
 def test_files_answer_as_the_bundle_does(to: str, written: Path, tmp_path: Path) -> None:
     needs(to)
-    target, options = TARGETS[to], ("--precision", "fp32,fp16,w8", "--out", str(tmp_path / "out"))
+    target, options = TARGETS[to], ("--precision", ",".join(TARGETS[to].files), "--out", str(tmp_path / "out"))
     result = command.run("export", str(written), "--for", to, *options)
     assert result.code == 0, result.err
     assert names(tmp_path / "out") == {
@@ -204,6 +212,9 @@ def test_files_answer_as_the_bundle_does(to: str, written: Path, tmp_path: Path)
         for precision, file in target.files.items()
     }
     assert sizes["w8"] < 0.9 * sizes["fp16"] < 0.7 * sizes["fp32"]
+    assert apart["fp16"]["largest"] < apart["p6"]["largest"] < 0.3 * apart["p6"]["logit"]
+    assert apart["p6"]["largest"] < apart["p4"]["largest"]
+    assert sizes["p4"] < sizes["p6"] < sizes["fp16"]
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"shape: [1, {LENGTH}]" in card
     assert '"token_type_ids": row([])' in card

@@ -60,8 +60,8 @@ WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "executorch": ("mobile", ("fp32", "int8"), ("fp32", "int8")),
     "litert": ("mobile", ("fp32", "int8", "w8"), ("fp32", "int8")),
     "npu": ("", ("w8a16", "w8a8"), ("w8a16",)),
-    "coreml": ("apple", ("fp32", "fp16", "w8"), ("fp16", "w8")),
-    "coreai": ("apple", ("fp32", "fp16", "w8"), ("fp16", "w8")),
+    "coreml": ("apple", ("fp32", "fp16", "w8", "p6", "p4"), ("fp16", "w8")),
+    "coreai": ("apple", ("fp32", "fp16", "w8", "p6", "p4"), ("fp16", "w8")),
 }
 """The module of `write_<format>` ('': the caller of `export` passes that function, which needs higher packages), the
 precisions that it can write, and those that it writes by default."""

@@ -22,8 +22,10 @@ Array = NDArray[Any]
 
 TYPES: Mapping[str, type] = {
     "f32": np.float32, "f16": np.float16, "i1": np.bool_, "si8": np.int8, "si32": np.int32, "si64": np.int64,
-    "ui8": np.uint8, "ui32": np.uint32,
+    "si16": np.int16, "ui4": np.uint8, "ui6": np.uint8, "ui8": np.uint8, "ui32": np.uint32,
 }  # fmt: skip
+PACKED = {"ui4": 4, "ui6": 6}
+"""Bits of the types whose numbers are stored without gaps, the lowest bit first."""
 
 
 STORED = re.compile(r'(\w+): "0x([0-9A-F]*)"')
@@ -104,8 +106,11 @@ class Program:
         value, attribute = step.results[0], step.attributes["value"]
         if value not in self._constants:
             stored = re.match(r"dense_resource<(\w+)>", str(attribute)[:200])
-            kind = TYPES[str(value.type.element_type)]
-            array = np.frombuffer(self._stored[stored[1]], kind) if stored else np.array(attribute)
+            kind = str(value.type.element_type)
+            if stored and kind in PACKED:
+                array = _unpack_bits(self._stored[stored[1]], PACKED[kind])
+            else:
+                array = np.frombuffer(self._stored[stored[1]], TYPES[kind]) if stored else np.array(attribute)
             shape = tuple(value.type.shape)
             self._constants[value] = array.reshape(shape) if stored else np.broadcast_to(array, shape)
         return self._constants[value]
@@ -130,6 +135,11 @@ def _name(attributes: Any) -> str:
 def _callee(step: Any) -> str:
     """Read the name of the graph that is invoked: `#param.constant<@NAME> : !param.symbol`."""
     return _text(step, "callee").partition("@")[2].partition(">")[0]
+
+
+def _unpack_bits(stored: bytes, bits: int) -> Array:
+    split = np.unpackbits(np.frombuffer(stored, np.uint8), bitorder="little").reshape(-1, bits)
+    return np.packbits(split, axis=-1, bitorder="little")
 
 
 def _slice(x: Array, first: Array, end: Array, stride: Array) -> Array:
@@ -165,6 +175,12 @@ def _unpack(data: Array, scale: Array, before: Array, after: Array) -> Array:
     return scale * (data.astype(np.float32) - before) + after
 
 
+def _look_up(indices: Array, table: Array, axis: Array) -> Array:
+    if table.size != table.shape[-2]:
+        raise ExportError("tables of blocks, or of vectors, cannot be computed outside of Core AI by this version")
+    return table.ravel()[indices]
+
+
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "argmax": lambda x, axis: np.argmax(x, int(axis), keepdims=True),
     "blockwise_shift_scale": _unpack,
@@ -189,6 +205,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "gather_nd": _gather_nd,
     "gelu": lambda x, approximate: gelu(x, "TANH_APPROXIMATION" if "tanh" in approximate else "EXACT"),
     "log": np.log,
+    "lut_to_dense": _look_up,
     "not": np.logical_not,
     "pad": _pad,
     "reduce_mean": lambda x, axes: x.mean(tuple(map(int, axes)), keepdims=True),

@@ -9,6 +9,8 @@ ML from iOS 27 and macOS 27 on.
     fp32   as it is; not for the Neural Engine, which computes in float16
     fp16   weights and activations float16; the mask is bounded: float32's lowest number would be minus infinity
     w8     weights int8, a scale per output, embedding tables too; computed in float16
+    p6, p4 weights of 6 or 4 bits, which look up one of 64 or 16 values of each tensor, found by k-means; computed in
+           float16
 """
 
 import json
@@ -182,10 +184,15 @@ def _convert_coreml(request: _Request, package: Path, precision: str) -> None:
         compute_precision=ct.precision.FLOAT32 if precision == "fp32" else ct.precision.FLOAT16,
         skip_model_load=True,
     )
-    if precision == "w8":
+    if precision not in ("fp32", "fp16"):
         optimize = import_extra("coremltools.optimize.coreml", "coreml")
-        each = optimize.OpLinearQuantizerConfig(mode="linear_symmetric", dtype="int8", granularity="per_channel")
-        converted = optimize.linear_quantize_weights(converted, optimize.OptimizationConfig(global_config=each))
+        if precision == "w8":
+            shrink = optimize.linear_quantize_weights
+            each = optimize.OpLinearQuantizerConfig(mode="linear_symmetric", dtype="int8", granularity="per_channel")
+        else:
+            shrink = optimize.palettize_weights
+            each = optimize.OpPalettizerConfig(mode="kmeans", nbits=int(precision.removeprefix("p")))
+        converted = shrink(converted, optimize.OptimizationConfig(global_config=each))
     converted.short_description = f"{request.context.bundle.manifest.model_type}, exported by compress"
     converted.user_defined_metadata.update(request.describe())
     converted.save(str(package))
@@ -211,9 +218,15 @@ def _convert_coreai(request: _Request, package: Path, precision: str) -> None:
     exported = request.trace(half=precision != "fp32").run_decompositions(converter.get_decomp_table())
     names = {"input_names": list(request.names), "output_names": list(request.outputs)}
     program = converter.TorchConverter().add_exported_program(exported, **names).to_coreai()
-    if precision == "w8":
+    if precision not in ("fp32", "fp16"):
         optimize = import_extra("coreai_opt.coreai_utils", "coreai")
-        program = optimize.quantize_weights(program, optimize.DType.INT8)
+        if precision == "w8":
+            program = optimize.quantize_weights(program, optimize.DType.INT8)
+        else:
+            bits = int(precision.removeprefix("p"))
+            # the fast mode rounds weights times 10,000 in float16, whose range 6.6 then exceeds
+            exact = {"enable_fast_kmeans_mode": False, "num_kmeans_workers": 1}
+            program = optimize.palettize_weights(program, None, bits, **exact)
     if len(request.lengths) > 1:
         shapes = {f"tokens_{length}": dict.fromkeys(request.names, (1, length)) for length in request.lengths}
         program.set_static_shape_config("main", shapes)
@@ -253,7 +266,7 @@ CORE_ML = _Target(
     name="Core ML",
     extra="coreml",
     packages=("coremltools",),
-    files={"fp32": "model.mlpackage", "fp16": "model_fp16.mlpackage", "w8": "model_w8.mlpackage"},
+    files={"fp32": "model.mlpackage"} | {name: f"model_{name}.mlpackage" for name in ("fp16", "w8", "p6", "p4")},
     inside=("Data/com.apple.CoreML/model.mlmodel", "Data/com.apple.CoreML/weights/weight.bin", "Manifest.json"),
     systems=("iOS 17 or macOS 14", "iOS 18 or macOS 15"),
     convert=_convert_coreml,
@@ -274,7 +287,7 @@ CORE_AI = _Target(
     name="Core AI",
     extra="coreai",
     packages=("coreai-torch", "coreai-opt"),
-    files={"fp32": "model.aimodel", "fp16": "model_fp16.aimodel", "w8": "model_w8.aimodel"},
+    files={"fp32": "model.aimodel"} | {name: f"model_{name}.aimodel" for name in ("fp16", "w8", "p6", "p4")},
     inside=("main.mlirb", "main.hash", "metadata.json"),
     systems=("iOS 27 or macOS 27",) * 2,
     convert=_convert_coreai,
