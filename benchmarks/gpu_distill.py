@@ -32,7 +32,7 @@ from compress.models import student as students
 from compress.models.checkpoints import resolve
 from compress.models.flops import flops_per_token
 from compress.slicing.shape import Shape
-from compress.training import compiled
+from compress.training import compilation
 from compress.training.objective import Objective
 from compress.training.run import Run
 from compress.training.stage import train
@@ -129,7 +129,7 @@ def measure(name: str, args: argparse.Namespace, *, kept: bool, compiling: bool)
         )  # fmt: skip
         run = Run.open(Path(scratch, stage.name), Recipe.load(name), {"seed": 0})
         step = Timed(student, shown, objective)
-        with patch.object(compiled, "LEAST_STEPS", 0 if compiling else math.inf):
+        with patch.object(compilation, "LEAST_STEPS", 0 if compiling else math.inf):
             train(step, stage, rows, collate, run, bf16=True)
         run.close()
     spent = step.times[-1] - step.times[WARM_UP]

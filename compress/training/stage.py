@@ -43,7 +43,7 @@ from compress.models.precision import cast_linear_layers
 from compress.models.signals import train_faster
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
-from compress.training.compiled import compiled_layers
+from compress.training.compilation import compile_layers
 from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
@@ -132,7 +132,7 @@ def train(
     partial_table = getattr(step, "only_rows", False) and corrupt is None and stage.optimizer == "adamw"
     with (
         only_tokens_in_use(step.student, rows) if partial_table else nullcontext(),
-        compiled_layers(step, plan_steps(stage, per_epoch)),
+        compile_layers(step, plan_steps(stage, per_epoch)),
     ):
         trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
         trainer.score, trainer.corrupt = scoring.score if scoring else None, corrupt

@@ -4,11 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from compress.config.term import Term
-from compress.training import compiled
-from compress.training.compiled import compiled_layers
+from compress.training import compilation
+from compress.training.compilation import compile_layers
 from compress.training.step import Distillation
 from tests import learning, tiny
 
@@ -18,7 +19,7 @@ TRIPLE = [Term("hinton.soft_targets"), Term("bert.labels"), Term("distilbert.cos
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that this machine has a GPU with a compiler; dynamo traces the layers, and torch runs what it traced."""
-    monkeypatch.setattr(compiled, "can_compile", lambda: True)
+    monkeypatch.setattr(compilation, "can_compile", lambda: True)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
@@ -28,9 +29,8 @@ def make_step(terms: list[Term]) -> Distillation:
 
 
 def is_compiled(step: Distillation) -> list[bool]:
-    models = (step.student, step.teacher)
-    layers = [each for model in models for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]  # type: ignore[union-attr]
-    return ["forward" in vars(layer) for layer in layers]
+    modules = [*step.student.modules(), *(step.teacher.modules() if isinstance(step.teacher, nn.Module) else ())]
+    return ["forward" in vars(each) for each in modules if isinstance(each, GradientCheckpointingLayer)]
 
 
 @pytest.mark.usefixtures("gpu")
@@ -47,7 +47,7 @@ def test_losses_and_gradients_are_those_of_the_layers_as_they_are() -> None:
         return [*found, *gradients]
 
     expected = losses()
-    with compiled_layers(step, compiled.LEAST_STEPS):
+    with compile_layers(step, compilation.LEAST_STEPS):
         assert all(is_compiled(step))
         torch.testing.assert_close(losses(), expected)
     assert not any(is_compiled(step))
@@ -57,19 +57,26 @@ def test_losses_and_gradients_are_those_of_the_layers_as_they_are() -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("terms", "steps"),
-    [(TRIPLE, compiled.LEAST_STEPS - 1), ([Term("tinybert.attention")], compiled.LEAST_STEPS)],
+    [(TRIPLE, compilation.LEAST_STEPS - 1), ([Term("tinybert.attention")], compilation.LEAST_STEPS)],
     ids=["short", "reads attention"],
 )
 def test_stages_that_do_not_repay_it_are_not_compiled(terms: list[Term], steps: int) -> None:
     step = make_step(terms)
-    with compiled_layers(step, steps):
+    with compile_layers(step, steps):
         assert not any(is_compiled(step))
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["no GPU", "a compiler that fails"])
 def test_without_gpu_or_compiler_nothing_is_compiled(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled.can_compile.cache_clear()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)  # this torch then fails to compile for it
+    def fail(function: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    compilation.can_compile.cache_clear()
     step = make_step(TRIPLE)
-    with compiled_layers(step, compiled.LEAST_STEPS):
-        assert not any(is_compiled(step))
+    try:
+        with compile_layers(step, compilation.LEAST_STEPS):
+            assert not any(is_compiled(step))
+    finally:
+        compilation.can_compile.cache_clear()

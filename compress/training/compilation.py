@@ -32,7 +32,7 @@ def can_compile() -> bool:
 
 
 @contextmanager
-def compiled_layers(step: Step, steps: int) -> Iterator[None]:
+def compile_layers(step: Step, steps: int) -> Iterator[None]:
     """Compile every layer of the step's models in this context, when it first runs, if the stage repays that.
 
     It does on a GPU with a working compiler, in a distillation of many steps that reads no attention. Reading attention
