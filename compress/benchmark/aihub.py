@@ -30,7 +30,8 @@ COMPILE_OPTIONS = "--target_runtime onnx"
 
 @contextmanager
 def open_hosted(name: str, *, say: Callable[[str], None]) -> Iterator["HostedDevice"]:
-    """Open the hosted device of this exact name, such as `Samsung Galaxy S24 (Family)`. Raises DeviceError."""
+    """Open the hosted device of this exact name, such as `Samsung Galaxy S24 (Family)`; the last that the service
+    lists, if it is there with several systems. Raises DeviceError."""
     try:
         import qai_hub
     except ModuleNotFoundError as error:
@@ -109,11 +110,12 @@ class HostedDevice:
         rank = min(dims for _, dims in outputs)  # a vector, not the states of its tokens
         names = [name for name, dims in outputs if dims == rank]
         tokenwise = rank > 2 or names[0].endswith("_logits")
-        joined = [[np.asarray(answers[name][at][0], np.float32) for name in names] for at in range(len(rows))]
-        of_rows = [
-            each[0] if len(names) == 1 else np.stack(each, axis=-1) for each in joined
-        ]  # starts and ends of spans
-        return [row[:count] if tokenwise else row for row, count in zip(of_rows, tokens, strict=True)]
+        logits = []
+        for at, count in enumerate(tokens):
+            values = [np.asarray(answers[name][at][0], np.float32) for name in names]
+            row = values[0] if len(values) == 1 else np.stack(values, axis=-1)  # starts and ends of spans
+            logits.append(row[:count] if tokenwise else row)
+        return logits
 
     def _run_pass(self, files: Mapping[str, Path], this: Pass) -> dict[str, PassTimes]:
         submitted = {}

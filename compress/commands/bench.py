@@ -68,10 +68,14 @@ def bench(
     Raises BundleError for a folder that is no bundle, DeviceError for a device that fails or cannot be reached,
     ExportError for a format that is unknown, or was named and cannot be written.
     """
-    exported = ExportedFormats({}, {}, {})
+    exported, kind = ExportedFormats({}, {}, {}), device.device.partition(":")[0]
+    if sustain is not None and kind == "aihub":  # before the jobs of the race, which take minutes
+        raise DeviceError(
+            f"--sustain: {device.device} runs jobs of a number of runs, not of a time; leave the option out"
+        )
     with ExitStack() as stack:
         if formats:
-            if device.device.partition(":")[0] not in ("local", "ssh"):
+            if kind not in ("local", "ssh"):
                 raise DeviceError(f"--formats: races the files of all runtimes on local or ssh, not on {device.device}")
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-bench.")))
             bundles = [Bundle.load(Path(file)) for file in files]

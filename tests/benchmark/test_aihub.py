@@ -11,6 +11,8 @@ import pytest
 from transformers import AutoModelForTokenClassification
 
 from compress.benchmark.devices import measure, open_device
+from compress.commands.bench import bench
+from compress.config.options import DeviceOptions
 from compress.exporters.onnx import to_onnx
 from compress.records.latency import DeviceError, Setting
 from tests import tiny
@@ -134,6 +136,13 @@ def test_what_fails_says_why(
     settings = options.pop("settings", [SETTING])
     with pytest.raises(DeviceError, match=error):
         race(hub, file, *settings, **options)
+
+
+def test_sustain_is_refused_before_any_job(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = install(monkeypatch)
+    with pytest.raises(DeviceError, match="--sustain"):
+        bench([str(file)], device=DeviceOptions(device="aihub:Phone 9 (Family)"), seq=(16,), sustain=60.0)
+    assert hub.calls == []
 
 
 def test_a_file_of_another_shape_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
