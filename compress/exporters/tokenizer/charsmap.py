@@ -34,7 +34,7 @@ JOINED: Final = np.array(
         for before in range(CLASSES)
     ]
 )
-"""Whether a character of one class and one of another after it are in one cluster."""
+"""True for each pair of classes of which a character, and one of the other after it, are in one cluster."""
 
 LEAF, LONG, LAST = 1 << 8, 1 << 9, 1 << 31
 

@@ -526,7 +526,7 @@ def _search(graph: GraphBuilder, scores: str, begin_W: str, *, count: str, wides
 
 
 class _Row(NamedTuple):
-    """What a graph's first step knows about a character, a special token, or a text that is replaced.
+    """Hold the first step of a graph for a character, a special token, or a text that is replaced.
 
     symbols   what it becomes
     length    its characters; covered: the last ones of these, which the symbols cover
