@@ -348,7 +348,7 @@ def score_task(
         logits = check.logits
     models = StageModels(models.recipe, models.base_teacher, task_teacher, context, models.run)
     student = models.run_stages(models.recipe.stages, teacher_logits=logits)
-    exam = Evaluator.from_split(data.task, data.test, context.tokenizer, models.recipe.stages[-1].max_length)
+    exam = Evaluator.from_split(data.task, data.test, context.tokenizer, models.recipe.stages[-1].length)
     if proof.int8:
         rows = context.rows(models.recipe.training[-1], models.run.seed)
         round_to_int8(student, context.collate(list(rows.select(range(256)))))

@@ -26,6 +26,7 @@ from compress.console import print_note, warn
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
+from compress.data.lengths import RowLengths
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError
@@ -67,7 +68,7 @@ from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
-    from compress.data.task import Kind
+    from compress.data.task import Kind, TaskData
 
 
 def distill(
@@ -225,9 +226,11 @@ def prepare(
         if length.minutes is not None:
             untrained = () if base_teacher.trained or recorded else (recipe.teacher,)
             context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
+        lengths = measure_lengths(context.data, base_teacher, run.seed)
+        recipe = recipe.with_length(lengths.fitting)
         check_lengths(recipe, base_teacher, tuned=not recorded)
         models = StageModels(recipe, base_teacher, None, context, run)
-        notes = models.check()
+        notes = [*models.check(), *describe_cuts(recipe, lengths)]
         for note in notes:
             warn(console, note)
         yield models, notes
@@ -316,6 +319,31 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
         raise RecipeError(problems)
 
 
+def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths:
+    """Measure the lengths of the training rows, which decide what `max_length: auto` is."""
+    with PartialState().main_process_first():
+        return RowLengths.measure(data.train, data.task, teacher.tokenizer, positions(teacher.model), seed=seed)
+
+
+CUT = 0.05
+"""Share of rows that may lose text without a warning."""
+
+
+def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
+    """Return a warning if the texts of many rows are longer than what the student learns to read."""
+    where, stage = min(
+        ((where, stage) for where, stage in list_stages(recipe) if stage.data == "task"),
+        key=lambda each: each[1].length,
+    )
+    share = lengths.share_cut(stage.length)
+    if share <= CUT:
+        return []
+    remedy = f"--set {where.replace('[', '.').rstrip(']')}.max_length={lengths.fitting} reads more of them"
+    if lengths.fitting <= stage.length:
+        remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
+    return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
+
+
 def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> None:
     """Raise RecipeError for stages whose texts are longer than the teacher has positions.
 
@@ -327,6 +355,7 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
         f"--set {where.replace('[', '.').rstrip(']')}.max_length={limit}"
         for where, stage in list_stages(recipe)
         if limit is not None
+        and stage.max_length != "auto"
         and stage.max_length > limit
         and not (stage is recipe.teacher and (teacher.trained or not tuned))
     ]
@@ -453,7 +482,7 @@ class StageModels:
         student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words, kept=units)
         last = self.recipe.stages[-1]
         if last.head == "task" and self.context.kind is not None:
-            check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.max_length)
+            check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.length)
         return student
 
     def choose_units(self, stage: Stage, teacher: Teacher | None) -> Kept | None:
@@ -468,7 +497,7 @@ class StageModels:
             return compute_importance(
                 Call("molchanov.taylor", {"targets": "labels" if labelled else "drawn"}),
                 source.model.to(PartialState().device), SlicePlan.from_model(source.model),
-                self.context.sample(stage.data, stage.max_length, RATED_ROWS, self.run.seed), self.context.collate,
+                self.context.sample(stage.data, stage.length, RATED_ROWS, self.run.seed), self.context.collate,
                 bf16=self.context.bf16, console=self.context.console,
             )  # fmt: skip
 

@@ -229,7 +229,7 @@ def _forecast_distillation(models: StageModels, asked: Sequence[Phase], home: Pa
         recipe = recipe.model_copy(update={"teacher_lm": brief})
     models = replace(models, recipe=recipe, task_teacher=teacher, context=context)
     phases += forecast_stages(models, recipe.stages, trials, raced=raced)
-    phases.append(trials.try_shipping(teacher, recipe.stages[-1].max_length))
+    phases.append(trials.try_shipping(teacher, recipe.stages[-1].length))
     title = f"{recipe.name}: {base_teacher.name} on {data.name}, {len(data.train):,} rows"
     return Forecast(title, tuple(phases), peak_rss_mb(), limit)
 

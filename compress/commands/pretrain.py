@@ -12,7 +12,14 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress.commands import preflight
-from compress.commands.distill import StageModels, check_lengths, limit_time, load_functions, on_cpu
+from compress.commands.distill import (
+    StageModels,
+    check_lengths,
+    limit_time,
+    load_functions,
+    measure_lengths,
+    on_cpu,
+)
 from compress.config import user_code
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
@@ -119,6 +126,8 @@ def prepare(
             **({"data": task_data.fingerprint} if task_data else {}),
             **({"corpus": text.fingerprint} if text else {}),
         )
+        if task_data is not None:
+            recipe = recipe.with_length(measure_lengths(task_data, base_teacher, run.seed).fitting)
         check_lengths(recipe, base_teacher)
         bf16 = use_bf16(number_format, recipe, base_teacher, console)
         tokenizer = base_teacher.tokenizer

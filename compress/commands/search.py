@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +15,24 @@ from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
-from compress.commands.distill import StageModels, check_lengths, check_recipe, load_inputs, on_cpu
+from compress.commands.distill import StageModels, check_lengths, check_recipe, load_inputs, measure_lengths, on_cpu
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
 from compress.config.options import DataOptions, MeasureOptions, RunOptions, StudyOptions
 from compress.config.recipe import AnyStage, Recipe, Stage
 from compress.console import print_note
+from compress.data import load_task
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError, SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, check_place
+from compress.exporters.manifest import kind_of_bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import load_json
 from compress.latency.model import LatencyTable
-from compress.models import heads
+from compress.models import checkpoints, heads
 from compress.models import precision as precisions
+from compress.models import teacher as teachers
 from compress.models.teacher import Teacher
 from compress.nas import costs as latencies
 from compress.nas import record
@@ -144,9 +147,15 @@ def make_config(
     teacher, data = teacher_path(teacher), data_path(data)
     space = space if isinstance(space, Space) else Space.load(space, options.overrides or ())
     preflight.check(space, teacher=teacher, out=out, data=data, options=options)
+    if any(stage.max_length == "auto" for stage in space.stages.values()):
+        folder = checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
+        found = replace(columns, kind=columns.kind or kind_of_bundle(folder))
+        task_data = load_task(data, **asdict(found), seed=options.seed)
+        base_teacher = teachers.load(teacher, folder, task_data.task, allow_pickle=options.allow_pickle)
+        space = space.with_length(measure_lengths(task_data, base_teacher, options.seed).fitting)
     if PartialState(cpu=on_cpu()).num_processes > 1:
         raise SearchError("a search runs in one process; start more with `compress search --storage URL --worker`")
-    seq = min(128, space.final[-1].max_length) if device.seq is None else device.seq
+    seq = min(128, space.final[-1].length) if device.seq is None else device.seq
     config = SearchConfig.parse(
         teacher=teacher, data=data, space=space, columns=columns, budget=budget,
         objectives=tuple(dict.fromkeys(["score", *(study.objective or ["latency"])])), device=device.device,

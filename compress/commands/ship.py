@@ -340,7 +340,7 @@ def ship(
     appears when it is complete. started: time.time() at the start of the run.
     """
     data, console, tokenizer = context.data, context.console, task_teacher.tokenizer
-    length, threads, place = recipe.stages[-1].max_length, os.cpu_count() or 1, run.path / "bundle"
+    length, threads, place = recipe.stages[-1].length, os.cpu_count() or 1, run.path / "bundle"
     with building(place) as folder:
         bundle = Bundle.write(
             folder, model=student.cpu(), tokenizer=tokenizer, task=data.task, max_length=length,

@@ -8,7 +8,7 @@ This module imports neither torch nor transformers.
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -48,6 +48,8 @@ ADAM = (0.9, 0.999), 1e-8
 NUMBER, AUTO = "a number", "or auto"
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
 NumberOrAuto = Discriminator(lambda given: AUTO if given == "auto" else NUMBER)
+TEXT_LENGTH = 128
+"""Tokens of a row that a stage makes of text, if it names no number."""
 
 
 class Frozen(BaseModel):
@@ -87,7 +89,33 @@ class StudentSpec(Frozen):
         return tree | {"init": self.init.plain()} if isinstance(self.init, Call) else tree
 
 
-class Stage(Frozen):
+class ReadsRows(Frozen):
+    """A stage that reads rows of at most `max_length` tokens.
+
+    max_length   auto, the default for rows of the task: as many as 99 % of them need (`data.lengths`)
+    """
+
+    max_length: Annotated[Annotated[int, Field(ge=8, le=1_000_000), Tag(NUMBER)] | Auto, NumberOrAuto]
+
+    @property
+    def length(self) -> int:
+        """Return `max_length`, which must be a number: `with_length` replaces `auto` once the data are known."""
+        assert self.max_length != "auto", "the data were not read yet"
+        return self.max_length
+
+    def with_length(self, fitting: int) -> Self:
+        """Return the stage with this length instead of `auto`."""
+        return self if self.max_length != "auto" else self.model_copy(update={"max_length": fitting})
+
+    @model_validator(mode="after")
+    def _check_auto(self) -> Self:
+        rows, tokens, data = (getattr(self, name, None) for name in ("rows", "tokens", "data"))
+        if self.max_length == "auto" and (data == "text" or isinstance(rows, Call) or tokens is not None):
+            raise ValueError("has `max_length: auto`, which fits the task's own rows only: expected a number of tokens")
+        return self
+
+
+class Stage(ReadsRows):
     """Train a model: minimise an objective, or the losses of a paper's own step.
 
     data         task (labelled examples) or text (the given corpus, else the task's own sentences)
@@ -149,7 +177,6 @@ class Stage(Frozen):
     tokens: int | None = Field(None, gt=0, le=1_000_000_000)
     language_sampling: float | None = Field(None, ge=0, le=1)
     micro_batch: int | None = Field(None, gt=0)
-    max_length: int = Field(128, ge=8, le=1_000_000)
     lr: Annotated[Annotated[float, Field(gt=0, le=10), Tag(NUMBER)] | Auto, NumberOrAuto]
     optimizer: Literal["adamw", "lamb", "adafactor"] = "adamw"
     schedule: Literal["linear", "constant", "cosine", "inverse_sqrt"] = "linear"
@@ -181,6 +208,7 @@ class Stage(Frozen):
         data = line.get("data", "text" if line["kind"] == "pretrain" else "task")
         on_task = data == "task"
         defaults = {"data": data, "head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"}
+        defaults["max_length"] = "auto" if on_task and line.get("rows") is None else TEXT_LENGTH
         if line["kind"] == "finetune":
             defaults["objective"] = (Term("bert.labels"),)
         elif "step" in line:
@@ -236,14 +264,14 @@ def _split_kind(line: dict[str, Any]) -> dict[str, Any]:
     return {"kind": kinds[0], "name": line[kinds[0]]} | {key: v for key, v in line.items() if key != kinds[0]}
 
 
-class Prune(Frozen):
+class Prune(ReadsRows):
     """Cut the least important units out of a model; nothing is trained.
 
     importance   function of a paper that rates the units: `molchanov.taylor`, `minitron.activation`, ...
     way          how far this stage goes from the teacher's sizes (0) to the target's (1, as the last stage must). At 0
                  nothing is cut, but units are sorted by importance, as a supernet needs them
     copy_layers  which layers stay: importance (the most important), or a rule of StudentSpec.copy_layers
-    rows         how many training rows to measure importance on, read with this batch and max_length
+    rows         how many training rows to measure importance on, with this batch
     data, head   as in other stages
     """
 
@@ -256,12 +284,13 @@ class Prune(Frozen):
     copy_layers: Literal["importance", "even", "uniform", "first", "last"] = "importance"
     rows: int = Field(512, gt=0)
     batch: int = Field(32, gt=0, le=1_000_000)
-    max_length: int = Field(128, ge=8, le=1_000_000)
 
     @model_validator(mode="before")
     @classmethod
-    def _split_kind(cls, line: Any) -> Any:
-        return _split_kind(line) if isinstance(line, dict) else line
+    def _set_defaults(cls, line: Any) -> Any:
+        if not isinstance(line, dict):
+            return line
+        return {"max_length": TEXT_LENGTH if line.get("data") == "text" else "auto"} | _split_kind(line)
 
     @property
     def rule(self) -> str | None:
@@ -474,6 +503,11 @@ class Recipe(Frozen):
         while any(name + suffix in names for name in names):
             suffix = f"-{suffix}"
         return suffix
+
+    def with_length(self, fitting: int) -> "Recipe":
+        """Return the recipe with this length in every stage whose `max_length` is auto."""
+        stages = tuple(stage.with_length(fitting) for stage in self.stages)
+        return self.model_copy(update={"teacher": self.teacher.with_length(fitting), "stages": stages})
 
     def with_effort(self, effort: Effort) -> "Recipe":
         """Return the recipe with its open-ended stages at this effort.

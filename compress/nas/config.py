@@ -140,6 +140,13 @@ class Space(Frozen):
         own = {"supernet": self.supernet} if self.supernet else {}
         return {"teacher": self.teacher, **own, "short": self.short, **numbered}
 
+    def with_length(self, fitting: int) -> "Space":
+        """Return the space with this length in every stage whose `max_length` is auto."""
+        update: dict[str, Any] = {name: getattr(self, name).with_length(fitting) for name in ("teacher", "short")}
+        if self.supernet is not None:
+            update["supernet"] = self.supernet.with_length(fitting)
+        return self.model_copy(update=update | {"final": tuple(stage.with_length(fitting) for stage in self.final)})
+
     def recipe(self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None) -> Recipe:
         """Make a recipe of some of its stages, so that they can be checked and run as such."""
         lm = Stage.model_validate(TEACHER_LM)
@@ -352,7 +359,7 @@ class SearchConfig(Frozen):
     @property
     def max_length(self) -> int:
         """Return the most tokens that the shipped student reads."""
-        return self.space.final[-1].max_length
+        return self.space.final[-1].length
 
     def identity(self) -> dict[str, str]:
         """Return the settings that identify a study."""

@@ -320,7 +320,7 @@ def put_in_order(
     plan = SlicePlan.from_model(model)
     rated = importance.compute_importance(
         space.importance, model.requires_grad_(True), plan,
-        training.sample("task", stage.max_length, space.rows, seed), training.collate,
+        training.sample("task", stage.length, space.rows, seed), training.collate,
         batch=stage.batch, teacher=task_teacher, bf16=training.bf16, console=training.console,
     )  # fmt: skip
     kept = importance.check_agreement(rank_units(plan, rated))

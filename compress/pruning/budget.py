@@ -249,7 +249,7 @@ def device_messages(device: str, console: Console) -> Callable[[str], None]:
 def budget_setting(recipe: Recipe) -> Setting:
     """Return the setting at which the target's latency is measured."""
     target = recipe.target
-    return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].max_length)
+    return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].length)
 
 
 def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Iterator[Recipe]:
@@ -360,7 +360,7 @@ def decide(
     stage, target = recipe.pruning[0], recipe.target
     model = task_teacher.model.to(PartialState().device)
     plan = SlicePlan.from_model(model)
-    rows = context.sample(stage.data, stage.max_length, stage.rows, run.seed)
+    rows = context.sample(stage.data, stage.length, stage.rows, run.seed)
     rated = importance.compute_importance(
         stage.importance, model, plan, rows, context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,

@@ -132,7 +132,7 @@ def prune_stage(
     if isinstance(model, SentenceEncoder) and sizes.hidden < width_of(model.config):
         project(model)
     plan = SlicePlan.from_model(model)
-    rows = context.sample(stage.data, stage.max_length, stage.rows, seed)
+    rows = context.sample(stage.data, stage.length, stage.rows, seed)
     rated = importance.compute_importance(
         stage.importance, model.to(PartialState().device), plan, rows, context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,

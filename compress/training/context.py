@@ -88,9 +88,9 @@ class TrainingContext:
             if stage.rows is not None:
                 return encode_task(
                     split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
-                    max_length=stage.max_length,
+                    max_length=stage.length,
                 )  # fmt: skip
-            return encode(split, self.tokenizer, stage.max_length, prompts=self.data.task.prompts)
+            return encode(split, self.tokenizer, stage.length, prompts=self.data.task.prompts)
 
     def sample(self, data: Literal["task", "text"], max_length: int, count: int, seed: int) -> Dataset:
         """Encode a random sample of `count` rows to train on, of the task or of unlabelled text."""
@@ -110,11 +110,11 @@ class TrainingContext:
             text = task_text(self.data, self.data.validation if held_out else self.data.train)
         limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
         if stage.rows is None:
-            return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)
+            return encode_corpus(text, self.tokenizer, stage.length, limit_tokens=limit)
         builder, options = stage.rows.function, stage.rows.options
         return build_rows(
             text, self.tokenizer, builder, stage.rows.by, options,
-            max_length=stage.max_length, seed=seed, limit_tokens=limit,
+            max_length=stage.length, seed=seed, limit_tokens=limit,
         )  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def load_task_teacher(
     """
     task_teacher = with_head(teacher, recipe.teacher, context, run)
     task_teacher.model.to(PartialState().device)
-    task, length = context.data.task, recipe.stages[-1].max_length
+    task, length = context.data.task, recipe.stages[-1].length
     rows = Evaluator.from_split(task, context.data.validation, task_teacher.tokenizer, length).rows
     check = check_teacher(task_teacher, context.data, rows, context.collate, bf16=context.bf16, strict=strict)
     for note in check.notes:

@@ -56,9 +56,7 @@ def choose_scoring(
         return None
     reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
     if stage.data == "task" and stage.head == "task" and reads_logits:
-        evaluator = Evaluator.from_split(
-            context.data.task, context.data.validation, context.tokenizer, stage.max_length
-        )
+        evaluator = Evaluator.from_split(context.data.task, context.data.validation, context.tokenizer, stage.length)
         return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator))
     if stage.data == "task" and stage.head == "seq2seq":
         return Scoring(text_scorer(context, stage), len(context.data.validation))
@@ -78,7 +76,7 @@ def text_scorer(context: TrainingContext, stage: Stage) -> Score:
     labels = np.asarray(split["label"][:])
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        answers = find("t5.answers")(student, split, task, context.tokenizer, max_length=stage.max_length, **options)
+        answers = find("t5.answers")(student, split, task, context.tokenizer, max_length=stage.length, **options)
         values = metrics.scores(task, answers, labels)
         return values | {"score": values[task.metric]}
 

@@ -171,7 +171,7 @@ def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
     tokens."""
     if stage.language_sampling is not None and "part" in rows.column_names:
         passes = shares(stage, _processes())[1] * _processes()
-        text = stage.batch * stage.max_length
+        text = stage.batch * stage.length
         budgets = (text // passes, (stage.tokens or text) // passes)
         return LanguageSampled(
             rows["part"][:], rows["paired"][:], rows["length"][:], budgets,
@@ -284,7 +284,7 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     With a budget of tokens: (rows of full length per pass and process, passes that use it up). Raises RecipeError if
     the batch cannot be split.
     """
-    total = stage.batch if stage.tokens is None else stage.tokens // stage.max_length
+    total = stage.batch if stage.tokens is None else stage.tokens // stage.length
     if stage.language_sampling is not None:  # batches of text and of translations differ
         total = max(total, stage.batch)
     share, rest = divmod(total, processes)
@@ -292,8 +292,8 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     if stage.tokens is not None:
         if not share:
             problem = (
-                f"tokens {stage.tokens} hold no row of {stage.max_length} for each process: expected at least "
-                f"{stage.max_length * processes}"
+                f"tokens {stage.tokens} hold no row of {stage.length} for each process: expected at least "
+                f"{stage.length * processes}"
             )
     elif rest:
         problem = (
@@ -482,7 +482,7 @@ def _open_cache(
     computed = [ENCODING, str(teacher.model.dtype), teacher.model.device.type, context.bf16]
     computed += [torch.__version__, transformers.__version__]
     vectors = stage.head == "task" and context.kind == "embedding"
-    key = io.hash_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
+    key = io.hash_value([teacher.digest, rows._fingerprint, stage.length, sorted(wants), layers, *computed])
     folder = home() / "teacher-outputs" / key[:24]
     context.console.print(f"{stage.name}: teacher outputs are cached in {folder}")
     return teacher_cache(

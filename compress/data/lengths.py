@@ -1,0 +1,70 @@
+"""Choose how many tokens of a row a model reads, `max_length: auto`, from the lengths of the task's rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.tokenize import encode
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from compress.data.task import Task
+
+SAMPLE: Final = 2000
+"""Rows whose lengths are measured."""
+STEP: Final = 64
+"""Lengths are multiples of this, which suits files of a fixed length."""
+READ_WHOLE: Final = 0.99
+"""Share of the rows that are read whole, if the longest length allows it."""
+LONGEST: Final = 512
+"""The longest length that is chosen: BERT's positions. Attention takes time in proportion to the square of it."""
+LONGEST_WINDOW: Final = 384
+"""The same for questions about a text, which longer texts answer in several rows (Devlin et al. 2019, their code)."""
+SHORTEST_EMBEDDING: Final = 256
+"""The shortest length for sentence vectors: the texts of an index may be longer than those trained on."""
+MEASURED: Final = 4096
+"""The most tokens that are counted."""
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """The lengths of a random sample of a task's rows, in tokens, special tokens included.
+
+    longest    the longest length that may be chosen
+    windowed   long rows are read in several windows, none is cut
+    """
+
+    tokens: NDArray[Any]
+    shortest: int
+    longest: int
+    windowed: bool
+
+    @staticmethod
+    def measure(
+        split: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, positions: int | None, *, seed: int
+    ) -> RowLengths:
+        """Measure up to SAMPLE rows of a split. positions: tokens that the model has positions for, if limited."""
+        longest = min(LONGEST_WINDOW if task.kind == "qa" else LONGEST, positions or LONGEST)
+        shortest = min(SHORTEST_EMBEDDING if task.kind == "embedding" else STEP, longest)
+        if len(split) > SAMPLE:
+            split = split.select(np.sort(np.random.default_rng(seed).choice(len(split), SAMPLE, replace=False)))
+        windowed = task.kind in ("qa", "tagging")
+        rows = encode(split, tokenizer, longest if windowed else MEASURED, prompts=task.prompts)
+        return RowLengths(np.asarray(rows["length"][:]), shortest, longest, windowed)
+
+    @property
+    def fitting(self) -> int:
+        """Return the smallest multiple of STEP that READ_WHOLE of the rows fit, within the limits."""
+        needed = STEP * math.ceil(float(np.quantile(self.tokens, READ_WHOLE)) / STEP)
+        return min(max(needed, self.shortest), self.longest)
+
+    def share_cut(self, max_length: int) -> float:
+        """Return the share of rows that lose text at this length."""
+        return 0.0 if self.windowed else float(np.mean(self.tokens > max_length))
