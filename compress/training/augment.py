@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 from compress.config.recipe import AnyStage, Prune, Recipe
 from compress.config.reference import Call, source_files
 from compress.data import cache
+from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Corpus
 from compress.data.tokenize import fingerprint
 from compress.errors import DataError, ObjectiveError
@@ -105,16 +106,21 @@ def near_words(
     vectors: str | None = None,
     classes_only: bool = False,
     limit: int | None = None,
+    partners: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """Augment as `augment` does, but replace every word by words with near vectors, as if it had several tokens.
+
+    partners     also pair each text of a pair with up to so many similar texts of other pairs; these rows have no
+                 label, so they are for stages in which a teacher answers
 
     This is not in the paper, which asks a language model first. It takes seconds, with any encoder. Raises DataError.
     """
     source = CandidateOptions(candidates, vectors, masked=False)
-    return _vary(
+    varied = _vary(
         split, encoder, tokenizer, source, rng=rng, copies=copies, probability=probability, classes_only=classes_only,
         limit=limit,
     )  # fmt: skip
+    return chain(varied, _pair_anew(split, partners, rng) if partners else ())
 
 
 def _vary(
@@ -159,6 +165,45 @@ def _vary(
                     yield row | {name: variant if is_text else variant.split(" ")}
 
 
+WIDER: Final = 4
+"""Partners are drawn from this many times as many texts, the most similar ones."""
+
+
+def _pair_anew(split: Dataset, partners: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield each row with one of its texts replaced by texts of the same column that share words with it.
+
+    The words are weighted by tf-idf. Pairs that are in the split are left out.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.neighbors import NearestNeighbors
+
+    if "text_pair" not in split.column_names:
+        raise DataError("augmentation: `partners` are for pairs of texts, and this task has none; leave it out")
+    columns = {name: split[name][:] for name in ("text", "text_pair")}
+    known = set(zip(*columns.values(), strict=True))
+    words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+").fit(chain(*columns.values()))
+    similar: dict[str, dict[str, list[str]]] = {}
+    for name, column in columns.items():
+        texts = list(dict.fromkeys(column))
+        vectors = words.transform(texts)
+        search = NearestNeighbors(n_neighbors=min(WIDER * partners + 1, len(texts)), metric="cosine").fit(vectors)
+        nearest = search.kneighbors(vectors, return_distance=False)
+        similar[name] = {text: [texts[n] for n in near] for text, near in zip(texts, nearest, strict=True)}
+    for row in split.to_iterable_dataset():
+        for name in columns:
+            made = [row | {name: text, "label": missing_label(row["label"])} for text in similar[name][row[name]]]
+            fresh = [each for each in made if (each["text"], each["text_pair"]) not in known]
+            for at in rng.permutation(len(fresh))[:partners]:
+                yield fresh[at]
+
+
+def missing_label(label: Any) -> Any:
+    """Return what stands for no label where others are like this one; `Distillation` fills in the teacher's answer."""
+    if isinstance(label, list):
+        return [float("nan")] * len(label)
+    return float("nan") if isinstance(label, float) else IGNORE_INDEX
+
+
 def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float) -> list[str]:
     """Make up to `copies` different variants of a text, in which each word is replaced with `probability`."""
     if not words:
@@ -197,15 +242,17 @@ def _read_slots(candidates: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
 FEW_ROWS: Final = 10_000
 """The most training rows for which variants are tried."""
 COPIES, COPIES_BESIDE_TEXTS, QUICK_COPIES = 20, 8, 4
-"""Variants of a row, over all of its texts: in a stage of their own, beside the texts of a corpus, in a quick stage."""
+"""Variants of a row, over all of its texts; beside the texts of a corpus; and with `quick` effort."""
+PARTNERS, QUICK_PARTNERS = 5, 1
+"""New pairs for each text of a pair."""
 
 
 def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 1) -> Recipe:
-    """Add after each stage with `augment: auto` a stage on more rows, whose student is kept if it is better.
+    """Let each stage with `augment: auto` and no fixed length read more rows than the task's own.
 
-    These are variants of the task's rows if there are few rows, and the texts of a corpus if there is one for the task.
-    With `quick` effort the stage itself reads variants, but fewer, from its first step on. Nothing is added to a stage
-    of fixed length.
+    If there are few rows, the stage reads variants of them from its first step on, and new pairs of their texts where
+    its teacher can answer for these. If there is a corpus for the task, a stage is added that goes on with the corpus
+    and variants, and whose student is kept if it is better; unless the effort is `quick`, only that one reads variants.
 
     rows, texts   number of training rows, and of texts of each row that may be varied
     """
@@ -215,15 +262,20 @@ def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 
             stages.append(stage)
             continue
         few, quick = texts > 0 and rows <= FEW_ROWS and stage.open_ended, stage.effort == "quick"
-        beside = corpus and stage.may_read_texts
-        copies = QUICK_COPIES if quick else COPIES_BESIDE_TEXTS if beside else COPIES
-        variants = Call("tinybert.near_words", {"copies": max(1, copies // texts)}) if few else None
-        stages.append(stage.model_copy(update={"augment": variants if quick else None}))
-        more: dict[str, Any] = {"augment": None if quick else variants, "corpus": beside}
-        if stage.open_ended and any(more.values()):
-            cache = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
-            more |= {"name": stage.name + suffix, "improve": True, "student": None, "cache_teacher": cache}
-            stages.append(stage.model_copy(update=more))
+        beside = corpus and stage.open_ended and stage.may_read_texts
+        more: dict[str, Any] = {"augment": None, "cache_teacher": "auto" if stage.cache_teacher else False}
+        if few:
+            copies = QUICK_COPIES if quick else COPIES_BESIDE_TEXTS if beside else COPIES
+            options = {"copies": max(1, copies // texts)}
+            if texts == 2 and stage.may_read_texts:
+                options["partners"] = QUICK_PARTNERS if quick else PARTNERS
+            more["augment"] = Call("tinybert.near_words", options)
+        later = beside and not quick  # the stage that reads the corpus reads the variants too
+        stages.append(stage.model_copy(update=more if few and not later else {"augment": None}))
+        if beside:
+            added = more if later else more | {"augment": None}
+            added |= {"name": stage.name + suffix, "improve": True, "student": None, "corpus": True}
+            stages.append(stage.model_copy(update=added))
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 

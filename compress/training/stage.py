@@ -196,7 +196,7 @@ def steps_per_epoch(stage: Stage, order: Order) -> int:
 
 def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True) -> Length:
     """Plan a stage of open length (see `Length.plan`). All texts of a corpus are seen at least once."""
-    varied = stage.improve and isinstance(stage.augment, Call) and not stage.corpus
+    varied = isinstance(stage.augment, Call) and not stage.corpus and stage.effort != "quick"
     return Length.plan(
         per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus, varied=varied
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from compress.data import cache
-from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Corpus, split_sentences
 from compress.errors import DataError
+from compress.training.augment import missing_label
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -61,9 +61,7 @@ def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: in
     key = cache.digest("unlabelled", ENCODING, corpus.fingerprint, *(each._fingerprint for each in splits), str(seed))
     schema = data.train.features.arrow_schema
 
-    missing: Any = float("nan") if data.task.kind == "regression" else [float("nan")] * data.task.outputs
-    if data.task.kind == "classification":
-        missing = IGNORE_INDEX
+    missing = missing_label(data.train[0]["label"])
 
     def batches() -> Iterator[pa.RecordBatch]:
         seen = {hash(text) for split in splits for text in split["text"]}

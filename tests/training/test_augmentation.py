@@ -26,7 +26,7 @@ from compress.data.corpus import Corpus
 from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS, add_stages, augment, near_words, variants
+from compress.training.augment import FEW_ROWS, add_stages, augment, missing_label, near_words, variants
 from compress.training.replacements import CandidateOptions, find_candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
@@ -358,6 +358,47 @@ def test_near_words_take_no_language_model(tokenizer: Any) -> None:
     assert got[0] == SINGLE[0] and len(got) > 10
 
 
+PAIRS = Dataset.from_dict({
+    "text": ["the film was good", "the film was bad", "a sharp plot", "a dull plot"],
+    "text_pair": ["a good film", "a bad film", "the plot is sharp", "the plot is dull"],
+    "label": [1, 1, 0, 0],
+})  # fmt: skip
+
+
+def test_texts_are_paired_with_similar_ones(tokenizer: Any) -> None:
+    def make(**options: Any) -> list[dict[str, Any]]:
+        return list(near_words(PAIRS, tiny.bert().bert, tokenizer, rng=np.random.default_rng(0), copies=1, **options))
+
+    plain, more = make(), make(partners=1)
+    assert more[: len(plain)] == plain
+    added = more[len(plain) :]
+    assert {row["label"] for row in added} == {-100} and len(added) == 2 * len(PAIRS)
+    known = {(row["text"], row["text_pair"]) for row in PAIRS}
+    made = {(row["text"], row["text_pair"]) for row in added}
+    assert not made & known
+    assert {text for text, _ in made} <= set(PAIRS["text"]) and {text for _, text in made} <= set(PAIRS["text_pair"])
+    assert make(partners=1) == more, "the same generator gives the same rows"
+    assert len(make(partners=50)) == len(plain) + 2 * 4 * 3, "every other text of the column, both ways"
+
+
+def test_the_nearest_texts_are_the_partners(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.training.augment.WIDER", 1)
+    got = near_words(PAIRS, tiny.bert().bert, tokenizer, rng=np.random.default_rng(0), copies=1, partners=1)
+    made = [(row["text"], row["text_pair"]) for row in got if row["label"] == -100]
+    assert ("the film was good", "a bad film") in made and ("a dull plot", "the plot is sharp") in made
+
+
+@pytest.mark.parametrize(("label", "missing"), [(0.5, "nan"), ([1.0, 0.0], ["nan", "nan"]), (3, -100)])
+def test_labels_that_are_missing(label: Any, missing: Any) -> None:
+    found = missing_label(label)
+    assert [str(each) for each in found] == missing if isinstance(found, list) else str(found) == str(missing)
+
+
+def test_single_texts_have_no_partners(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match="`partners` are for pairs"):
+        list(near_words(SINGLE, tiny.bert().bert, tokenizer, rng=np.random.default_rng(0), partners=1))
+
+
 def test_a_recipe_may_name_it() -> None:
     assert check_call(Call("tinybert.near_words", {"copies": 10}), "here", given=["rng"]) == []
     assert check_call(Call("tinybert.augment", {"copies": 10, "limit": None}), "here", given=["rng"]) == []
@@ -400,47 +441,38 @@ OPEN = (
 )
 
 
-def near_words_of(copies: int) -> Call:
-    return Call("tinybert.near_words", {"copies": copies})
+def near_words_of(copies: int, **options: int) -> Call:
+    return Call("tinybert.near_words", {"copies": copies, **options})
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "stages"),
+    ("changes", "rows", "texts", "read"),
     [
-        ([], FEW_ROWS, ["answers", "answers-augmented"]),
-        ([], FEW_ROWS + 1, ["answers"]),
-        (["stages.0.steps=4"], 96, ["answers"]),
-        (["stages.0.epochs=3"], 96, ["answers"]),
+        ([], FEW_ROWS, 1, near_words_of(20)),
+        ([], 96, 2, near_words_of(10, partners=5)),
+        ([], 96, 0, None),
+        ([], FEW_ROWS + 1, 1, None),
+        (["stages.0.steps=4"], 96, 1, None),
+        (["stages.0.epochs=3"], 96, 1, None),
+        (["stages.0.effort=quick"], FEW_ROWS, 1, near_words_of(4)),
+        (["stages.0.effort=quick"], 96, 2, near_words_of(2, partners=1)),
+        (["stages.0.effort=quick"], 96, 0, None),
     ],
 )
-def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
-    changes: list[str], rows: int, stages: list[str], tmp_path: Path
+def test_a_stage_on_few_rows_reads_variants(
+    changes: list[str], rows: int, texts: int, read: Call | None, tmp_path: Path
 ) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), changes)
     assert recipe.training[0].augment == "auto"
-    resolved = add_stages(recipe, rows)
-    assert [stage.name for stage in resolved.stages] == stages
-    assert [stage.augment for stage in resolved.training] == [None, near_words_of(20)][: len(stages)]
+    resolved = add_stages(recipe, rows, texts=texts)
+    assert [(stage.name, stage.augment) for stage in resolved.training] == [("answers", read)]
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
 
 
-@pytest.mark.parametrize(
-    ("changes", "rows", "texts", "copies"),
-    [([], FEW_ROWS, 1, 4), ([], 96, 2, 2), ([], 96, 0, None), ([], FEW_ROWS + 1, 1, None),
-     (["stages.0.steps=4"], 96, 1, None)],
-)  # fmt: skip
-def test_a_quick_stage_reads_variants_from_its_beginning(
-    changes: list[str], rows: int, texts: int, copies: int | None, tmp_path: Path
-) -> None:
-    recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), ["stages.0.effort=quick", *changes])
-    (stage,) = add_stages(recipe, rows, texts=texts).training
-    assert stage.name == "answers"
-    assert stage.augment == (copies and near_words_of(copies))
-
-
-def test_variants_of_pairs_are_shared_by_their_texts(tmp_path: Path) -> None:
-    recipe = Recipe.load(tiny.recipe(tmp_path, OPEN))
-    assert [stage.augment for stage in add_stages(recipe, 96, texts=2).training] == [None, near_words_of(10)]
+def test_new_pairs_need_a_teacher_that_answers(tmp_path: Path) -> None:
+    alone = OPEN.replace("distill: answers", "finetune: answers").replace("hinton.soft_targets", "bert.labels")
+    (stage,) = add_stages(Recipe.load(tiny.recipe(tmp_path, alone)), 96, texts=2).training
+    assert stage.augment == near_words_of(10)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +495,7 @@ def test_added_stages_have_new_names(tmp_path: Path) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN))
     (stage,) = recipe.training
     both = recipe.model_copy(update={"stages": (stage, stage.model_copy(update={"name": "answers-augmented"}))})
-    assert [each.name for each in add_stages(both, 96).stages] == [
+    assert [each.name for each in add_stages(both, 96, corpus=True).stages] == [
         "answers", "answers--augmented", "answers-augmented", "answers-augmented--augmented",
     ]  # fmt: skip
 
@@ -475,15 +507,22 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(schedule, name, value)
 
 
+def with_corpus(folder: Path, *texts: str) -> dict[str, Any]:
+    """Write the arguments of a run that goes on with these texts."""
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return {
+        "recipe": tiny.recipe(folder / "recipe", OPEN), "data": tiny.reviews(folder / "data"),
+        "teacher": tiny.checkpoint(folder / "teacher"), "corpus": str(folder / "texts.txt"), "out": folder / "run",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("better", [True, False])
-def test_a_student_that_variants_do_not_improve_stays_as_it_was(
+def test_a_student_that_texts_do_not_improve_stays_as_it_was(
     better: bool, tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage, "improves", lambda ended, begun, rows: better)
-    recipe = tiny.recipe(tmp_path / "recipe", OPEN)
-    data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
     with pytest.raises(Trained):
-        compress.distill(teacher=teacher, recipe=recipe, data=data, out=tmp_path / "run")
+        compress.distill(**with_corpus(tmp_path, "good film", "bad film"))
     plain, varied = (tmp_path / "run" / "stages" / name for name in ("answers", "answers-augmented"))
     first, last = (load_file(folder / "model" / "model.safetensors") for folder in (plain, varied))
     assert all(torch.equal(first[name], tensor) for name, tensor in last.items()) != better
@@ -492,14 +531,14 @@ def test_a_student_that_variants_do_not_improve_stays_as_it_was(
     assert better or (found.best_step, found.score) == (0, stage.Trained.read(plain / "model").score)
 
 
-def test_rows_without_variants_are_not_trained_on_twice(
+def test_the_same_rows_are_not_trained_on_twice(
     tmp_path: Path, brief: None, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replacements, "PLAIN", re.compile(r"[α-ω]+"))
-    recipe = tiny.recipe(tmp_path / "recipe", OPEN)
-    data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
+    given = with_corpus(tmp_path)
+    Path(given["corpus"]).write_text(load_task(given["data"]).train[0]["text"] + "\n", encoding="utf-8")
     with pytest.raises(Trained):
-        compress.distill(teacher=teacher, recipe=recipe, data=data, out=tmp_path / "run")
+        compress.distill(**given)
     plain, varied = (tmp_path / "run" / "stages" / name / "model" for name in ("answers", "answers-augmented"))
     assert (plain / "model.safetensors").read_bytes() == (varied / "model.safetensors").read_bytes()
     assert stage.Trained.read(varied).steps == 0
