@@ -227,9 +227,10 @@ class Stage(ReadsRows):
             raise ValueError(
                 "has `language_sampling`, which needs `rows`: a function that builds rows of each language"
             )
-        if self.corpus and not self.may_read_texts:
+        if self.reads_unlabelled and not self.may_read_texts:
+            cause = "corpus: true" if self.corpus else "partners"
             raise ValueError(
-                "has `corpus: true`: only a plain distillation of the task has a teacher that can answer for texts"
+                f"has `{cause}`: only a plain distillation of the task has a teacher that can answer for texts"
             )
         return self
 
@@ -238,6 +239,11 @@ class Stage(ReadsRows):
         """Return True if the stage's teacher can answer for texts without labels."""
         plain = self.rows is None and self.step is None
         return plain and (self.kind, self.data, self.head) == ("distill", "task", "task")
+
+    @property
+    def reads_unlabelled(self) -> bool:
+        """Return True if the stage reads rows without labels, which its teacher answers."""
+        return self.corpus or (isinstance(self.augment, Call) and bool(self.augment.options.get("partners")))
 
     @property
     def open_ended(self) -> bool:

@@ -399,8 +399,8 @@ def _make_step(
         shape = Shape.from_config(teacher.model.config) if teacher else None
         kind = context.kind if stage.head == "task" else None
         objective = Objective(stage.objective, Shape.from_config(student.config), shape, kind=kind)
-        if stage.corpus:
-            objective.teacher_wants |= {"logits"}  # which label the corpus's texts
+        if stage.reads_unlabelled:
+            objective.teacher_wants |= {"logits"}  # which label the rows without labels
         for map_DS in objective.projections.parameters() if origin_D is not None else ():
             map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
     model = teacher.model if teacher else None

@@ -473,6 +473,10 @@ def test_new_pairs_need_a_teacher_that_answers(tmp_path: Path) -> None:
     alone = OPEN.replace("distill: answers", "finetune: answers").replace("hinton.soft_targets", "bert.labels")
     (stage,) = add_stages(Recipe.load(tiny.recipe(tmp_path, alone)), 96, texts=2).training
     assert stage.augment == near_words_of(10)
+    with pytest.raises(RecipeError, match="has `partners`"):
+        Recipe.load(
+            tiny.recipe(tmp_path, alone.replace("augment: auto", "augment: {by: tinybert.near_words, partners: 1}"))
+        )
 
 
 @pytest.mark.parametrize(
