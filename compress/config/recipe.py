@@ -125,8 +125,8 @@ class Stage(ReadsRows):
     student      a new student, with which this stage begins
     train        all weights, or only the head's
     rows, corrupt, step, augment    functions of papers: turn a corpus into rows, change every batch, replace the plain
-                 objective by a mechanism, add rows to the task's. `augment: auto` adds variants of the rows, if there are
-                 few, and a second stage on the corpus, if there is one (`training.augment.add_stages`)
+                 objective by a mechanism, add rows to the task's. `augment: auto` adds variants of the rows, if there
+                 are few, and a second stage on the corpus, if there is one (`training.augment.add_stages`)
     corpus       add the texts of the given corpus to the task's rows, with the teacher's answers
     improve      keep the weights the stage began with unless its last ones score better on the validation split
     limit_tokens     how many tokens of a corpus to read

@@ -10,6 +10,7 @@ from compress.errors import StudentError
 from compress.models.pooling import width_of
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from compress.config.recipe import Head
@@ -91,6 +92,25 @@ def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreT
     """Create a model with weights drawn from torch's generator. Raises StudentError if its family has no such head."""
     model_class(config, head, kind)
     return _restore_labels(config, auto(head, kind).from_config(_adapt_labels(config, head)))
+
+
+def output_layer(model: "nn.Module") -> "nn.Linear | None":
+    """Return the layer that computes the number of a regression: the last linear one with a single output."""
+    from torch import nn
+
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each.out_features == 1]
+    return layers[-1] if layers else None
+
+
+def fit_new_output(model: "nn.Module", mean: float, unit: float) -> None:
+    """Let the new head of a regression begin at the mean of the labels, with weights in their unit.
+
+    A head is new if its bias is zero, as the library creates it; others stay as they are.
+    """
+    layer = output_layer(model)
+    if layer is not None and layer.bias is not None and not layer.bias.detach().any():
+        layer.bias.data.fill_(mean)
+        layer.weight.data.mul_(unit)
 
 
 def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":

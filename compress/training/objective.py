@@ -203,14 +203,22 @@ class Objective(nn.Module):
     """Sum weighted terms. It owns the learned projections; the losses are the papers' pure functions.
 
     `kind` selects the terms that serve this kind of task. `teacher` may be None if every term reads labels only.
+    `unit` divides logits and labels before they are compared: for a regression the standard deviation of the labels,
+    so that weights of terms and learning rates suit labels of any size.
     Raises ObjectiveError for a loss that cannot compare these two shapes.
     """
 
     def __init__(
-        self, terms: Sequence[Term], student: Shape, teacher: Shape | None = None, *, kind: str | None = None
+        self,
+        terms: Sequence[Term],
+        student: Shape,
+        teacher: Shape | None = None,
+        *,
+        kind: str | None = None,
+        unit: float = 1.0,
     ) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.unit = kind, unit
         own = OWN_LABELS.get(kind or "")
         self.terms = [
             replace(term, loss=own) if own and term.loss == "bert.labels" else term
@@ -321,6 +329,8 @@ class Objective(nn.Module):
             own, target, mask_BL = self._select_rows(reading, own, target, mask_BL, labels)
             if not own.numel():  # nothing is labelled in this part of the batch
                 return own.float().sum()
+            if self.unit != 1:
+                own, target = own.float() / self.unit, target.float() / self.unit
 
         def project(hidden_BLD: Tensor) -> Tensor:
             """Apply the term's linear map; a student narrower than the map uses its first columns."""

@@ -89,6 +89,23 @@ def group_parameters(step: Any, decayed: set[str], weight_decay: float) -> list[
     return groups
 
 
+def scale_rate(
+    groups: list[dict[str, Any]], layer: nn.Module, *, lr: float, eps: float, by: float
+) -> list[dict[str, Any]]:
+    """Give a layer's parameters a rate that is `by` times as high, in groups of their own.
+
+    AdamW's steps do not grow with the gradient: without this, a head would take `by` times as many steps to predict
+    numbers that are so much larger. Its gradients are that much smaller, and so is `eps`; it decays like the others.
+    """
+    own, scaled = {id(parameter) for parameter in layer.parameters()}, []
+    for group in groups:
+        if part := [parameter for parameter in group["params"] if id(parameter) in own]:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
+            decay = group["weight_decay"] / by
+            scaled.append(group | {"params": part, "lr": by * lr, "eps": eps / by, "weight_decay": decay})
+    return [group for group in (*groups, *scaled) if group["params"]]
+
+
 def set_group_rates(scheduler: LambdaLR, step: Any, total: int) -> None:
     """Give each optimiser group its own learning rate from the first step on: see `factors` and `rates` of `Step`.
 

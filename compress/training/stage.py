@@ -36,9 +36,11 @@ from compress.data.collate import (
     TokenBudget,
 )
 from compress.data.masking import Words, count_tokens
+from compress.data.task import TaskData
 from compress.errors import DamagedError, RecipeError
 from compress.io import atomic_folder, verify
 from compress.models.checkpoints import save_tokenizer
+from compress.models.heads import fit_new_output
 from compress.models.precision import cast_linear_layers
 from compress.models.signals import train_faster
 from compress.models.teacher import Teacher
@@ -309,6 +311,13 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     return micro, share // micro
 
 
+def label_scale(data: TaskData) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a regression's labels; 1 if they are all the same."""
+    train = data.train if "label" in data.train.column_names else data.validation
+    labels = np.asarray(train["label"][:], np.float64)
+    return float(labels.mean()), float(labels.std()) or 1.0
+
+
 def stage_seed(stage: Stage, run: Run) -> int:
     """Derive the seed of a stage from the run's seed and the stage's name."""
     return (run.seed + int(io.hash_value(stage.name)[:6], 16)) % 2**32
@@ -354,6 +363,10 @@ def run_stage(
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
+    unit = 1.0
+    if stage.head == "task" and context.kind == "regression":
+        mean, unit = label_scale(context.data)
+        fit_new_output(student, mean, unit)
     before = copy.deepcopy(student) if stage.improve else None
     languages = context.corpus.language_count if "langs" in rows.column_names and context.corpus else 0
     if languages > getattr(student.config, "n_langs", languages):
@@ -363,7 +376,7 @@ def run_stage(
                 f"expected --set student.config.n_langs={languages}"
             ]
         )
-    step = _make_step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
+    step = _make_step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D, unit=unit)
     scoring = choose_scoring(stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits)
     wrap_score = wrap_score or getattr(step, "wrap_score", None)
     if wrap_score is not None and scoring is not None:
@@ -393,12 +406,13 @@ def _make_step(
     words: Words | None,
     rows: Dataset,
     origin_D: Tensor | None,
+    unit: float,
 ) -> Step:
     objective = None
     if stage.objective:
         shape = Shape.from_config(teacher.model.config) if teacher else None
         kind = context.kind if stage.head == "task" else None
-        objective = Objective(stage.objective, Shape.from_config(student.config), shape, kind=kind)
+        objective = Objective(stage.objective, Shape.from_config(student.config), shape, kind=kind, unit=unit)
         if stage.reads_unlabelled:
             objective.teacher_wants |= {"logits"}  # which label the rows without labels
         for map_DS in objective.projections.parameters() if origin_D is not None else ():

@@ -34,7 +34,8 @@ from compress.config.recipe import Stage
 from compress.data.collate import Batching, LengthGrouped, Order
 from compress.errors import CompressError, DamagedError
 from compress.io import atomic_file, load_json, make_folder, move_into_place, name_disk_errors, seal, verify
-from compress.training.optimizer import choose_optimizer, group_parameters, set_group_rates
+from compress.models.heads import output_layer
+from compress.training.optimizer import choose_optimizer, group_parameters, scale_rate, set_group_rates
 from compress.training.schedule import AutoLength
 from compress.training.step import Step
 
@@ -239,11 +240,19 @@ class StepTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Use the step's parameter groups as the optimiser's, if it has any; for LAMB in any case."""
-        if self.optimizer is None and (hasattr(self.step, "groups") or self.stage.optimizer == "lamb"):
+        """Use the step's parameter groups as the optimiser's, if it has any; for LAMB in any case.
+
+        The head of a regression has a group of its own if its labels have another unit than 1.
+        """
+        kind, unit = self.stage.optimizer, getattr(getattr(self.step, "objective", None), "unit", 1.0)
+        output = output_layer(self.step.student) if kind == "adamw" and unit != 1 else None
+        if self.optimizer is None and (hasattr(self.step, "groups") or kind == "lamb" or output is not None):
             chosen, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args)
             decayed = set(self.get_decay_parameter_names(self.step))
-            self.optimizer = chosen(group_parameters(self.step, decayed, self.args.weight_decay), **options)
+            groups = group_parameters(self.step, decayed, self.args.weight_decay)
+            if output is not None:
+                groups = scale_rate(groups, output, lr=self.args.learning_rate, eps=self.stage.eps, by=unit)
+            self.optimizer = chosen(groups, **options)
             return self.optimizer
         return super().create_optimizer(model)
 
