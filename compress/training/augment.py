@@ -190,8 +190,9 @@ def _pair_anew(split: Dataset, partners: int, rng: np.random.Generator) -> Itera
         nearest = search.kneighbors(vectors, return_distance=False)
         similar[name] = {text: [texts[n] for n in near] for text, near in zip(texts, nearest, strict=True)}
     for row in split.to_iterable_dataset():
+        unlabelled = row | ({"label": missing_label(row["label"])} if "label" in row else {})
         for name in columns:
-            made = [row | {name: text, "label": missing_label(row["label"])} for text in similar[name][row[name]]]
+            made = [unlabelled | {name: text} for text in similar[name][row[name]]]
             fresh = [each for each in made if (each["text"], each["text_pair"]) not in known]
             for at in rng.permutation(len(fresh))[:partners]:
                 yield fresh[at]
