@@ -246,12 +246,13 @@ def choose_recipe(
     options: RunOptions,
     console: Console,
 ) -> Recipe:
-    """Choose the recipe that fits the teacher's family and the kind of task, and print why."""
+    """Choose the recipe that fits the teacher's family and the data, and print why."""
     with PartialState().main_process_first():
-        kind = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted).task.kind
+        task_data = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted)
         folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
     family = teachers.load_config(folder).model_type if folder else ""
-    recipe, reason = candidates.decide(kind=kind, family=family, prompted=prompted)
+    scored = "teacher" in task_data.train.column_names
+    recipe, reason = candidates.decide(kind=task_data.task.kind, family=family, prompted=prompted, scored=scored)
     print_note(console, f"recipe {recipe.name}: {reason}")
     return recipe
 

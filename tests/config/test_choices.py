@@ -32,10 +32,15 @@ def test_the_first_fitting_line(family: str, prompted: bool, overrides: list[str
     assert because
 
 
-def test_a_ranking() -> None:
-    recipe, because = CandidateRecipes.load("auto").decide(kind="ranking", family="bert", prompted=False)
-    assert recipe.name == "margin-mse"
-    assert "reranker" in because
+@pytest.mark.parametrize(
+    ("family", "scored", "name"),
+    [("bert", False, "prune-taylor"), ("bert", True, "margin-mse"), ("xlnet", False, "margin-mse")],
+)
+def test_a_ranking(family: str, scored: bool, name: str) -> None:
+    table = CandidateRecipes.load("auto")
+    recipe, because = table.decide(kind="ranking", family=family, prompted=False, scored=scored)
+    assert recipe.name == name
+    assert because
 
 
 def test_a_target_of_the_user() -> None:
