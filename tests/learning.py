@@ -52,7 +52,15 @@ def collate() -> Collate:
 
 def stage(objective: Sequence[Term] = TERMS, **changes: Any) -> Stage:
     """A stage of 8 steps: two epochs of `rows` and two steps of a third."""
-    settings = {"kind": "distill", "name": "lesson", "steps": 8, "batch": 8, "lr": 1e-2, "warmup": 0.3}
+    settings = {
+        "kind": "distill",
+        "name": "lesson",
+        "steps": 8,
+        "batch": 8,
+        "lr": 1e-2,
+        "warmup": 0.3,
+        "max_length": 32,
+    }
     return Stage(**{**settings, "objective": tuple(objective), **changes})
 
 
