@@ -90,11 +90,12 @@ class StudentSpec(Frozen):
 
 
 class ReadsRows(Frozen):
-    """A stage that reads rows of at most `max_length` tokens.
+    """A stage that reads rows of at most `max_length` tokens, made of the task's examples or of text.
 
     max_length   auto, the default for rows of the task: as many as 99 % of them need (`data.lengths`)
     """
 
+    data: Literal["task", "text"]
     max_length: Annotated[Annotated[int, Field(ge=8, le=1_000_000), Tag(NUMBER)] | Auto, NumberOrAuto]
 
     @property
@@ -108,11 +109,15 @@ class ReadsRows(Frozen):
         return self if self.max_length != "auto" else self.model_copy(update={"max_length": fitting})
 
     @model_validator(mode="after")
-    def _check_auto(self) -> Self:
-        rows, tokens, data = (getattr(self, name, None) for name in ("rows", "tokens", "data"))
-        if self.max_length == "auto" and (data == "text" or isinstance(rows, Call) or tokens is not None):
+    def _check_length(self) -> Self:
+        if self.max_length == "auto" and not self.reads_examples:
             raise ValueError("has `max_length: auto`, which fits the task's own rows only: expected a number of tokens")
         return self
+
+    @property
+    def reads_examples(self) -> bool:
+        """Return True if the rows are the task's examples, one by one, so that their lengths can be known."""
+        return self.data == "task"
 
 
 class Stage(ReadsRows):
@@ -154,7 +159,6 @@ class Stage(ReadsRows):
 
     kind: Literal["distill", "finetune", "pretrain"]
     name: StageName
-    data: Literal["task", "text"]
     head: Head
     teacher: Literal["task", "general", "previous"]
     student: StudentSpec | None = None
@@ -239,6 +243,11 @@ class Stage(ReadsRows):
         """Return True if the stage's teacher can answer for texts without labels."""
         plain = self.rows is None and self.step is None
         return plain and (self.kind, self.data, self.head) == ("distill", "task", "task")
+
+    @property
+    def reads_examples(self) -> bool:
+        """Return True if the rows are the task's examples, one by one, so that their lengths can be known."""
+        return self.data == "task" and self.rows is None and self.tokens is None
 
     @property
     def reads_unlabelled(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -113,6 +115,14 @@ class TaskData:
     test: Dataset | None
     fingerprint: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def label_scale(self) -> tuple[float, float]:
+        """Return the mean and the standard deviation of a regression's labels; 1 if they are all the same."""
+        known = self.train if "label" in self.train.column_names else self.validation
+        labels = known["label"][:]
+        mean = fmean(labels)
+        return mean, sqrt(fmean((label - mean) ** 2 for label in labels)) or 1.0
 
 
 class UnsavedTask(NamedTuple):

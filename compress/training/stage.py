@@ -36,7 +36,6 @@ from compress.data.collate import (
     TokenBudget,
 )
 from compress.data.masking import Words, count_tokens
-from compress.data.task import TaskData
 from compress.errors import DamagedError, RecipeError
 from compress.io import atomic_folder, verify
 from compress.models.checkpoints import save_tokenizer
@@ -311,13 +310,6 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     return micro, share // micro
 
 
-def label_scale(data: TaskData) -> tuple[float, float]:
-    """Return the mean and the standard deviation of a regression's labels; 1 if they are all the same."""
-    train = data.train if "label" in data.train.column_names else data.validation
-    labels = np.asarray(train["label"][:], np.float64)
-    return float(labels.mean()), float(labels.std()) or 1.0
-
-
 def stage_seed(stage: Stage, run: Run) -> int:
     """Derive the seed of a stage from the run's seed and the stage's name."""
     return (run.seed + int(io.hash_value(stage.name)[:6], 16)) % 2**32
@@ -365,7 +357,7 @@ def run_stage(
         cast_linear_layers(teacher.model)
     unit = 1.0
     if stage.head == "task" and context.kind == "regression":
-        mean, unit = label_scale(context.data)
+        mean, unit = context.data.label_scale
         fit_new_output(student, mean, unit)
     before = copy.deepcopy(student) if stage.improve else None
     languages = context.corpus.language_count if "langs" in rows.column_names and context.corpus else 0

@@ -1,5 +1,6 @@
 """Numbers of any size are learned alike: labels of 0 to 1, and of 0 to 1,000,000."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from compress.models.heads import fit_new_output, output_layer
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.optimizer import scale_rate
-from compress.training.stage import label_scale
 from compress.training.step import Distillation
 from tests import learning, tiny
 
@@ -26,7 +26,7 @@ def regressor(seed: int, family: str = "bert") -> Any:
     return tiny.model(family, labels=1, seed=seed, **(learning.NO_DROPOUT if family == "bert" else {}))
 
 
-def learn(path: Path, scale: float, shift: float, **changes: Any) -> Tensor:
+def learn(path: Path, scale: float, shift: float) -> Tensor:
     """Train on labels scale * y + shift with a teacher in the same unit; return the predictions."""
     rows = learning.rows()
     labels = scale * np.random.default_rng(1).normal(3.0, 1.5, len(rows)) + shift
@@ -38,8 +38,8 @@ def learn(path: Path, scale: float, shift: float, **changes: Any) -> Tensor:
         TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config), kind="regression",
         unit=float(labels.std()),
     )  # fmt: skip
-    settings = {"clip": 0.0, "steps": 12, "optimizer": "adamw", "eps": 1e-6} | changes
-    learning.train(Distillation(student, teacher, objective), learning.stage(TERMS, **settings), path, data=rows)
+    stage = learning.stage(TERMS, clip=0.0, steps=12, eps=1e-6)
+    learning.train(Distillation(student, teacher, objective), stage, path, data=rows)
     with torch.inference_mode():
         return student.eval()(**tiny.batch()).logits[:, 0]
 
@@ -92,6 +92,6 @@ def test_the_unit_is_that_of_the_training_rows(tmp_path: Path) -> None:
         lines = ["text\tscore", *(f"a film {number}\t{number}" for number in numbers)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     data = load_task(str(tmp_path), kind="regression")
-    assert label_scale(data) == (25.0, pytest.approx(np.std([10, 20, 30, 40])))
+    assert data.label_scale == (25.0, pytest.approx(np.std([10, 20, 30, 40])))
     constant = Dataset.from_dict({"text": ["a", "b"], "label": [3.0, 3.0]})
-    assert label_scale(type(data)(data.name, data.task, constant, data.validation, None, "x")) == (3.0, 1.0)
+    assert replace(data, train=constant).label_scale == (3.0, 1.0)
