@@ -47,7 +47,9 @@ def search(
     teacher: Annotated[str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")] = None,
     data: Annotated[str | None, opt.data_option(help="The data, as for distill.")] = None,
     out: Annotated[Path | None, opt.output(help="The search's folder; default: a new runs/SPACE-DATA-N.")] = None,
-    space: Annotated[str, opt.training(help="Or dynabert, autotinybert, mobilebert, albert, a .yaml.")] = "width-depth",
+    space: Annotated[
+        str, opt.training(help="Or npu, dynabert, autotinybert, mobilebert, albert, a .yaml.")
+    ] = "width-depth",
     limits: LimitOptions = LimitOptions(),
     device: opt.MeasureOptions = opt.MeasureOptions(),
     study: opt.StudyOptions = opt.StudyOptions(),

@@ -146,7 +146,9 @@ class DeviceSettingOptions(DeviceOptions):
 class MeasureOptions(DeviceSettingOptions):
     """Choose what a search measures: file, setting, and the number of shapes from which it predicts the others."""
 
-    file: Annotated[Literal["int8", "fp32"], device_option(help="Measure and ship this file.")] = "int8"
+    file: Annotated[
+        Literal["int8", "fp32", "w8a16"], device_option(help="Measure and ship this file; w8a16 for NPUs.")
+    ] = "int8"
     shapes: Annotated[int, device_option(help="Measure this many shapes, 5 to 64.")] = 16
     rounds: Annotated[int, device_option(min=2, help="Measure in this many rounds.")] = 4
     runs: Annotated[int, device_option(min=1, help="Time this many runs in each round.")] = 10

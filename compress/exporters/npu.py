@@ -3,6 +3,7 @@
     prepare   the fp32 file of dynamic shape -> the same in operators of such a processor (GELU as one)
     fix       -> one row of a fixed number of tokens, int32 ids; shapes are constants
     quantize  -> QuantizeLinear and DequantizeLinear around every operator (QDQ)
+    mimic     all three, with made-up ranges: a file to time, not to ask
 
 Weights are int8, symmetric, a scale per output; embedding tables uint8 with one scale; activations uint16, or uint8 in
 the `narrow` operators. Operators that only move data keep the scale of their input. There are no integer operators (no
@@ -28,9 +29,13 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from compress.errors import ExportError
 from compress.exporters.int8 import PRECISION_KEY, Ranges, quantise_bias, quantise_matrix
 from compress.exporters.onnx import MASKED
+from compress.exporters.rewrite import Form
 from compress.exporters.rewrite.graph import Graph, Product, attribute, products
 from compress.exporters.session import MICROSOFT, UNOPENED, create_session, read_model, save_changed, session_options
 
+FORM = Form(tokens_first=False, masked_keys=False)
+"""How the graph that is prepared must be rewritten: rows first, and the mask on the scores; on the keys it would widen
+their range."""
 MARGIN = 12.0
 MOVES = frozenset(
     ("Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
@@ -40,6 +45,8 @@ MOVES = frozenset(
 WHOLE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
 """Operators whose integers must all be of one type."""
 LEAST_RANGE = 1e-4
+MIMICKED = (-8.0, 8.0)
+"""The range of every activation of a file that is only timed."""
 
 
 def prepare(source: Path, target: Path) -> None:
@@ -107,17 +114,21 @@ def _use_int32(graph: Graph) -> None:
                 node.input[at] = graph.constant(value.astype(np.int32), f"{name}_int32")
 
 
-def find_mask(model: onnx.ModelProto) -> tuple[str, list[tuple[str, str]]]:
+def find_mask(model: onnx.ModelProto, name: str = "the model") -> tuple[str, list[tuple[str, str]]]:
     """Find the mask, and the (scores, masked scores) of every attention.
 
-    Raises ExportError for attention that masks in another way, whose range is unknown.
+    Raises ExportError for attention that masks in another way, whose range is unknown; it calls the model by `name`.
     """
     graph = Graph(model.graph)
     masks = {node.output[0] for node in graph.nodes if _makes_mask(graph, node)}
     sums = [node for node in graph.nodes if node.op_type == "Add" and masks & set(node.input)]
     softmaxes = {node.input[0] for node in graph.nodes if node.op_type == "Softmax"}
     if len(masks) != 1 or not softmaxes or softmaxes != {node.output[0] for node in sums}:
-        raise ExportError("hides padding in another way than by a mask added to the scores of its attention")
+        raise ExportError(
+            f"{name} hides padding in another way than by a mask added to the scores of its attention; NPU files can "
+            "be made for BERT, DistilBERT, RoBERTa, ELECTRA, ALBERT and MobileBERT. --for onnx and --for ort support "
+            "every family"
+        )
     return masks.copy().pop(), [
         (next(each for each in node.input if each not in masks), node.output[0]) for node in sums
     ]
@@ -229,6 +240,23 @@ def quantize(source: Path, target: Path, ranges: Ranges, *, precision: str, narr
     model = read_model(source)
     _Writer(model, ranges, narrow).rewrite()
     save_changed(model, target, {PRECISION_KEY: precision})
+
+
+def mimic(source: Path, target: Path, tokens: int, name: str) -> None:
+    """Write a w8a16 file of `tokens` tokens as slow as that of a trained model: ranges change answers, not operators.
+
+    source  an fp32 file in the form FORM; name: the model's, for errors
+
+    Raises ExportError for a model that an NPU file cannot be made for.
+    """
+    exact = target.with_suffix(".exact.onnx")
+    prepare(source, exact)
+    model = read_model(exact)
+    ranges = bound_mask(model, dict.fromkeys(activations(exact), MIMICKED), *find_mask(model, name))
+    onnx.save_model(model, exact)
+    fix(exact, exact, tokens)
+    quantize(exact, target, ranges, precision="w8a16")
+    exact.unlink()
 
 
 class _Writer:

@@ -27,10 +27,9 @@ from compress.benchmark.devices import Device
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
-from compress.exporters.artifact import Precision
 from compress.io import write_json
 from compress.latency.features import Terms
-from compress.latency.measure import Sample, choose_spread, sample
+from compress.latency.measure import FilePrecision, Sample, choose_spread, sample
 from compress.models import heads
 from compress.models.sharing import share, share_again
 from compress.records import search_report
@@ -95,7 +94,7 @@ class LatencyModel:
 
     samples: tuple[Sample, ...]
     setting: Setting
-    precision: Precision
+    precision: FilePrecision
     kind: Kind | None = "classification"
     device: str = "local"
     machine: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class LatencyModel:
     def fit(
         samples: Sequence[Sample],
         setting: Setting,
-        precision: Precision,
+        precision: FilePrecision,
         *,
         kind: Kind | None = "classification",
         device: Device | None = None,
@@ -276,7 +275,7 @@ class ShapeTimer:
 
     device: Device
     setting: Setting
-    precision: Precision
+    precision: FilePrecision
     kind: Kind | None
     segments: bool
     say: Callable[[str], None]
@@ -323,8 +322,8 @@ class ShapeTimer:
         )  # fmt: skip
 
 
-MATRICES: Final[Mapping[Precision, float]] = MappingProxyType(
-    {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 128, "int8": 1.0, "q4": 0.5 + 4.5 / 32}
+MATRICES: Final[Mapping[FilePrecision, float]] = MappingProxyType(
+    {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 128, "int8": 1.0, "w8a16": 1.0, "q4": 0.5 + 4.5 / 32}
 )
 """Bytes of a number in a matrix or table, with its share of the block's scale; other numbers take four, fp16 two."""
 
@@ -348,7 +347,7 @@ class ModelCost:
 
 def model_cost(
     config: Any,
-    precision: Precision = "int8",
+    precision: FilePrecision = "int8",
     *,
     kind: Kind | None = "classification",
     seq: int = 128,
@@ -393,7 +392,7 @@ OTHERS = "beside.json"
 class LatencyTable:
     """Measurements of one device. models: by precision; others: the teacher's files and the anchors, by name."""
 
-    models: Mapping[Precision, LatencyModel]
+    models: Mapping[FilePrecision, LatencyModel]
     others: Mapping[str, Sample]
 
     def save(self, folder: Path) -> None:
@@ -403,7 +402,7 @@ class LatencyTable:
         write_json(folder / OTHERS, {name: asdict(each) for name, each in self.others.items()})
 
     @staticmethod
-    def load(folder: Path, precisions: Sequence[Precision]) -> "LatencyTable | None":
+    def load(folder: Path, precisions: Sequence[FilePrecision]) -> "LatencyTable | None":
         """Load what `save` wrote; None if it was not completed. Raises DamagedError."""
         if not (folder / OTHERS).is_file():
             return None
@@ -419,5 +418,5 @@ class LatencyTable:
     def from_json(text: str) -> "LatencyTable":
         return LatencyTable({name: LatencyModel.from_json(each) for name, each in json.loads(text).items()}, {})
 
-    def teacher(self, precision: Precision) -> Sample | None:
+    def teacher(self, precision: FilePrecision) -> Sample | None:
         return self.others.get(f"teacher {precision}")

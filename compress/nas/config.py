@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
@@ -34,10 +34,6 @@ from compress.config.reference import Call
 from compress.errors import RecipeError, SearchError, did_you_mean
 from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName
-
-if TYPE_CHECKING:
-    from compress.exporters.artifact import Precision
-
 
 Value = int | float | str | bool
 """A value of an axis. For sizes, an int is a count and a float a share of the teacher's."""
@@ -327,7 +323,7 @@ class SearchConfig(Frozen):
     threads: int = Field(1, gt=0, le=1024)
     batch: int = Field(1, gt=0, le=100_000)
     seq: int = Field(128, gt=0, le=1_000_000)
-    precision: Literal["int8", "fp32"] = "int8"
+    precision: Literal["int8", "fp32", "w8a16"] = "int8"
     training: Literal["bf16", "fp32"] = "fp32"
     max_drop: float = Field(0.005, ge=0, le=1)
     shapes: int = Field(16, ge=FEWEST_SHAPES, le=64)
@@ -346,15 +342,29 @@ class SearchConfig(Frozen):
             raise ValueError(f"{', '.join(names) or 'nothing'}; expected score and others, each once")
         return names
 
+    @model_validator(mode="after")
+    def _check_npu(self) -> "SearchConfig":
+        if self.precision == "w8a16":
+            if not self.device.startswith("aihub:"):
+                raise ValueError(
+                    f"--file w8a16 --device {self.device}: a file for NPUs is timed on one; expected --device "
+                    "aihub:NAME. Without, search for --file int8, then: compress export BUNDLE --for npu"
+                )
+            if self.batch > 1 or self.anchors or "precision" in self.space.axes:
+                raise ValueError(
+                    "--file w8a16: a file for NPUs holds one text and is not a part of bundles; expected --batch 1, no "
+                    "--anchor, and a space without the axis `precision`"
+                )
+        return self
+
     @property
     def setting(self) -> Setting:
         return Setting(threads=self.threads, batch=self.batch, seq=self.seq)
 
     @property
-    def precisions(self) -> "tuple[Precision, ...]":
+    def precisions(self) -> tuple[Any, ...]:
         """Return the precisions to measure shapes in."""
-        chosen: Any = self.space.axes.get("precision", (self.precision,))
-        return tuple(chosen)
+        return self.space.axes.get("precision", (self.precision,))
 
     @property
     def max_length(self) -> int:

@@ -9,9 +9,9 @@ from typing import Any, cast
 from compress.benchmark.devices import Device
 from compress.data.task import Kind
 from compress.errors import BundleError, SearchError
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.artifact import FILES, Bundle
 from compress.latency.features import Terms
-from compress.latency.measure import choose_spread, sample
+from compress.latency.measure import FilePrecision, choose_spread, sample
 from compress.latency.model import Estimate, LatencyModel, LatencyTable, ModelCost, keep_within, model_cost
 from compress.nas.config import SURE, SearchConfig, describe_choice
 from compress.nas.space import Choice, Shapes
@@ -46,9 +46,9 @@ class CostModel:
         """Compute the teacher's own costs."""
         return model_cost(self.shapes.teacher, self.search.precision, kind=self.kind)
 
-    def precision(self, choice: Choice) -> Precision:
+    def precision(self, choice: Choice) -> FilePrecision:
         precision: Any = choice.get("precision", self.search.precision)
-        return cast("Precision", precision)
+        return cast("FilePrecision", precision)
 
     def latency(self, choice: Choice) -> Estimate:
         return self.latencies.models[self.precision(choice)].predict(self.shapes.config(choice))
@@ -106,6 +106,7 @@ def _find_anchors(search: SearchConfig) -> dict[str, Path]:
     files = {}
     for anchor in search.anchors:
         bundle = Bundle.load(Path(anchor))
+        assert search.precision != "w8a16", "SearchConfig refuses anchors then"
         bundle.check_has(search.precision)
         name = f"{anchor} {search.precision}"
         if name in files:

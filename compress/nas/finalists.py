@@ -4,6 +4,7 @@ A subnet's score inside the supernet, whose weights are shared, is good enough t
 A short distillation of each decides: "flash distillation", Zhang et al. 2022, arXiv:2201.08539, Sec. 3.
 """
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,15 +17,20 @@ from transformers import PreTrainedModel
 from compress.benchmark.devices import Device
 from compress.config.recipe import Stage, StudentSpec
 from compress.errors import SearchError
-from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters import formats
+from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import makes_segments
-from compress.latency.measure import sample
+from compress.exporters.predictor import open_predictor
+from compress.latency.measure import FilePrecision, sample
 from compress.nas.config import describe_choice
 from compress.nas.context import ScratchEvaluator, SearchContext, score_student
+from compress.quantization.npu import limit_length, write_npu
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.reporting.remarks import unmet
 from compress.training.run import Run
 
+NPU = "npu"
+"""The folder of the file for NPUs, beside the bundle."""
 KEEP = 0.97
 """Without a budget the winner is the fastest student with this share of its teacher's score."""
 TRAINING = 0.6
@@ -102,14 +108,14 @@ def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device
     """
     search, costs, files = context.search, context.costs, dict[str, Path]()
     configs: dict[str, Any] = {"teacher": costs.shapes.teacher}
-    precisions: dict[str, Precision] = {"teacher": search.precision}
+    precisions: dict[str, FilePrecision] = {"teacher": search.precision}
     for point in points:
         name, precision = str(point.number), costs.precision(point.choice)
         bundle = context.student_state(point.number).bundle
         if bundle is None:
             configs[name], precisions[name] = costs.shapes.config(point.choice), precision
         else:
-            files[name] = Bundle.load(Path(bundle)).path / FILES[precision]
+            files[name] = _shipped_file(Bundle.load(Path(bundle)), precision)
     samples = sample(
         configs, device, search.setting, precision=precisions, kind=costs.kind, files=files, rounds=search.rounds,
         segments=makes_segments(context.training.tokenizer), runs=search.runs, say=context.say,
@@ -181,11 +187,41 @@ def ship_student(
     readme = (bundle.path / "README.md").read_text(encoding="utf-8")
     bundle = bundle.attach("README.md", f"{readme}\n## Found by a search\n\n{origin} {note}".rstrip() + "\n")
     precision = context.costs.precision(point.choice)
-    answers = bundle.logits(context.evaluator.rows, precision=precision)
-    score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
-    size = bundle.files()[precision].stat().st_size / 1e6
+    if precision == "w8a16":
+        score, file = _write_npu_file(context, bundle)
+    else:
+        answers, file = bundle.logits(context.evaluator.rows, precision=precision), bundle.path / FILES[precision]
+        score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
+    size = file.stat().st_size / 1e6
     context.update_student(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
     return bundle
+
+
+def _write_npu_file(context: SearchContext, bundle: Bundle) -> tuple[float, Path]:
+    """Write the certified w8a16 file of a bundle beside it, as `compress export --for npu` does.
+
+    Returns its score on the CPU, and the file.
+    """
+    search, folder = context.search, bundle.path.parent / NPU
+    shutil.rmtree(folder, ignore_errors=True)  # of a session that was interrupted
+    made = formats.export(
+        bundle, folder, to="npu", precisions=("w8a16",), name=str(bundle.path),
+        load_data=lambda _: context.training.data,
+        writer=partial(write_npu, lengths=(search.seq,), max_drop=search.max_drop, say=context.say),
+    )  # fmt: skip
+    for line in (*made.verdicts, *made.warnings):
+        context.say(line)
+    bundle, file = limit_length(bundle, search.seq), folder / made.files[0].file
+    rows = bundle.evaluator(context.training.data.validation)
+    predictor = open_predictor(bundle.path, file, task=bundle.task, max_length=search.seq, threads=1)
+    return float(rows.scores(predictor.logits(rows.rows))[bundle.task.metric]), file
+
+
+def _shipped_file(bundle: Bundle, precision: FilePrecision) -> Path:
+    """Return the file that a search ships of a bundle: one of its own, or the one for NPUs beside it."""
+    if precision != "w8a16":
+        return bundle.path / FILES[precision]
+    return next((bundle.path.parent / NPU).glob("*.onnx"))
 
 
 def _fit_stages(

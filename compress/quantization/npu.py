@@ -32,7 +32,6 @@ from compress.exporters.formats import OPSET, ExportContext, ExportedFile, Expor
 from compress.exporters.int8 import Ranges
 from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import VECTORS, join_answers, open_predictor, run_rows
-from compress.exporters.rewrite import Form
 from compress.exporters.rewrite.graph import layer
 from compress.exporters.session import Feeds, Run, open_session, read_model, save_certified
 from compress.provenance import versions
@@ -45,8 +44,6 @@ from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 from compress.slicing.shape import positions
 
-FORM = Form(tokens_first=False, masked_keys=False)
-"""Rows first, and the mask on the scores: on the keys it would widen their range."""
 CALIBRATIONS: tuple[tuple[Method, float], ...] = (("minmax", 100.0), ("percentile", 99.999), ("percentile", 99.99))
 CALIBRATION_ROWS = 256
 LEAST_ROWS = 16
@@ -276,16 +273,9 @@ def _export(context: ExportContext, model: Any) -> Path:
     """Write the float file that the others are made from. Raises ExportError for a family that NPUs do not support."""
     traced, source = context.scratch / "traced.onnx", context.scratch / "npu.onnx"
     inputs = [each.name for each in read_model(context.onnx("fp32")).graph.input]
-    to_onnx(model, traced, opset=OPSET, segments="token_type_ids" in inputs, form=FORM)
+    to_onnx(model, traced, opset=OPSET, segments="token_type_ids" in inputs, form=npu.FORM)
     npu.prepare(traced, source)
-    try:
-        npu.find_mask(read_model(source))
-    except ExportError as error:
-        family = context.bundle.manifest.model_type
-        raise ExportError(
-            f"{context.name}: {family} {error}; NPU files can be made for BERT, DistilBERT, RoBERTa, ELECTRA, ALBERT "
-            "and MobileBERT. --for onnx and --for ort support every family"
-        ) from None
+    npu.find_mask(read_model(source), f"{context.name}: {context.bundle.manifest.model_type}")
     return source
 
 

@@ -1,6 +1,7 @@
 """Files for NPUs: static QDQ graphs without operators that a neural processor has not, with fp32's answers."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import run_rows
 from compress.exporters.session import open_session, read_model
 from compress.quantization.calibration import iterate_activations
-from compress.quantization.npu import FORM, Planner, Way, find_blocks
+from compress.quantization.npu import Planner, Way, find_blocks
 from compress.records.latency import DeviceError
 from tests import command, tiny
 from tests.exporters.test_formats import BESIDE, bundle, names
@@ -148,7 +149,7 @@ def test_the_record_holds_a_certificate_of_each_place(made: ExportResult) -> Non
 
 def quantised(folder: Path, model: Any, tokens: int = 16) -> tuple[Path, Path]:
     """The float file of a fixed length and the same in w8a16, calibrated on random rows."""
-    to_onnx(model, folder / "traced.onnx", form=FORM)
+    to_onnx(model, folder / "traced.onnx", form=npu.FORM)
     npu.prepare(folder / "traced.onnx", folder / "open.onnx")
     exact = read_model(folder / "open.onnx")
     ranges: dict[str, tuple[float, float]] = {}
@@ -163,6 +164,18 @@ def quantised(folder: Path, model: Any, tokens: int = 16) -> tuple[Path, Path]:
     npu.fix(folder / "bounded.onnx", folder / "fixed.onnx", tokens)
     npu.quantize(folder / "fixed.onnx", folder / "w8a16.onnx", held, precision="w8a16")
     return folder / "fixed.onnx", folder / "w8a16.onnx"
+
+
+def test_a_file_to_time_has_the_operators_of_a_calibrated_one(tmp_path: Path) -> None:
+    model = tiny.bert(hidden=64)
+    _, calibrated = quantised(tmp_path, model)
+    npu.mimic(tmp_path / "traced.onnx", tmp_path / "mimicked.onnx", 16, "the model")
+    operators = [
+        Counter(node.op_type for node in read_model(file).graph.node)
+        for file in (calibrated, tmp_path / "mimicked.onnx")
+    ]
+    assert operators[0] == operators[1]
+    assert abs(calibrated.stat().st_size / (tmp_path / "mimicked.onnx").stat().st_size - 1) < 0.01
 
 
 def rows() -> list[dict[str, list[int]]]:

@@ -48,7 +48,7 @@ def test_our_spaces_have_students_and_survive_their_yaml(name: str) -> None:
 
 
 def test_our_spaces_are_listed() -> None:
-    assert space_names() == ["albert", "autotinybert", "dynabert", "mobilebert", "width-depth"]
+    assert space_names() == ["albert", "autotinybert", "dynabert", "mobilebert", "npu", "width-depth"]
 
 
 def test_autotinyberts_space_is_that_of_its_code() -> None:

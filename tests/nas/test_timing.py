@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from compress.benchmark.devices import open_device
-from compress.errors import SearchError
+from compress.errors import ExportError, SearchError
 from compress.latency.measure import MORE, SWEEPS, TOGETHER, choose_spread, exported, race, sample
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests import tiny
@@ -123,9 +123,12 @@ def test_a_file_races_beside_few_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("precision", "operator"),
-    [("int8", "MatMulInteger"), ("fp32", "MatMul"), ("w8", "MatMulNBits"), ("q4", "MatMulNBits"), ("fp16", "Cast")],
-)
-def test_files_are_quantised_like_a_bundles(precision: Any, operator: str) -> None:
+    [
+        ("int8", "MatMulInteger"), ("fp32", "MatMul"), ("w8", "MatMulNBits"), ("q4", "MatMulNBits"), ("fp16", "Cast"),
+        ("w8a16", "QuantizeLinear"),
+    ],
+)  # fmt: skip
+def test_files_are_quantised_like_those_that_ship(precision: Any, operator: str) -> None:
     state = torch.random.get_rng_state()
     with exported({"a": tiny.config("bert", hidden=64)}, SETTING, precision=precision) as made:
         nodes = [node.op_type for node in onnx.load_model(made["a"]).graph.node]
@@ -167,6 +170,8 @@ def test_failures_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         sample({"a": tiny.config("bert", hidden=33)}, device, SETTING)
     with pytest.raises(SearchError, match=r"int9: no such precision. Did you mean 'int8'"):
         sample({"a": tiny.config("bert")}, device, SETTING, precision="int9")  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="a: modernbert hides padding in another way"):
+        sample({"a": tiny.config("modernbert")}, device, SETTING, precision="w8a16")
     with pytest.raises(SearchError, match="no shapes to measure"):
         sample({}, device, SETTING)
     assert list(tmp_path.iterdir()) == []
