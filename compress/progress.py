@@ -10,6 +10,7 @@ then whenever a tenth of the phase's time has passed, at intervals of at least E
 quiet console, or for a phase within another one. Only the standard library is imported: every command needs this.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -42,12 +43,14 @@ class Progress:
     total    None if unknown
     console  None: the console of the running command
     always   print the end of the phase to a log, however short it was
+    seconds  the phase ends after these, even if less than `total` is done then
     """
 
     def __init__(
         self, name: str, total: float | None = None, unit: str = "", *, console: "Console | None" = None,
-        done: float = 0, always: bool = False, clock: Callable[[], float] = time.monotonic,
+        done: float = 0, always: bool = False, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
+        self.seconds = seconds
         self.name, self.total, self.unit, self.done, self.always = name, total, unit, done, always
         self.screen = SCREEN.get() if console is None else lambda: console
         self.first, self.clock, self.facts = done, clock, dict[str, str]()
@@ -107,7 +110,8 @@ class Progress:
 
     def line(self) -> str:
         """Return the share done, the rate, the facts, and the time left."""
-        rate = (self.done - self.first) / max(self.clock() - self.began, 1e-9)
+        passed = self.clock() - self.began
+        rate = (self.done - self.first) / max(passed, 1e-9)
         of = "" if self.total is None else f"/{self.total:,.0f}"
         parts = [f"{self.done:,.0f}{of} {self.unit}".rstrip()]
         if self.total:
@@ -118,7 +122,8 @@ class Progress:
             parts.append(f"{1 / rate:,.0f} s each")
         parts += self.facts.values()
         if self.total is not None and rate and self.done < self.total:
-            parts.append(f"{(self.total - self.done) / rate / 60:.1f} min left")
+            left = min((self.total - self.done) / rate, max(0.0, self.seconds - passed))
+            parts.append(f"{left / 60:.1f} min left")
         return ", ".join(parts)
 
     def _print(self) -> None:

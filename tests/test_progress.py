@@ -61,6 +61,14 @@ def test_an_unknown_total(printed: Console) -> None:
     assert lines(printed)[1] == "scoring: 1/2 rows (50%), 25 s each, 0.4 min left"
 
 
+def test_a_phase_with_a_limit_has_no_more_time_left_than_that(printed: Console) -> None:
+    clock = Clock()
+    with Progress("scoring", 100, "rows", console=printed, seconds=85.0, clock=clock) as bar:
+        clock.now += 25.0
+        bar.advance()
+    assert lines(printed)[0] == "scoring: 1/100 rows (1%), 25 s each, 1.0 min left"
+
+
 def test_a_terminal_shows_a_bar() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     run(0.001, console)

@@ -1,6 +1,7 @@
 """Log a training stage as JSON lines, for TensorBoard, and as progress on the terminal."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -70,8 +71,11 @@ def curves(log: Path) -> dict[str, list[dict[str, float]]]:
 class Journal(TrainerCallback):
     """Log one stage; used in the main process only."""
 
-    def __init__(self, stage: str, log: Path, tensorboard: Path, console: Console, batch: int) -> None:
+    def __init__(
+        self, stage: str, log: Path, tensorboard: Path, console: Console, *, batch: int, seconds: float | None = None
+    ) -> None:
         self.stage, self.log, self.batch, self.console = stage, log, batch, console
+        self.seconds = math.inf if seconds is None else seconds
         self.scalars = _Scalars(tensorboard / stage)
         self.bar: Progress | None = None
         self.facts: dict[str, str] = {}
@@ -80,8 +84,9 @@ class Journal(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.bar = Progress(
-            self.stage, state.max_steps, "steps", console=self.console, done=state.global_step, always=True
-        )
+            self.stage, state.max_steps, "steps", console=self.console, done=state.global_step, always=True,
+            seconds=self.seconds,
+        )  # fmt: skip
         self.bar.start()
         self.began, self.first = self.bar.clock(), state.global_step
 

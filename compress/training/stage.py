@@ -144,7 +144,10 @@ def train(
         if run.main:
             shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # the rest of an interrupted checkpoint
             forget_after(run.path / "log.jsonl", stage.name, read_steps(checkpoint), partial(warn, console))
-            journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
+            journal = Journal(
+                stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, batch=stage.batch,
+                seconds=seconds,
+            )  # fmt: skip
             trainer.add_callback(journal)
             trainer.on_save = run.save_seconds
         try:
