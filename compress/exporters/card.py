@@ -173,7 +173,7 @@ RUNTIMES: Mapping[str, tuple[str, str, str, str]] = {
     "litert": ("litert", "python", "from ai_edge_litert.interpreter import Interpreter",
                'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
 }  # fmt: skip
-"""By format other than the bundle: the library's name on the hub, the language, the imports, the line that opens a
+"""Formats other than the bundle: the library's name on the hub, the language, the imports, the line that opens a
 file."""
 
 

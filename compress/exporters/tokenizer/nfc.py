@@ -26,7 +26,7 @@ CLASSES = 256
 
 @dataclass(frozen=True)
 class Composition:
-    """How characters are composed.
+    """Tables that compose and decompose characters.
 
     decomposed  character -> the characters that it is decomposed into, where it is
     classes     character -> its combining class, where it is not 0

@@ -67,7 +67,7 @@ from compress.exporters.tokenizer.wordpiece import (
 )
 
 PENALTY: Final = 10.0
-"""How much less than the least score of a piece a character scores that is none."""
+"""A character that is not a piece scores this much less than the piece with the least score."""
 
 SINGLE: Final = ("NFD", "NFKD", "StripAccents", "Lowercase", "Nmt")
 """The normalisers that change every character by itself; NFD and NFKD do if accents are stripped after them."""
