@@ -34,8 +34,7 @@ from compress.exporters.rewrite.graph import Graph, Product, attribute, products
 from compress.exporters.session import MICROSOFT, UNOPENED, create_session, read_model, save_changed, session_options
 
 FORM = Form(tokens_first=False, masked_keys=False)
-"""How the graph that is prepared must be rewritten: rows first, and the mask on the scores; on the keys it would widen
-their range."""
+"""The form of the graph to prepare: rows first, and the mask on the scores; on the keys it would widen their range."""
 MARGIN = 12.0
 MOVES = frozenset(
     ("Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
