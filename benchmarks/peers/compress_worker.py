@@ -1,14 +1,16 @@
 """One stage of ours; started by benchmarks/distill_throughput.py.
 
-compress_worker.py DATA FOLDER STEPS PRECISION
+compress_worker.py DATA FOLDER STEPS PRECISION [ROWS]
 
 Prints one JSON line: steps, examples, seconds, peak_rss_mb. The stage is timed as the tool reports it, first step and
-logging included; checkpoints and evaluation are off, as they are for the peer.
+logging included; checkpoints and evaluation are off, as they are for the peer. With ROWS, the teacher's outputs for
+the first so many rows are on disk before the clock starts, as they are from a stage's second epoch on.
 """
 
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +24,7 @@ from compress.training.run import Run
 from compress.training.stage import run_stage
 
 data, folder, steps, precision = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+rows = int(sys.argv[5]) if len(sys.argv) > 5 else None
 LINES = """
 extends: tinybert
 stages:
@@ -39,8 +42,10 @@ stages:
 with tempfile.TemporaryDirectory() as scratch:
     file = Path(scratch, "all.yaml")
     file.write_text(LINES)
-    recipe = Recipe.load(str(file), [f"stages.0.steps={steps}", f"stages.0.checkpoint={10 * steps}"])
+    cached = f"stages.0.cache_teacher={str(rows is not None).lower()}"
+    recipe = Recipe.load(str(file), [f"stages.0.steps={steps}", f"stages.0.checkpoint={10 * steps}", cached])
     task = load_task(data)
+    task = replace(task, train=task.train.select(range(rows or len(task.train))))
     teacher = teachers.load("minilm", folder / "teacher", task.task)
     material = TrainingContext(
         task, None, teacher.tokenizer, Collate(teacher.tokenizer), precision == "bf16", Console(quiet=True)

@@ -15,6 +15,8 @@ from compress.reporting.format import GAP, capitalise, join_names
 
 MACRO = 0.05
 """The most by which macro F1 may fall further than the score without a remark."""
+LITTLE = 0.9
+"""A student has lost much that keeps less than this share of its teacher's score."""
 BARELY = 0.1
 """A teacher has learned little that makes less than this share of a baseline's errors good."""
 COSTS: Mapping[ObjectiveName, tuple[str, str]] = {
@@ -77,12 +79,13 @@ def run_headline(report: Report) -> str:
 
 
 def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
-    """Name teachers and students that baselines match, classes that a student has lost, and students whose macro F1
-    falls far more than their score.
+    """Name teachers and students that baselines match, a student that has lost much and what would help, classes that
+    a student has lost, and students whose macro F1 falls far more than their score.
 
     shipped  whether to name the lost classes of the shipped student, which the headline names as well
     """
-    students, teacher, warnings = report.of_role("student"), report.teacher_row, _remark_baselines(report)
+    students, teacher = report.of_role("student"), report.teacher_row
+    warnings = _remark_baselines(report) or _remark_loss(report)
     for row in students if shipped else students[:-1]:
         warnings += _remark_classes(capitalise(row.name), report.fallen(row), "the teacher")
     before, macro_before = (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
@@ -128,6 +131,21 @@ def _remark_baselines(report: Report) -> list[str]:
             found.append("More labelled rows, or another teacher, will help more than another student.")
         remarks += found
     return remarks
+
+
+def _remark_loss(report: Report) -> list[str]:
+    """Say what helps a shipped student that keeps little of its teacher's score."""
+    row = report.shipped
+    kept = None if row is None or report.metric == "mse" else over_teacher(report, row, "score")
+    if row is None or kept is None or kept >= LITTLE:
+        return []
+    pruned = report.recipe.startswith("prune") or report.kind == "embedding"
+    remedy = "a larger student" if pruned else "--recipe auto, which prunes the teacher where it can,"
+    metric = units.metric(report.metric)
+    return [
+        f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s {metric}: {remedy} is likely to keep "
+        "more, and --effort best trains longer."
+    ]
 
 
 def _remark_baseline(name: str, own: float, baseline: str, best: float, better: str = "") -> list[str]:

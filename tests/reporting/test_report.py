@@ -138,6 +138,16 @@ def test_a_teacher_that_a_baseline_matches_is_warned_of_with_what_helps() -> Non
     assert "labelled rows" in help_
 
 
+def test_a_student_that_lost_much_is_warned_of_with_what_helps() -> None:
+    lossy = with_student(score={"accuracy": 0.8})
+    assert run_warnings(lossy) == [
+        f"Student int8 keeps 88.9{units.GAP}% of the teacher’s accuracy: --recipe auto, which prunes the teacher where "
+        "it can, is likely to keep more, and --effort best trains longer."
+    ]
+    assert "a larger student is likely" in run_warnings(replace(lossy, recipe="prune-taylor"))[0]
+    assert run_warnings(with_student(score={"accuracy": 0.82})) == []
+
+
 def test_a_lost_class_is_in_the_headline_the_warnings_and_the_remarks() -> None:
     lossy = with_classes(report())
     assert "rare" in run_headline(lossy) and "support 9" in run_headline(lossy)
