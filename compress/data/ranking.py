@@ -15,7 +15,7 @@ NEGATIVES are added to each query: the passages without a judgement that BM25 ra
 these may be relevant nevertheless. Judged passages are always kept.
 
 Unless the kind is requested, only a BEIR folder, or a table with the columns query and positive, or a query, a passage
-and a teacher's score, is read as a ranking.
+and its relevance (by this name) or a teacher's score, is read as a ranking.
 Evaluation splits leave out queries whose passages no order could rank wrongly.
 """
 
@@ -150,7 +150,8 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
     if not scorable.any():
         raise DataError(
             f"{place}: no query has both a relevant passage and a less relevant one, so no order can be learned or "
-            "scored. Give each query several passages with their relevance."
+            "scored. Give each query several passages with their relevance, or classify the pairs: --kind "
+            "classification."
         )
     if scorable.all():
         return table, ()
@@ -163,7 +164,7 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
 
 def _is_table(path: Path) -> bool:
     """Check at the beginning of a table whether it has the columns query and positive, and no label, or a query, a
-    passage and a teacher's score."""
+    passage and its relevance or a teacher's score."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         try:
@@ -177,7 +178,7 @@ def _is_table(path: Path) -> bool:
     else:
         return False
     known = {plain(name) for name in names}
-    if all(known & set(names) for names in (QUERIES, PASSAGES, TEACHERS)):
+    if all(known & set(names) for names in (QUERIES, PASSAGES, (RELEVANCES[0], *TEACHERS))):
         return True
     return {"query", "positive"} <= known and not known & set(schema.LABELS)
 

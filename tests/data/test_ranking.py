@@ -202,3 +202,5 @@ def test_is_ranking(folder: Folder) -> None:
     assert not is_ranking(folder({"train.csv": "query,positive,label\na,b,1\n"}))
     assert is_ranking(folder({"train.csv": "question,document,label,teacher_score\na,b,1,2\n"}))
     assert not is_ranking(folder({"train.csv": "text,label,teacher_score\na,1,2\n"}))
+    assert is_ranking(folder({"train.csv": "query,passage,relevance\na,b,1\n"}))
+    assert not is_ranking(folder({"train.csv": "query,passage,label\na,b,1\n"}))
