@@ -39,7 +39,7 @@ from compress.latency.model import Estimate, ShapeTimer, keep_within
 from compress.models.signals import read
 from compress.models.teacher import Teacher
 from compress.pruning import importance
-from compress.records.latency import Setting
+from compress.records.latency import Latency, Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.rules import FIRST_IS_OWN
@@ -158,6 +158,8 @@ MARGIN = 1.02
 """The factor by which an untrained shape must beat its limit: two measurements differ by that much."""
 ATTEMPTS = 3
 """Shapes to train at most, each smaller than the one before, whose file was too slow."""
+CHECKS = 3
+"""Measurements of a shipped file that is too slow, as long as other processes keep the CPUs busy; the best counts."""
 WHOLE, SHIPPED = "the whole model", "the shipped file"
 
 
@@ -316,8 +318,11 @@ def _file(run: Run, attempt: int) -> Path:
 
 
 def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> None:
-    """Measure the shipped file in turns with the unpruned model's, and print whether it keeps the recipe's budget."""
-    target = recipe.target
+    """Measure the shipped file in turns with the unpruned model's, and print whether it keeps the recipe's budget.
+
+    A file that seems too slow on a busy machine is measured up to CHECKS times.
+    """
+    target, setting = recipe.target, budget_setting(recipe)
     if not target.limits_time:
         return
     file = next(file for attempt in range(ATTEMPTS, 0, -1) if (file := _file(run, attempt)).is_file())
@@ -326,21 +331,31 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
     with (
         open_device(target.device, say=device_messages(target.device, context.console)) as device,
         exported(
-            {WHOLE: task_teacher.model.config}, budget_setting(recipe),
+            {WHOLE: task_teacher.model.config}, setting,
             precision=target.precision, kind=context.kind, segments=segments,
         ) as files,
     ):  # fmt: skip
-        latencies = race({**files, SHIPPED: bundle.files()[target.precision]}, device, budget_setting(recipe))
-    shipped_ms, whole_ms = latencies[SHIPPED].p50_ms, latencies[WHOLE].p50_ms
-    limit_ms = decision.limit_ms if target.speedup is None else whole_ms / target.speedup  # as the machine is now
-    noisy = any(each.noisy for each in latencies.values())
-    decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms, noisy=noisy)
+        measured = list[tuple[Decision, dict[str, Latency]]]()
+        for _ in range(CHECKS):
+            latencies = race({**files, SHIPPED: bundle.files()[target.precision]}, device, setting)
+            measured.append((_judge(decision, latencies, target.speedup), latencies))
+            if measured[-1][0].over == 1 or not any(each.busy for each in latencies.values()):
+                break
+    decision, latencies = min(measured, key=lambda each: each[0].over)
     write_json(file, asdict(decision))
     bundle.attach(NAME, file.read_text(encoding="utf-8"))
     context.console.print(decision.verdict(), highlight=False)
     for each in latencies.values():
         if each.noisy:
             print_note(context.console, f"{each.name}: {each.noise}")
+
+
+def _judge(decision: Decision, latencies: Mapping[str, Latency], speedup: float | None) -> Decision:
+    """Return the decision with the measured latencies; a speed-up is over the unpruned model as it was measured now."""
+    shipped_ms, whole_ms = latencies[SHIPPED].p50_ms, latencies[WHOLE].p50_ms
+    limit_ms = decision.limit_ms if speedup is None else whole_ms / speedup
+    noisy = any(each.noisy for each in latencies.values())
+    return replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms, noisy=noisy)
 
 
 SHORTLISTED = 24
