@@ -3,9 +3,10 @@
     python -m benchmarks.gallery                                      all of STUDENTS, in work/
     python -m benchmarks.gallery distilbert-intents --device browser  this one, measured there too
 
-A student's report.json becomes benchmarks/results/gallery/NAME.json, whatever it says: bad results stay. What
-`compress bench` measured on another device is NAME@DEVICE.json beside it. docs/reference.py makes the page of both. A
-run that was interrupted is resumed, one that is finished is only measured.
+Those of SST-2 need it as the folder work/data/sst2. A student's report.json becomes
+benchmarks/results/gallery/NAME.json, whatever it says: bad results stay. What `compress bench` measured on another
+device is NAME@DEVICE.json beside it. docs/reference.py makes the page of both. A run that was interrupted is resumed,
+one that is finished is only measured.
 """
 
 import re
@@ -24,6 +25,8 @@ STUDENTS = {
     "distilbert-intents": "distill --teacher minilm --recipe distilbert --data intents --effort quick",
     "tinybert-intents": "distill --teacher minilm --recipe tinybert --data intents --effort quick",
     "pruned-intents": "prune minilm --data intents --speedup 2 --effort quick",
+    "distilbert-sst2": "distill --teacher minilm --recipe distilbert --data data/sst2 --effort quick",
+    "albert-sst2": "distill --teacher minilm --recipe albert-shared --data data/sst2 --effort quick --minutes 8",
 }
 
 
