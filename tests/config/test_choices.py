@@ -33,13 +33,17 @@ def test_the_first_fitting_line(family: str, prompted: bool, overrides: list[str
 
 
 @pytest.mark.parametrize(
-    ("family", "scored", "name"),
-    [("bert", False, "prune-taylor"), ("bert", True, "margin-mse"), ("xlnet", False, "margin-mse")],
+    ("family", "scored", "name", "sizes"),
+    [
+        ("bert", False, "prune-taylor", {"layers": 0.5, "ffn": 0.33}),
+        ("bert", True, "margin-mse", {}),
+        ("xlnet", False, "margin-mse", {}),
+    ],
 )
-def test_a_ranking(family: str, scored: bool, name: str) -> None:
+def test_a_ranking(family: str, scored: bool, name: str, sizes: dict[str, float]) -> None:
     table = CandidateRecipes.load("auto")
     recipe, because = table.decide(kind="ranking", family=family, prompted=False, scored=scored)
-    assert recipe.name == name
+    assert (recipe.name, recipe.target.sizes) == (name, sizes)
     assert because
 
 
