@@ -83,13 +83,22 @@ def _train_once(
 
 
 def cache_folder(teacher: Teacher, data: tuple[str, str], stage: Stage, context: TrainingContext, run: Run) -> Path:
-    """Return the cache folder for what `stage` makes of this teacher. data: name and fingerprint of what it reads."""
+    """Return the cache folder for what `stage` makes of this teacher. data: name and fingerprint of what it reads.
+
+    Under a time limit, a teacher that was trained without one serves as well, unless one of this limit is there.
+    """
     name, fingerprint = data
     numbers = stage.model_dump(exclude_defaults=True)
-    limited = [context.time_limit.minutes] if context.time_limit else []
-    key = io.hash_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *limited])
     name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{name}"[-60:]).strip("-")
-    return home() / "teachers" / f"{name}-{key[:12]}"
+
+    def folder(*minutes: float) -> Path:
+        key = io.hash_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *minutes])
+        return home() / "teachers" / f"{name}-{key[:12]}"
+
+    if context.time_limit is None:
+        return folder()
+    limited = folder(context.time_limit.minutes)
+    return folder() if is_whole(folder()) and not is_whole(limited) else limited
 
 
 def load_with_head(

@@ -5,6 +5,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +29,7 @@ from compress.training import finetune
 from compress.training.context import TrainingContext
 from compress.training.finetune import TeacherCheck, check_logits, with_head
 from compress.training.run import Run
+from compress.training.schedule import TimeLimit
 from tests import tiny
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
@@ -320,6 +322,16 @@ def test_a_headless_teacher_is_fine_tuned_once(
     assert again.digest == first.digest
     assert again.trained
     assert not (tmp_path / "second").exists(), "nothing was trained"
+
+
+def test_a_time_limit_takes_a_teacher_that_was_trained_without_one(
+    headless: Path, data: TaskData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tuned(headless, data, tmp_path / "first")
+    monkeypatch.setattr(finetune, "run_stage", None)
+    given = load("tiny", headless, data.task)
+    limited = replace(context(given, data), time_limit=TimeLimit(0.0, (), minutes=1.0))
+    assert with_head(given, stage(), limited, Run(tmp_path / "second", seed=0, main=True)).folder == whole.folder
 
 
 @pytest.mark.parametrize("change", ["seed", "stage", "teacher"])
