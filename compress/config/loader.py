@@ -113,16 +113,24 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
         raise RecipeError([f"{where}: not readable as YAML: {' '.join(str(error).split())}"]) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, parts: str) -> dict[str, Any]:
     tree = load_yaml(path)
     if not isinstance(tree, dict):
-        raise RecipeError([f"{path.name}: expected a mapping with student and stages, found {type(tree).__name__}"])
+        raise RecipeError([f"{path.name}: expected a mapping with {parts}, found {type(tree).__name__}"])
     return tree
 
 
-def resolve_extends(path: Path) -> dict[str, Any]:
-    """Resolve one level of `extends:`; mappings are merged, everything else is replaced."""
-    tree = _read(path)
+def resolve_extends(
+    path: Path, *, find: Callable[[str], Path] = locate, parts: str = "student and stages"
+) -> dict[str, Any]:
+    """Read a file and resolve one level of its `extends:`; mappings are merged, everything else is replaced.
+
+    find   returns the file of the parent's name, where none lies beside this one
+    parts  what such a file contains, for errors
+
+    Raises RecipeError.
+    """
+    tree = _read(path, parts)
     parent = tree.pop("extends", None)
     if parent is None:
         return tree
@@ -132,7 +140,7 @@ def resolve_extends(path: Path) -> dict[str, Any]:
              "without its .yaml"]
         )  # fmt: skip
     beside = path.with_name(f"{parent}.yaml")
-    base = _read(beside if beside.is_file() else locate(parent))
+    base = _read(beside if beside.is_file() else find(parent), parts)
     if "extends" in base:
         raise RecipeError([f"{path.name}: extends {parent!r}, which itself extends another; one level only"])
     for key, value in tree.items():

@@ -175,15 +175,9 @@ class Space(Frozen):
 
         Raises SearchError with every problem found.
         """
-        is_file = name.endswith((".yaml", ".yml"))
-        path = Path(name) if is_file else loader.folder() / "spaces" / f"{name}.yaml"
-        if not path.is_file():
-            hint = "" if is_file else did_you_mean(name, space_names())
-            raise SearchError(f"no space {name!r}.{hint} A .yaml file also works")
+        path = _locate(name)
         try:
-            tree = loader.load_yaml(path)
-            if not isinstance(tree, dict):
-                raise SearchError(f"{path.name}: expected a mapping with axes and stages, found {type(tree).__name__}")
+            tree = loader.resolve_extends(path, find=_locate, parts="axes and stages")
             for line in overrides:
                 loader.override(tree, line, ALL_KINDS)
         except RecipeError as error:
@@ -207,6 +201,16 @@ class Space(Frozen):
         if problems:
             raise SearchError("\n".join(sorted(set(problems))))
         return space
+
+
+def _locate(name: str) -> Path:
+    """Return the file of the space of ours, or the .yaml file, of this name. Raises SearchError."""
+    is_file = name.endswith((".yaml", ".yml"))
+    path = Path(name) if is_file else loader.folder() / "spaces" / f"{name}.yaml"
+    if not path.is_file():
+        hint = "" if is_file else did_you_mean(name, space_names())
+        raise SearchError(f"no space {name!r}.{hint} A .yaml file also works")
+    return path
 
 
 def space_names() -> list[str]:
@@ -305,7 +309,7 @@ class SearchConfig(Frozen):
     budget      the limits of a student; its latency is that of the `precision` file on `device` in one forward of
                 `batch` texts of `seq` tokens, and a speed-up is over the teacher's own file of that precision
     objectives  the objectives of the front, including the score
-    precision   precision of the file, unless the space varies it
+    precision   precision of the file, unless the space varies it; w8a16: a file for NPUs, of `seq` tokens
     training    number format of training
     max_drop    share of the score that a shipped int8 file may lose
     shapes      shapes to measure, from which the others are predicted

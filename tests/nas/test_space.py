@@ -47,6 +47,20 @@ def test_our_spaces_have_students_and_survive_their_yaml(name: str) -> None:
     assert all(Shapes.from_space(found, BERT).config(choice).vocab_size == BERT.vocab_size for choice in drawn)
 
 
+def test_a_space_that_extends_another(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: width-depth\nabout: Mine.\naxes: {layers: [2, 3]}\n", encoding="utf-8")
+    found, base = Space.load(str(file)), Space.load("width-depth")
+    assert (found.name, found.about, found.axes) == ("mine", "Mine.", {**base.axes, "layers": (2, 3)})
+    assert (found.stages, found.rungs) == (base.stages, base.rungs)
+    file.write_text("extends: widthdepth\n", encoding="utf-8")
+    with pytest.raises(SearchError, match=r"no space 'widthdepth'\. Did you mean 'width-depth'"):
+        Space.load(str(file))
+    file.write_text("- layers\n", encoding="utf-8")
+    with pytest.raises(SearchError, match="expected a mapping with axes and stages, found list"):
+        Space.load(str(file))
+
+
 def test_our_spaces_are_listed() -> None:
     assert space_names() == ["albert", "autotinybert", "dynabert", "mobilebert", "npu", "width-depth"]
 
