@@ -50,8 +50,8 @@ class Progress:
         self, name: str, total: float | None = None, unit: str = "", *, console: "Console | None" = None,
         done: float = 0, always: bool = False, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.seconds = seconds
-        self.name, self.total, self.unit, self.done, self.always = name, total, unit, done, always
+        self.name, self.total, self.unit, self.done = name, total, unit, done
+        self.always, self.seconds = always, seconds
         self.screen = SCREEN.get() if console is None else lambda: console
         self.first, self.clock, self.facts = done, clock, dict[str, str]()
         self.began = self.printed_at = clock()

@@ -3,7 +3,7 @@
     prepare   the fp32 file of dynamic shape -> the same in operators of such a processor (GELU as one)
     fix       -> one row of a fixed number of tokens, int32 ids; shapes are constants
     quantize  -> QuantizeLinear and DequantizeLinear around every operator (QDQ)
-    mimic     all three, with made-up ranges: a file to time, not to ask
+    quantize_uncalibrated   all three with made-up ranges: a file to time, not to ask
 
 Weights are int8, symmetric, a scale per output; embedding tables uint8 with one scale; activations uint16, or uint8 in
 the `narrow` operators. Operators that only move data keep the scale of their input. There are no integer operators (no
@@ -44,7 +44,7 @@ MOVES = frozenset(
 WHOLE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
 """Operators whose integers must all be of one type."""
 LEAST_RANGE = 1e-4
-MIMICKED = (-8.0, 8.0)
+UNCALIBRATED = (-8.0, 8.0)
 """The range of every activation of a file that is only timed."""
 
 
@@ -241,7 +241,7 @@ def quantize(source: Path, target: Path, ranges: Ranges, *, precision: str, narr
     save_changed(model, target, {PRECISION_KEY: precision})
 
 
-def mimic(source: Path, target: Path, tokens: int, name: str) -> None:
+def quantize_uncalibrated(source: Path, target: Path, tokens: int, name: str) -> None:
     """Write a w8a16 file of `tokens` tokens as slow as that of a trained model: ranges change answers, not operators.
 
     source  an fp32 file in the form FORM; name: the model's, for errors
@@ -251,7 +251,7 @@ def mimic(source: Path, target: Path, tokens: int, name: str) -> None:
     exact = target.with_suffix(".exact.onnx")
     prepare(source, exact)
     model = read_model(exact)
-    ranges = bound_mask(model, dict.fromkeys(activations(exact), MIMICKED), *find_mask(model, name))
+    ranges = bound_mask(model, dict.fromkeys(activations(exact), UNCALIBRATED), *find_mask(model, name))
     onnx.save_model(model, exact)
     fix(exact, exact, tokens)
     quantize(exact, target, ranges, precision="w8a16")

@@ -109,9 +109,10 @@ def exported(
     (`exporters.onnx.makes_segments`). The weights are the same each time, and torch's generator is not affected.
     """
     precisions = dict.fromkeys(configs, precision) if isinstance(precision, str) else precision
+    known = (*FILES, "w8a16")
     for each in precisions.values():
-        if each not in (*FILES, "w8a16"):
-            raise SearchError(f"precision {each}: no such precision.{did_you_mean(each, (*FILES, 'w8a16'))}")
+        if each not in known:
+            raise SearchError(f"precision {each}: no such precision.{did_you_mean(each, known)}")
     if not configs:
         raise SearchError("no shapes to measure; expected at least one config")
     with tempfile.TemporaryDirectory(prefix="compress-shapes-") as scratch:
@@ -207,7 +208,7 @@ def _convert(full: Path, path: Path, setting: Setting, precision: FilePrecision,
     elif precision in ("w8", "q4"):
         quantize_weights(full, path, bits=8 if precision == "w8" else 4)
     elif precision == "w8a16":
-        npu.mimic(full, path, setting.seq, name)
+        npu.quantize_uncalibrated(full, path, setting.seq, name)
     else:
         full.replace(path)
 

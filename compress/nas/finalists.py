@@ -188,20 +188,17 @@ def ship_student(
     bundle = bundle.attach("README.md", f"{readme}\n## Found by a search\n\n{origin} {note}".rstrip() + "\n")
     precision = context.costs.precision(point.choice)
     if precision == "w8a16":
-        score, file = _write_npu_file(context, bundle)
+        score = _write_npu_file(context, bundle)
     else:
-        answers, file = bundle.logits(context.evaluator.rows, precision=precision), bundle.path / FILES[precision]
+        answers = bundle.logits(context.evaluator.rows, precision=precision)
         score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
-    size = file.stat().st_size / 1e6
+    size = _shipped_file(bundle, precision).stat().st_size / 1e6
     context.update_student(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
     return bundle
 
 
-def _write_npu_file(context: SearchContext, bundle: Bundle) -> tuple[float, Path]:
-    """Write the certified w8a16 file of a bundle beside it, as `compress export --for npu` does.
-
-    Returns its score on the CPU, and the file.
-    """
+def _write_npu_file(context: SearchContext, bundle: Bundle) -> float:
+    """Write the certified w8a16 file of a bundle beside it, as `compress export --for npu` does; return its score."""
     search, folder = context.search, bundle.path.parent / NPU
     shutil.rmtree(folder, ignore_errors=True)  # of a session that was interrupted
     made = formats.export(
@@ -211,10 +208,10 @@ def _write_npu_file(context: SearchContext, bundle: Bundle) -> tuple[float, Path
     )  # fmt: skip
     for line in (*made.verdicts, *made.warnings):
         context.say(line)
-    bundle, file = limit_length(bundle, search.seq), folder / made.files[0].file
-    rows = bundle.evaluator(context.training.data.validation)
+    evaluator = limit_length(bundle, search.seq).evaluator(context.training.data.validation)
+    file = _shipped_file(bundle, "w8a16")
     predictor = open_predictor(bundle.path, file, task=bundle.task, max_length=search.seq, threads=1)
-    return float(rows.scores(predictor.logits(rows.rows))[bundle.task.metric]), file
+    return float(evaluator.scores(predictor.logits(evaluator.rows))[bundle.task.metric])
 
 
 def _shipped_file(bundle: Bundle, precision: FilePrecision) -> Path:

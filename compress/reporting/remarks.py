@@ -139,8 +139,8 @@ def _remark_loss(report: Report) -> list[str]:
     kept = None if row is None or report.metric == "mse" else over_teacher(report, row, "score")
     if row is None or kept is None or kept >= LITTLE:
         return []
-    pruned = report.recipe.startswith("prune") or report.kind == "embedding"
-    remedy = "a larger student" if pruned else "--recipe auto, which prunes the teacher where it can,"
+    is_choice_of_auto = report.recipe.startswith("prune") or report.kind == "embedding"
+    remedy = "a larger student" if is_choice_of_auto else "--recipe auto, which prunes the teacher where it can,"
     metric = units.metric(report.metric)
     return [
         f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s {metric}: {remedy} is likely to keep "

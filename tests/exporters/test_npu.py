@@ -169,13 +169,13 @@ def quantised(folder: Path, model: Any, tokens: int = 16) -> tuple[Path, Path]:
 def test_a_file_to_time_has_the_operators_of_a_calibrated_one(tmp_path: Path) -> None:
     model = tiny.bert(hidden=64)
     _, calibrated = quantised(tmp_path, model)
-    npu.mimic(tmp_path / "traced.onnx", tmp_path / "mimicked.onnx", 16, "the model")
+    npu.quantize_uncalibrated(tmp_path / "traced.onnx", tmp_path / "uncalibrated.onnx", 16, "the model")
     operators = [
         Counter(node.op_type for node in read_model(file).graph.node)
-        for file in (calibrated, tmp_path / "mimicked.onnx")
+        for file in (calibrated, tmp_path / "uncalibrated.onnx")
     ]
     assert operators[0] == operators[1]
-    assert abs(calibrated.stat().st_size / (tmp_path / "mimicked.onnx").stat().st_size - 1) < 0.01
+    assert abs(calibrated.stat().st_size / (tmp_path / "uncalibrated.onnx").stat().st_size - 1) < 0.01
 
 
 def rows() -> list[dict[str, list[int]]]:
