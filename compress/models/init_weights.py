@@ -125,7 +125,8 @@ def _copy_by_role(student: PreTrainedModel, teacher: PreTrainedModel, source: Ma
             parameter.copy_(tensor)
     types = Weight("types", None, "weight")
     if types in source and types not in own:  # DistilBERT gets type 0 with its positions, so that it embeds as before
-        own[Weight("positions", None, "weight")].add_(source[types][0])
+        positions = own[Weight("positions", None, "weight")]
+        positions.add_(source[types][0].to(positions.device))
 
 
 @torch.no_grad()

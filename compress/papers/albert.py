@@ -15,7 +15,9 @@ Deviations
   splits words at letters outside of a-z.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -69,11 +71,11 @@ def mask(
     open_BL = bert.predictable(batch, words)
     inside_BL = open_BL & ~words.starts_V[batch["input_ids"]]
     wanted_B = (rate * batch["attention_mask"].sum(-1)).round().clamp(1, max_predictions)
-    chosen_BL = torch.zeros_like(open_BL)
+    chosen_BL = torch.zeros(open_BL.shape, dtype=torch.bool)  # moved to the device once, not a row at a time
     rows = zip(open_BL.tolist(), inside_BL.tolist(), wanted_B.tolist(), strict=True)
     for row, (open_L, inside_L, wanted) in enumerate(rows):
         chosen_BL[row, _ngrams(_words(open_L, inside_L), int(wanted), longest)] = True
-    return bert.conceal(batch, chosen_BL, words)
+    return bert.conceal(batch, chosen_BL.to(open_BL.device), words)
 
 
 def _words(open_L: list[bool], inside_L: list[bool]) -> list[list[list[int]]]:
@@ -91,7 +93,7 @@ def _words(open_L: list[bool], inside_L: list[bool]) -> list[list[list[int]]]:
 
 def _ngrams(runs: list[list[list[int]]], wanted: int, longest: int) -> list[int]:
     places = [(run, at) for run in runs for at in range(len(run))]
-    shares = 1 / torch.arange(1, longest + 1).float()
+    up_to_N = list(accumulate(1 / n for n in range(1, longest + 1)))
     order = torch.randperm(len(places)).tolist()
     sizes = torch.rand(len(places)).tolist()
     chosen: set[int] = set()
@@ -99,8 +101,8 @@ def _ngrams(runs: list[list[list[int]]], wanted: int, longest: int) -> list[int]
         if len(chosen) >= wanted:
             break
         run, at = places[number]
-        allowed = shares[: len(run) - at].cumsum(0)
-        n = int((sizes[number] * allowed[-1] >= allowed).sum()) + 1
+        most = min(longest, len(run) - at)
+        n = min(bisect_right(up_to_N, sizes[number] * up_to_N[most - 1]) + 1, most)
         while n > 0 and len(chosen) + sum(map(len, run[at : at + n])) > wanted:
             n -= 1
         gram = {position for word in run[at : at + n] for position in word}

@@ -153,13 +153,13 @@ def corrupt_spans(
             f"t5.corrupt_spans: token {sentinel} is no special token of this tokenizer; expected the id of its "
             "<extra_id_0>: {by: t5.corrupt_spans, sentinel: ID}"
         )
-    sources, targets = [], []
-    for ids_L, real_L in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
-        text_L = ids_L[real_L & ~words.special_V.to(ids_L.device)[ids_L]]
-        source, target = _spans(text_L.tolist(), rate, span, sentinel)
+    sources, targets, device = [], [], batch["input_ids"].device
+    ids_BL = batch["input_ids"].cpu()
+    text_BL = batch["attention_mask"].cpu().bool() & ~words.special_V.cpu()[ids_BL]
+    for ids_L, text_L in zip(ids_BL, text_BL, strict=True):
+        source, target = _spans(ids_L[text_L].tolist(), rate, span, sentinel)
         sources.append([*source, end])
         targets.append([*target, end])
-    device = batch["input_ids"].device
     input_ids, labels_BM = _pad(sources, words.pad, device), _pad(targets, IGNORE_INDEX, device)
     begun_BM = torch.cat([labels_BM.new_full((len(targets), 1), words.pad), labels_BM[:, :-1]], 1)
     return {

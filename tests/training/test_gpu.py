@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import compress
+from compress.config.recipe import StudentSpec
 from compress.config.term import Term
+from compress.models import student as students
 from compress.models.signals import read
 from compress.training.compilation import LEAST_STEPS, can_compile, compile_layers
 from compress.training.teacher_cache import teacher_cache
@@ -40,6 +42,15 @@ def test_compiled_layers_give_the_losses_of_the_layers_as_they_are() -> None:
         assert any("forward" in vars(module) for module in step.student.modules())
         found = [step(**batch)["loss"] for batch in batches]
     torch.testing.assert_close(found, expected)
+
+
+def test_a_student_is_cut_out_of_a_teacher_there() -> None:
+    spec = StudentSpec.model_validate({"family": "distilbert", "layers": 1, "init": "teacher"})
+    here, there = tiny.model("bert"), tiny.model("bert").cuda()
+    expected, found = (students.build(spec, teacher, kind="classification").state_dict() for teacher in (here, there))
+    for name in expected:
+        if "position" in name:  # the sum of two of the teacher's tables
+            torch.testing.assert_close(found[name].cpu(), expected[name])
 
 
 def test_kept_outputs_are_the_teachers(tmp_path: Path) -> None:
