@@ -53,12 +53,14 @@ def recipes() -> str:
 
 CONTROLS = {
     "without teacher": "the same student trained on the labels, or the text, alone",
+    "without training": "the same student, cut out of its teacher and hardly trained",
     "without text": "the same recipe without its stages on text",
     "without gradual": "the teacher cut in one step by weight magnitude, then trained for as long",
     "without step": "the same stages without the mechanism",
     "without variants": "as many steps on the rows alone",
     "n-gram": "a bigram model of the rows it was trained on",
     "majority": "the most frequent class",
+    "rate": "how often the same token is a replacement elsewhere",
 }
 FIGURES = {"score": ("accuracy", "{:.1%}"), "nats": ("nats per token", "{:.2f}"), "kl": ("KL to the teacher", "{:.4f}")}
 
@@ -70,8 +72,10 @@ def tried() -> str:
     parts = [
         "# Recipes on real data\n",
         f"{len(found)} of {len(loader.names())} recipes were compared with a control, at small sizes and in minutes "
-        f"on one core. {verdicts.count('works')} beat it by more than 1.645 standard errors of the paired differences "
-        "(95 %, one-sided). `benchmarks/recipes_for_real.py` lists the numbers that replaced those of each recipe. A "
+        "on one core, or on the GPU that is named. "
+        f"{verdicts.count('works')} beat it by more than 1.645 standard errors of the paired differences "
+        "(95 %, one-sided; where the error is not known, by half a nat). `benchmarks/recipes_for_real.py` lists the "
+        "numbers that replaced those of each recipe. A "
         "recipe that is no better than its control here may need more hours: tests prove its formulas and mechanisms, "
         "but we have not trained it at scale.\n",
         "| recipe | control | scored by | recipe | control | lead (standard error) | minutes | verdict |",
@@ -83,9 +87,11 @@ def tried() -> str:
         ours, control = (form.format(fmean(run[figure] for run in sides[side])) for side in ("recipe", "control"))
         scale = 100 if figure == "score" else 1
         digits = 4 if figure == "kl" else 2
-        lead = f"{scale * each['lead']:+.{digits}f} ({scale * each['standard_error']:.{digits}f})"
+        error = each["standard_error"]  # None: not recorded
+        lead = f"{scale * each['lead']:+.{digits}f} ({'not known' if error is None else f'{scale * error:.{digits}f}'})"
         spent = [run["minutes"] for run in sides["recipe"]]
         minutes = "not known" if None in spent else f"{sum(spent):.0f}"  # None: the process was suspended meanwhile
+        minutes += f" ({each['gpu']})" if each.get("gpu") else ""
         parts.append(
             f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {control} | {lead} | {minutes} | "
             f"{each['verdict']} |"
