@@ -635,11 +635,12 @@ def report(name: str, proof: Proof, runs: dict[str, Any], errors: dict[str, Any]
     ours, theirs = (np.concatenate(errors[side]) for side in ("recipe", "control"))
     lead = float((theirs - ours).mean())
     error = float((theirs - ours).std() / math.sqrt(len(ours)))
+    rows = None if "=" in args.data else args.rows
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     verdict = "works" if lead > SURE * error else "no better than the control"
     found = {
         "recipe": name, "control": proof.without if proof.without in UNTRAINED else f"without {proof.without}",
-        "labelled": None if "=" in args.data else args.rows, "unlabelled": args.unlabelled, "effort": args.effort, "seeds": args.seeds,
+        "labelled": rows, "unlabelled": args.unlabelled, "effort": args.effort, "seeds": args.seeds,
         "longer": args.longer, "wider": args.wider, "hidden": args.hidden, "gpu": gpu,
         "scored": len(ours), "lead": lead, "standard_error": error, "verdict": verdict, "runs": runs,
     }  # fmt: skip
