@@ -118,6 +118,7 @@ def test_every_recipe_is_run_by_some_test() -> None:
     assert sorted(name for name, kinds in serves.items() if kinds == {"embedding"}) == list(EMBEDDING)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", HERE)
 def test_a_recipe_ends_in_a_student_that_answers(
     name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hastened: None

@@ -70,6 +70,7 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "run"
 
 
+@pytest.mark.gpu
 def test_the_bundle_is_a_plain_checkpoint_of_the_requested_sizes(shipped: Path) -> None:
     bundle = Bundle.load(shipped / "bundle")
     model = AutoModelForSequenceClassification.from_pretrained(bundle.path).eval()

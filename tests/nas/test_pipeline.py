@@ -99,6 +99,7 @@ def test_the_report_is_complete(found: SearchReport) -> None:
     assert found.teacher_ms is not None
 
 
+@pytest.mark.gpu
 def test_finalists_are_trained_and_measured_and_the_winner_ships(found: SearchReport) -> None:
     trained = [point for point in found.points if "short" in point.scores]
     assert len(trained) == 2
