@@ -85,8 +85,6 @@ SCRATCH = {**BATCH, "steps": 500, "batch": 16, "lr": 1e-3, "lr_end": 0.0, "evalu
 GENERAL = {**BATCH, "steps": 300, "batch": 16, "lr": 1e-3, "evaluate": 2, "limit_tokens": 1_000_000}
 SHORT = {**BATCH, "epochs": 3.0, "steps": None, "batch": 32, "lr": "auto", "evaluate": 2, "cache_teacher": False}
 LIKE_LM = {"layers": 2}
-TEACHER_LM = {**BATCH, "steps": 300, "batch": 16}
-"""How a teacher gets a head for masked words, where a recipe asks for them."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,8 @@ class Proof:
               the rows, or the time between cuts (`gradual`); in its place `n-gram` is another model, `majority` the
               most frequent class, `rate` how often each token is a replacement
     teacher   minilm, lm, electra, t5, or `vocabulary`: nothing but tokens
-    student   sizes in the place of its own; text, task: numbers of its stages on text, of its last stage on a task
+    student   sizes in the place of its own; text, task, teacher_lm: numbers of its stages on text, of its last
+              stage on a task, and of the head for masked words that its teacher gets
     stages    which of its stages are run; None: all
     int8      score what is trained with the rounding of its int8 file
     """
@@ -110,18 +109,20 @@ class Proof:
     stages: Sequence[int] | None = None
     prompt: Prompt | None = None
     int8: bool = False
+    teacher_lm: Mapping[str, Any] = field(default_factory=lambda: {**BATCH, "steps": 300, "batch": 16})
 
     def enlarge(self, args: argparse.Namespace) -> "Proof":
         """Return the proof with the steps on text, their rows and the width that the command line asks for."""
-        text, sizes = dict(self.text), dict(self.student)
-        for name, times in {"steps": args.longer, "batch": args.wider, "limit_tokens": args.wider}.items():
-            if name in text:
-                text[name] = round(text[name] * times)
+        times, sizes = {"steps": args.longer, "batch": args.wider, "limit_tokens": args.wider}, dict(self.student)
+        text, teacher_lm = (
+            {name: round(value * times[name]) if name in times else value for name, value in each.items()}
+            for each in (self.text, self.teacher_lm)
+        )
         if args.hidden and self.teacher == "vocabulary":
             sizes |= {"hidden": args.hidden} | ({"ffn": 4 * args.hidden} if sizes.get("ffn") else {})
         # what has read much is spoiled by 1e-3, which small untrained students need; its control is tuned alike
         task = {**self.task, "lr": 3e-4} if args.hidden and self.task.get("lr") == 1e-3 else self.task
-        return replace(self, text=text, student=sizes, task=task)
+        return replace(self, text=text, student=sizes, task=task, teacher_lm=teacher_lm)
 
 
 def scratch(without: str = "text", stages: Sequence[int] | None = None, **numbers: Any) -> Proof:
@@ -269,7 +270,10 @@ def adapt(recipe: Recipe, proof: Proof) -> Recipe:
         stage.model_copy(update=numbers(stage, last=stage is chosen[-1])) if isinstance(stage, Stage) else stage
         for stage in chosen
     )
-    student, lm = recipe.student.model_copy(update=dict(proof.student)), recipe.teacher_lm.model_copy(update=TEACHER_LM)
+    student, lm = (
+        recipe.student.model_copy(update=dict(proof.student)),
+        recipe.teacher_lm.model_copy(update=dict(proof.teacher_lm)),
+    )
     update: dict[str, Any] = {"stages": stages, "student": student, "teacher_lm": lm}
     return recipe.model_copy(update=update | ({"target": TARGET} if recipe.pruning else {}))
 
