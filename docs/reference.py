@@ -62,7 +62,11 @@ CONTROLS = {
     "majority": "the most frequent class",
     "rate": "how often the same token is a replacement elsewhere",
 }
-FIGURES = {"score": ("accuracy", "{:.1%}"), "nats": ("nats per token", "{:.2f}"), "kl": ("KL to the teacher", "{:.4f}")}
+FIGURES = {
+    "score": ("accuracy, F1 or nDCG@10", "{:.1%}"),
+    "nats": ("nats per token", "{:.2f}"),
+    "kl": ("KL to the teacher", "{:.4f}"),
+}
 
 
 def tried() -> str:
@@ -97,8 +101,9 @@ def tried() -> str:
             f"{each['verdict']} |"
         )
     untried = [f"`{name}`" for name in loader.names() if name not in found]
-    elsewhere = "Recipes for vectors and rankings: see [embeddings](embeddings.md) and [a reranker](reranker.md)."
-    return "\n".join([*parts, "", f"Not tried here: {', '.join(untried)}. {elsewhere}", ""])
+    more = [f"Not tried here: {', '.join(untried)}."] if untried else []
+    more.append("More of vectors and rankings: [embeddings](embeddings.md) and [a reranker](reranker.md).")
+    return "\n".join([*parts, "", " ".join(more), ""])
 
 
 def shipped() -> dict[str, Report]:

@@ -2,12 +2,12 @@
 
 Stated rules. Each file is read by itself: the json of SQuAD as questions and the paragraphs that answer them; a table
 with a number beside two texts as pairs; one with columns `query` (or `anchor`) and `positive`, perhaps `negative`, or
-with two texts alone, as queries and passages; any other as texts alone, a txt file one per line. A BEIR folder has
-queries, a corpus and judgements for each split. A folder or dump without a file called train is a corpus, whose
-documents are cut into passages. The training split has all its texts, once each, whatever stands beside them, except
-those that other splits compare or use as queries; passages may be shared, as an index knows them beforehand. If there
-is no validation split, some of it is held out. Texts alone are compared as the teacher compares them: see
-`training.teacher_vectors`.
+`query`, `passage` and `relevance`, or with two texts alone, as queries and passages; any other as texts alone, a txt
+file one per line. A BEIR folder has queries, a corpus and judgements for each split. A folder or dump without a file
+called train is a corpus, whose documents are cut into passages. The training split has all its texts, once each,
+whatever stands beside them, except those that other splits compare or use as queries; passages may be shared, as an
+index knows them beforehand. If there is no validation split, some of it is held out. Texts alone are compared as the
+teacher compares them: see `training.teacher_vectors`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from compress.data import readers, retrieval, schema, sources, squad, text_files
 from compress.data.corpus import Corpus, load_corpus, split_sentences
+from compress.data.ranking import PASSAGES, RELEVANCES
 from compress.data.readers import RawSplit
 from compress.data.retrieval import Retrieval
 from compress.data.sources import Role
@@ -238,6 +239,9 @@ def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) 
     if text is None and query is not None and positives:
         negatives = [name for key, name in plain.items() if key.startswith("negative")]
         return _read_queries(split, query, positives, negatives)
+    passage, relevance = next((plain[name] for name in PASSAGES if name in plain), None), plain.get(RELEVANCES[0])
+    if text is None and query and passage and relevance and label in (None, relevance):
+        return _read_pairs(split, query, passage, relevance, retrieve=True)
     if label:
         schema.refuse_unknown(split, [label])
     known = [plain[name] for name in schema.LABELS if name in plain]
@@ -247,19 +251,28 @@ def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) 
         return _read_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
-    part, row = EmbeddingTexts(), split.first
-    for batch in split.read([*columns, numbers[0]]):
-        for first, second, cell in zip(*(batch[name].to_pylist() for name in (*columns, numbers[0])), strict=True):
-            similarity = schema.number(cell or "")
-            if similarity is None or not math.isfinite(similarity):
-                raise DataError(
-                    f"{split.place}, row {row}: {cell!r} in {numbers[0]!r} is not a number; expected the similarity of "
-                    "the two texts. Correct or remove the row."
-                )
-            one, other = part.add(first), part.add(second)
-            if one is not None and other is not None:
-                part.judge(one, other, similarity)
-            row += 1
+    return _read_pairs(split, columns[0], columns[1], numbers[0])
+
+
+def _read_pairs(split: RawSplit, one: str, other: str, number: str, *, retrieve: bool = False) -> EmbeddingTexts:
+    """Read rows of two texts and their similarity, or of a query, a passage and its relevance."""
+    part, columns = EmbeddingTexts(), [one, other, number]
+    rows = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in split.read(columns))
+    for row, (*texts, cell) in enumerate(chain.from_iterable(rows), split.first):
+        value = schema.number(cell or "")
+        if value is None or not math.isfinite(value):
+            expected = "relevance of the passage, 0 if it is irrelevant" if retrieve else "similarity of the two texts"
+            raise DataError(
+                f"{split.place}, row {row}: {cell!r} in {number!r} is not a number; expected the {expected}. Correct "
+                "or remove the row."
+            )
+        first, second = map(part.add, texts)
+        if first is None or second is None:
+            continue
+        if retrieve:
+            part.passages.add(second)
+        if value > 0 or not retrieve:
+            part.judge(first, second, value)
     return part
 
 

@@ -76,6 +76,17 @@ def test_two_texts_are_query_and_passage(tmp_path: Path) -> None:
     assert judged(data).popitem()[1] == 1.0
 
 
+def test_passages_without_relevance_are_in_the_index_alone(tmp_path: Path) -> None:
+    rows = [(f"what is {n}", f"it is {m}", f"{(m == n) + (m == n == 3)}") for n in range(12) for m in (n, (n + 1) % 12)]
+    file = tsv(tmp_path / "dev.tsv", ("query", "passage", "relevance"), *rows)
+    data = load(f"train={texts(tmp_path / 'train.txt', 'one', 'two', 'three')},dev={file}")
+    assert data.task.metric == "ndcg@10"
+    assert judged(data) == {(f"what is {n}", f"it is {n}"): 1.0 + (n == 3) for n in range(12)}
+    assert sum(data.validation["passage"][:]) == 12
+    with pytest.raises(DataError, match="'yes' in 'relevance' is not a number; expected the relevance of the passage"):
+        load(f"train={tmp_path / 'train.txt'},dev={tsv(file, ('query', 'passage', 'relevance'), ('a', 'b', 'yes'))}")
+
+
 def test_the_folder_of_beir(tmp_path: Path) -> None:
     corpus = [{"_id": f"d{n}", "title": "t", "text": f"passage {n}"} for n in range(5)]
     queries = [{"_id": f"q{n}", "text": f"query {n}"} for n in range(3)]
