@@ -240,21 +240,22 @@ def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) 
         negatives = [name for key, name in plain.items() if key.startswith("negative")]
         return _read_queries(split, query, positives, negatives)
     passage, relevance = next((plain[name] for name in PASSAGES if name in plain), None), plain.get(RELEVANCES[0])
-    if text is None and query and passage and relevance and label in (None, relevance):
-        return _read_pairs(split, query, passage, relevance, retrieve=True)
+    if text is None and query and passage and relevance:
+        text = [query, passage]
     if label:
         schema.refuse_unknown(split, [label])
     known = [plain[name] for name in schema.LABELS if name in plain]
-    numbers = [label] if label else [name for name in known if _is_numeric(split, name)]
+    usual = [relevance] if relevance else [name for name in known if _is_numeric(split, name)]
+    numbers = [label] if label else usual
     columns, _ = schema.choose_text(split, text, numbers[:1])
     if len(columns) == 1:
         return _read_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
-    return _read_pairs(split, columns[0], columns[1], numbers[0])
+    return _read_pairs(split, columns[0], columns[1], numbers[0], retrieve=numbers[0] == relevance)
 
 
-def _read_pairs(split: RawSplit, one: str, other: str, number: str, *, retrieve: bool = False) -> EmbeddingTexts:
+def _read_pairs(split: RawSplit, one: str, other: str, number: str, *, retrieve: bool) -> EmbeddingTexts:
     """Read rows of two texts and their similarity, or of a query, a passage and its relevance."""
     part, columns = EmbeddingTexts(), [one, other, number]
     rows = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in split.read(columns))

@@ -83,6 +83,9 @@ def test_passages_without_relevance_are_in_the_index_alone(tmp_path: Path) -> No
     assert data.task.metric == "ndcg@10"
     assert judged(data) == {(f"what is {n}", f"it is {n}"): 1.0 + (n == 3) for n in range(12)}
     assert sum(data.validation["passage"][:]) == 12
+    renamed = tsv(tmp_path / "named.tsv", ("relevance", "found", "asked"), *[row[::-1] for row in rows])
+    named = load_task(f"train={tmp_path / 'train.txt'},dev={renamed}", kind="embedding", text=["asked", "found"])
+    assert judged(named) == judged(data)
     with pytest.raises(DataError, match="'yes' in 'relevance' is not a number; expected the relevance of the passage"):
         load(f"train={tmp_path / 'train.txt'},dev={tsv(file, ('query', 'passage', 'relevance'), ('a', 'b', 'yes'))}")
 
