@@ -191,7 +191,7 @@ def predict(
     text: opt.TextColumns = None,
     pair: Annotated[str | None, opt.data_option(help="Second text of a pair, or the questions' context.")] = None,
     against: Annotated[
-        Path | None, opt.data_option(help="Find the nearest of this file's lines, or .npy vectors.")
+        Path | None, opt.data_option(help="Find the nearest texts of this file: a table, lines, .npy.")
     ] = None,
     top: Annotated[int | None, opt.data_option(min=1, help="Return this many nearest texts; default: 5.")] = None,
     vectors: Annotated[
@@ -287,14 +287,14 @@ def _open(
 ) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.exporters.artifact import Bundle
-    from compress.exporters.predictor import NearestTexts
+    from compress.exporters.row_files import open_index
 
     if top is not None and against is None:
         raise typer.BadParameter("give the file to search with --against", param_hint="--top")
     predictor = Bundle.load(bundle).open(precision, threads=threads)
     if against is None:
         return predictor
-    return NearestTexts.from_file(predictor, against, top or 5)
+    return open_index(predictor, against, top or 5)
 
 
 def _predict_file(

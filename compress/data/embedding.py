@@ -2,7 +2,8 @@
 
 Stated rules. Each file is read by itself: the json of SQuAD as questions and the paragraphs that answer them; a table
 with a number beside two texts as pairs; one with columns `query` (or `anchor`) and `positive`, perhaps `negative`, or
-`query`, `passage` and `relevance`, or with two texts alone, as queries and passages; any other as texts alone, a txt
+`query`, `passage` and `relevance`, or with two texts alone, as queries and passages; with a teacher's scores instead of
+the relevance, the passage of a query that has the highest is the relevant one; any other as texts alone, a txt
 file one per line. A BEIR folder has queries, a corpus and judgements for each split. A folder or dump without a file
 called train is a corpus, whose documents are cut into passages. The training split has all its texts, once each,
 whatever stands beside them, except those that other splits compare or use as queries; passages may be shared, as an
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from compress.data import readers, retrieval, schema, sources, squad, text_files
 from compress.data.corpus import Corpus, load_corpus, split_sentences
-from compress.data.ranking import PASSAGES, RELEVANCES
+from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS
 from compress.data.readers import RawSplit
 from compress.data.retrieval import Retrieval
 from compress.data.sources import Role
@@ -239,24 +240,37 @@ def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) 
     if text is None and query is not None and positives:
         negatives = [name for key, name in plain.items() if key.startswith("negative")]
         return _read_queries(split, query, positives, negatives)
-    passage, relevance = next((plain[name] for name in PASSAGES if name in plain), None), plain.get(RELEVANCES[0])
-    if text is None and query and passage and relevance:
+    passage = next((plain[name] for name in PASSAGES if name in plain), None)
+    relevance, scores = (
+        next((plain[name] for name in names if name in plain), None) for names in (RELEVANCES[:1], TEACHERS)
+    )
+    judgement = relevance or scores
+    if text is None and query and passage and judgement:
         text = [query, passage]
     if label:
         schema.refuse_unknown(split, [label])
     known = [plain[name] for name in schema.LABELS if name in plain]
-    usual = [relevance] if relevance else [name for name in known if _is_numeric(split, name)]
+    usual = [judgement] if judgement else [name for name in known if _is_numeric(split, name)]
     numbers = [label] if label else usual
     columns, _ = schema.choose_text(split, text, numbers[:1])
     if len(columns) == 1:
         return _read_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
-    return _read_pairs(split, columns[0], columns[1], numbers[0], retrieve=numbers[0] == relevance)
+    part = _read_pairs(split, columns[0], columns[1], numbers[0], retrieve=numbers[0] == judgement)
+    if numbers[0] == scores:
+        part.judged = {one: {max(others, key=others.__getitem__): 1.0} for one, others in part.judged.items()}
+    elif numbers[0] == relevance:
+        part.judged = {one: found for one, others in part.judged.items() if (found := _relevant(others))}
+    return part
+
+
+def _relevant(judged: Mapping[int, float]) -> dict[int, float]:
+    return {passage: relevance for passage, relevance in judged.items() if relevance > 0}
 
 
 def _read_pairs(split: RawSplit, one: str, other: str, number: str, *, retrieve: bool) -> EmbeddingTexts:
-    """Read rows of two texts and their similarity, or of a query, a passage and its relevance."""
+    """Read rows of two texts and their similarity, or of a query, a passage and its relevance or score."""
     part, columns = EmbeddingTexts(), [one, other, number]
     rows = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in split.read(columns))
     for row, (*texts, cell) in enumerate(chain.from_iterable(rows), split.first):
@@ -272,8 +286,7 @@ def _read_pairs(split: RawSplit, one: str, other: str, number: str, *, retrieve:
             continue
         if retrieve:
             part.passages.add(second)
-        if value > 0 or not retrieve:
-            part.judge(first, second, value)
+        part.judge(first, second, value)
     return part
 
 

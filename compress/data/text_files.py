@@ -92,6 +92,11 @@ def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[s
             yield from decode_lines(file, str(path), newline=newline, longest=longest)
 
 
+def stripped_lines(path: Path) -> list[str]:
+    """Read the lines of a file without the white space around them. Raises what `lines` does."""
+    return [line.strip() for line in lines(path)]
+
+
 def decode_lines(
     stream: io.BufferedReader[Any], place: str, *, newline: str = "\n", longest: int = LONGEST, cut: bool = False
 ) -> Iterator[str]:

@@ -12,14 +12,14 @@ Shapes: N texts, Q queries, E numbers of a vector, P bytes or numbers of it when
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data import text_files
+from compress.data.text_files import stripped_lines
 from compress.errors import DataError
 
 Form = Literal["float32", "int8", "binary"]
@@ -81,11 +81,8 @@ def take_best(scores: Array, count: int) -> NDArray[np.int64]:
     return np.asarray(candidates[np.argsort(-scores[candidates], kind="stable")][:count])
 
 
-def read_index(path: Path, width: int) -> tuple[Array, list[str]]:
-    """Read packed vectors of `width` numbers from an .npy file, and their texts from the .txt file beside it.
-
-    Raises DataError for another width or type, and if there is not a line for each vector.
-    """
+def read_index(path: Path, width: int) -> Array:
+    """Read packed vectors of `width` numbers from an .npy file. Raises DataError for another width or type."""
     packed = load_array(path)
     numbers = {TYPES["binary"]: -(-width // 8)}.get(packed.dtype.str, width)
     if packed.dtype.str not in TYPES.values() or packed.shape[1:] != (numbers,) or not len(packed):
@@ -94,7 +91,7 @@ def read_index(path: Path, width: int) -> tuple[Array, list[str]]:
             "gives them: float32, int8, or uint8 with eight signs in a byte. Write them with: compress predict BUNDLE "
             f"--input {path.with_suffix('.txt').name} --output {path.name}"
         )
-    return packed, load_texts(path, len(packed))
+    return packed
 
 
 def load_array(path: Path) -> Array:
@@ -105,18 +102,17 @@ def load_array(path: Path) -> Array:
         raise DataError(f"{path}: cannot be read as an array of numbers ({error})") from None
 
 
-def load_texts(path: Path, count: int) -> list[str]:
-    """Read the texts of an .npy file of `count` vectors: the lines of the .txt file beside it. Raises DataError."""
-    beside = path.with_suffix(".txt")
+def load_texts(path: Path, count: int, beside: Path, read: Callable[[Path], list[str]] = stripped_lines) -> list[str]:
+    """Read the texts of the `count` vectors of an .npy file from a file beside it. Raises DataError if not as many."""
     if not beside.is_file():
         raise DataError(
             f"{path}: its texts are missing; expected {beside.name} beside it, with a line for each of its {count:,} "
             "rows"
         )
-    texts = [line.strip() for line in text_files.lines(beside)]
+    texts = read(beside)
     if len(texts) != count:
         raise DataError(
-            f"{path}: {count:,} vectors, but {beside.name} has {len(texts):,} lines; expected one line for each "
-            "vector, in the same order"
+            f"{path}: {count:,} vectors, but {beside.name} has {len(texts):,} texts; expected one for each vector, in "
+            "the same order"
         )
     return texts

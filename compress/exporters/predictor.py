@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
 from compress.data.task import Kind, Task
-from compress.data.text_files import LONGEST, lines
-from compress.data.vector_index import find_nearest, read_index
+from compress.data.text_files import LONGEST
+from compress.data.vector_index import find_nearest
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
@@ -392,23 +392,11 @@ class NearestTexts:
     @staticmethod
     def from_texts(predictor: Predictor, texts: Sequence[str], count: int = 5) -> "NearestTexts":
         """Compute the vectors of `texts`. Raises BundleError for a bundle of another task, and for no texts."""
-        _check_vectors(predictor)
+        check_vectors(predictor)
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
         prompted = [predictor.task.prompts[1] + text for text in texts]
         return NearestTexts(predictor, texts, predictor.logits(encode(predictor.tokenizer, prompted)), count)
-
-    @staticmethod
-    def from_file(predictor: Predictor, path: Path, count: int = 5) -> "NearestTexts":
-        """Read the lines of a file of texts, or the vectors of an .npy file and their texts in the .txt file beside it.
-
-        Raises what `from_texts` does, and DataError.
-        """
-        _check_vectors(predictor)
-        if path.suffix.lower() != ".npy":
-            return NearestTexts.from_texts(predictor, list(filter(None, map(str.strip, lines(path)))), count)
-        packed_NP, texts = read_index(path, predictor.task.width)
-        return NearestTexts(predictor, texts, packed_NP, count)
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the texts nearest to each text."""
@@ -423,7 +411,8 @@ class NearestTexts:
         ]
 
 
-def _check_vectors(predictor: Predictor) -> None:
+def check_vectors(predictor: Predictor) -> None:
+    """Raise BundleError for a model that does not compute vectors."""
     if predictor.task.kind != "embedding":
         raise BundleError(
             f"this bundle is for {predictor.task.kind}; expected one for embedding, to compare texts by vectors"

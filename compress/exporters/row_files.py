@@ -5,7 +5,8 @@
     .txt        a text per line; input only
     .npy        the vector of each text as a row, packed as `data.vector_index` says; output only
 
-All columns are kept, and these are added: prediction (a label; labels joined by ", "; a number; the answer to a
+In the rows of BEIR's corpus.jsonl, the title precedes the text, as it does in training. All columns are kept, and these
+are added: prediction (a label; labels joined by ", "; a number; the answer to a
 question; the entities), prediction_score (not for numbers and entities), for answers prediction_start and
 prediction_end, in .jsonl prediction_scores of all labels; and prediction_error where rows are skipped.
 """
@@ -22,13 +23,26 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
 from compress.data.task import Task
-from compress.data.text_files import LONGEST
-from compress.data.vector_index import TYPES, Form, pack
+from compress.data.text_files import LONGEST, reading, stripped_lines
+from compress.data.vector_index import TYPES, Form, load_texts, pack, read_index
 from compress.errors import DataError, did_you_mean
-from compress.exporters.predictor import Answer, Answering, Marked, Nearest, Outcome, Text, Vector, iterate_batches
+from compress.exporters.predictor import (
+    Answer,
+    Answering,
+    Marked,
+    Nearest,
+    NearestTexts,
+    Outcome,
+    Predictor,
+    Text,
+    Vector,
+    check_vectors,
+    iterate_batches,
+)
 from compress.io import atomic_file
 
-READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl", ".npy")
+TABLES = (".csv", ".tsv", ".jsonl")
+READ, WRITTEN = (".txt", *TABLES), (*TABLES, ".npy")
 DELIMITERS = ",;\t|"
 Row = dict[str, Any]
 
@@ -85,6 +99,40 @@ def predict_file(
     return done, skipped
 
 
+def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts:
+    """Open the texts to search: the rows of a file, or the vectors of an .npy file and their texts beside it.
+
+    count   how many of the nearest texts to find
+
+    Raises BundleError for a model without vectors, and DataError for files that cannot be read.
+    """
+    check_vectors(predictor)
+    if path.suffix.lower() != ".npy":
+        return NearestTexts.from_texts(predictor, list(filter(None, read_texts(path, predictor.task))), count)
+    packed_NP = read_index(path, predictor.task.width)
+    beside = next(filter(Path.is_file, map(path.with_suffix, READ)), path.with_suffix(".txt"))
+    texts = load_texts(path, len(packed_NP), beside, lambda file: read_texts(file, predictor.task))
+    return NearestTexts(predictor, texts, packed_NP, count)
+
+
+def read_texts(source: Path, task: Task) -> list[str]:
+    """Read the lines of a file, or from a table its only column, or the one named `text` or like the bundle's text.
+
+    Raises DataError for files that cannot be read, tables without such a column, and rows without a text.
+    """
+    if source.suffix.lower() not in TABLES:
+        return stripped_lines(source)
+    texts = []
+    with reading(source), source.open("rb") as raw:
+        for number, row, error in _read(raw, source, "stop"):
+            (name,) = choose_columns(task, list(row), source, None, remedy="Rename the column of the texts to 'text'")
+            text = _read_text(row, name)
+            if error or text is None:
+                raise DataError(f"{source}: line {number:,}: {error or f'has no text in {name!r}'}")
+            texts.append(text.strip())
+    return texts
+
+
 def check_files(source: Path, target: Path) -> None:
     """Raise DataError, before a model is opened, for files that cannot be read or written."""
     for path, suffixes, option in ((source, READ, "input"), (target, WRITTEN, "output")):
@@ -97,7 +145,13 @@ def check_files(source: Path, target: Path) -> None:
 
 
 def choose_columns(
-    task: Task, names: Sequence[str], source: Path, columns: Sequence[str] | None, *, pair: bool
+    task: Task,
+    names: Sequence[str],
+    source: Path,
+    columns: Sequence[str] | None,
+    *,
+    pair: bool = False,
+    remedy: str = "",
 ) -> list[str]:
     """Choose the columns of the one or two texts. Raises DataError, with the existing columns, where that fails."""
     wanted = list(columns or (task.text[:1] if pair else task.text))
@@ -109,9 +163,9 @@ def choose_columns(
     missing = [name for name in wanted if name not in names]
     if missing or len(wanted) != count:
         hint = did_you_mean(missing[0], names) if missing else ""
+        remedy = remedy or f"Name {'the text column' if count == 1 else 'both text columns'} with --text"
         raise DataError(
-            f"{source}: has the columns {', '.join(names)}; expected {' and '.join(wanted)}.{hint} Name "
-            f"{'the text column' if count == 1 else 'both text columns'} with --text"
+            f"{source}: has the columns {', '.join(names)}; expected {' and '.join(wanted)}.{hint} {remedy}"
         )
     return wanted
 
@@ -182,16 +236,25 @@ def _answer(
     """Return the answer to each row, or the error."""
     texts, errors = list[Text](), list[str]()
     for number, row, problem in batch:
-        values = [row.get(name) for name in chosen] + ([] if second is None else [second])
-        missing = [name for name in chosen if not isinstance(row.get(name), str)]
+        found = {name: _read_text(row, name) for name in chosen}
+        missing = [name for name, text in found.items() if text is None]
         error = problem or (f"has no text in {missing[0]!r}" if missing else "")
         if error and on_error == "stop":
             raise DataError(f"{source}: line {number:,}: {error}. Nothing was written; --on-error skip skips such rows")
         errors.append(error)
         if not error:
-            texts.append(values[0] if len(values) == 1 else (values[0], values[1]))  # type: ignore[arg-type]
+            values = [found[name] or "" for name in chosen] + ([] if second is None else [second])
+            texts.append(values[0] if len(values) == 1 else (values[0], values[1]))
     answers: Iterator[Any] = iter(predictor.predict(texts))
     return [(None if error else next(answers), error) for error in errors]
+
+
+def _read_text(row: Row, name: str) -> str | None:
+    """Return the text in a column, in a row of BEIR's corpus after its title; None if it is not a string."""
+    text, title = row.get(name), row.get("title")
+    if name == "text" and "_id" in row and isinstance(text, str) and isinstance(title, str):
+        return f"{title} {text}".strip()
+    return text if isinstance(text, str) else None
 
 
 def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:

@@ -107,7 +107,7 @@ class VectorFile:
     def _texts(self) -> Sequence[str]:
         if not self._is_array:
             return [text or "" for text in self._column("texts").to_pylist()]
-        return load_texts(self.path, len(self._array))
+        return load_texts(self.path, len(self._array), self._texts_path)
 
     @cached_property
     def _array(self) -> NDArray[Any]:

@@ -20,7 +20,7 @@ from compress.errors import BundleError, DataError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import NearestTexts
-from compress.exporters.row_files import predict_file
+from compress.exporters.row_files import open_index, predict_file
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
 from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
@@ -325,6 +325,27 @@ def test_predict_packs_vectors_and_searches_them(form: Form, bundle: Bundle, dat
     assert (result.code, "packs the vectors of an .npy file" in result.err) == (2, True)
     result = command.run("predict", str(bundle.path), "so sad", "--vectors", form)
     assert (result.code, "give an .npy file with --output" in result.err) == (2, True)
+
+
+def test_the_rows_of_a_table_are_searched(bundle: Bundle, tmp_path: Path) -> None:
+    """Once BEIR's corpus.jsonl was searched line by line, as JSON."""
+    rows = [{"_id": "a", "title": "the plot", "text": "so sad"}, {"_id": "b", "title": "", "text": "a good film"}]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = ["the plot so sad", "a good film"]
+    expected = NearestTexts.from_texts(bundle.open(), texts, 2).predict(["good plot"])[0]
+    command.run("predict", str(bundle.path), "--input", str(corpus), "--output", str(tmp_path / "corpus.npy"))
+    np.testing.assert_allclose(np.load(tmp_path / "corpus.npy"), bundle.embed(texts), atol=1e-6)
+    (tmp_path / "corpus.csv").write_text("name,text\nx,the plot so sad\ny,a good film\n")
+    for searched in ("corpus.jsonl", "corpus.npy", "corpus.csv"):
+        found = open_index(bundle.open(), tmp_path / searched, 2).predict(["good plot"])[0]
+        assert [text for text, _ in found.texts] == [text for text, _ in expected.texts]
+    (tmp_path / "corpus.csv").write_text("name,body\nx,so sad\n")
+    result = command.run("predict", str(bundle.path), "so sad", "--against", str(tmp_path / "corpus.csv"))
+    assert (result.code, "has the columns name, body" in result.err) == (2, True)
+    (tmp_path / "corpus.tsv").write_text("name\ttext\nx\tso sad\tmore\n")
+    with pytest.raises(DataError, match="line 2: has 3 columns, the header 2"):
+        open_index(bundle.open(), tmp_path / "corpus.tsv")
 
 
 def test_quantise_and_trim(bundle: Bundle, data: Path, tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_passages_without_relevance_are_in_the_index_alone(tmp_path: Path) -> No
         load(f"train={tmp_path / 'train.txt'},dev={tsv(file, ('query', 'passage', 'relevance'), ('a', 'b', 'yes'))}")
 
 
+def test_the_passage_that_a_teacher_scores_highest_is_relevant(tmp_path: Path) -> None:
+    rows = [(f"what is {n}", f"it is {m}", f"{-abs(n - m) - 1.5}") for n in range(12) for m in range(12)]
+    file = tsv(tmp_path / "dev.tsv", ("query", "passage", "teacher_score"), *rows)
+    data = load(f"train={texts(tmp_path / 'train.txt', 'one', 'two', 'three')},dev={file}")
+    assert data.task.metric == "ndcg@10"
+    assert judged(data) == {(f"what is {n}", f"it is {n}"): 1.0 for n in range(12)}
+    assert sum(data.validation["passage"][:]) == 12
+
+
 def test_the_folder_of_beir(tmp_path: Path) -> None:
     corpus = [{"_id": f"d{n}", "title": "t", "text": f"passage {n}"} for n in range(5)]
     queries = [{"_id": f"q{n}", "text": f"query {n}"} for n in range(3)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compress.data import vector_index
-from compress.data.vector_index import TYPES, Form, find_nearest, pack, read_index, unpack
+from compress.data.vector_index import TYPES, Form, find_nearest, load_texts, pack, read_index, unpack
 from compress.errors import DataError
 
 WIDTH = 20
@@ -62,7 +62,7 @@ def test_broken_vectors_are_named() -> None:
         (pack(VECTORS, "binary")[:, :2], 300, r"holds uint8 of shape \(300, 2\)"),
         (VECTORS[0], 1, r"of shape \(20,\)"),
         (VECTORS[:0], 0, r"of shape \(0, 20\)"),
-        (VECTORS, 299, "300 vectors, but made.txt has 299 lines"),
+        (VECTORS, 299, "300 vectors, but made.txt has 299 texts"),
         (VECTORS, None, "its texts are missing; expected made.txt beside it"),
         (np.array([None]), 1, "cannot be read as an array of numbers"),
     ],
@@ -72,4 +72,4 @@ def test_files_that_are_no_index(array: np.ndarray, lines: int | None, says: str
     if lines is not None:
         (tmp_path / "made.txt").write_text("a text\n" * lines)
     with pytest.raises(DataError, match=says):
-        read_index(tmp_path / "made.npy", WIDTH)
+        load_texts(tmp_path / "made.npy", len(read_index(tmp_path / "made.npy", WIDTH)), tmp_path / "made.txt")

@@ -145,7 +145,7 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        ("rows.xlsx", "a.csv", "--input .*ends in .csv, .tsv, .jsonl, .txt"),
+        ("rows.xlsx", "a.csv", "--input .*ends in .txt, .csv, .tsv, .jsonl"),
         ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl"),
         ("none.csv", "a.csv", "no such file"),
         ("rows.csv", "rows.csv", "expected a new file"),
