@@ -34,7 +34,7 @@ OnWeakTeacher = Annotated[Literal["refuse", "warn"], training(help="If the teach
 DataName = Annotated[str, data_option(help="intents, a folder of train and dev files, or a hub id.")]
 CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc, a file, folder, hub id.")]
 TextColumns = Annotated[list[str] | None, data_option(help="Name the text column; twice for pairs.")]
-LabelColumn = Annotated[str | None, data_option(help="Name the label column.")]
+LabelColumn = Annotated[str | None, data_option(help="Name the label column, or several: a,b.")]
 TaskKind = Annotated[Kind | None, data_option(help="Name the kind of task")]
 Metric = Annotated[str | None, data_option(help="Choose the best checkpoint by this score.")]
 Out = Annotated[Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import re
 import shlex
 from collections import Counter
@@ -74,6 +75,7 @@ class RawSplit:
     read     streams the given columns as batches of strings, or of lists of strings if the sample has lists
     classes  the class names that the source declares for a column, in the order of their ids
     first    the number of its first row in messages: 2 after a header
+    nested   columns of lists of objects or of lists, which cannot be read
     """
 
     place: str
@@ -84,6 +86,7 @@ class RawSplit:
     first: int = 1
     headerless: bool = False
     notes: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -97,7 +100,8 @@ class RawSplit:
             text = repr(next((cell for cell in self.sample[name] if cell), ""))
             listed.append(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}")
         more = len(self.columns) - SHOWN
-        return "\n".join([*listed, *([f"  and {more:,} more"] if more > 0 else [])])
+        listed += [f"  and {more:,} more"] if more > 0 else []
+        return "\n".join([*listed, *(f"  {name}: lists of objects or lists, not read" for name in self.nested[:SHOWN])])
 
     def has_lists(self, column: str) -> bool:
         return any(isinstance(cell, list) for cell in self.sample[column])
@@ -180,7 +184,7 @@ class Header(NamedTuple):
 def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSplit]:
     """Open the delimited files of one folder; `named` are the requested columns, if any."""
     heads = {path: _head(path) for path in paths if path.suffix.lower() != ".csv"}
-    clean = {path for path, head in heads.items() if _CLEAN.fullmatch(head)}
+    clean = {path for path, start in heads.items() if _CLEAN.fullmatch(start)}
     proven = any(map(_needs_quoting, (heads[path] for path in clean)))
     looks = [_look(path, quoted=path not in heads or (proven and path in clean)) for path in paths]
     labelled = Header(("text", "label"), own=False)
@@ -348,7 +352,7 @@ Record = Mapping[str, Any]
 
 
 def open_file(path: Path) -> RawSplit:
-    """Open a jsonl, json or parquet file, or a folder of classes. All but a json list are streamed."""
+    """Open a jsonl, json or parquet file, or a folder of classes. All but a json list or table are streamed."""
     place = str(path)
     if path.is_dir():
 
@@ -360,16 +364,43 @@ def open_file(path: Path) -> RawSplit:
         return from_records(place, texts)
     if path.suffix.lower() == ".parquet":
         return _parquet(path)
-    if path.suffix.lower() == ".json" and head(path).lstrip().startswith("["):
+    if path.suffix.lower() == ".json" and not _has_object_lines(path):
 
         def items() -> Iterator[Record]:
             remedy = f"Write one object per line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl"
-            for at, item in enumerate(parse_json(whole(path, remedy, LARGEST_LIST), place), start=1):
+            value = parse_json(whole(path, remedy, LARGEST_LIST), place)
+            rows = value if isinstance(value, list) else _rows_of(json_object(value, place))
+            for at, item in enumerate(rows, start=1):
                 yield json_object(item, f"{place}, item {at}")
 
         return from_records(place, items)
-    expected = f" Expected one object per line{', or a list of objects' if path.suffix.lower() == '.json' else ''}."
-    return from_records(place, lambda: (row for _, row in json_objects(lines(path), place, expected)))
+    return from_records(place, lambda: (row for _, row in json_objects(lines(path), place)))
+
+
+def _has_object_lines(path: Path) -> bool:
+    """Check whether the first line of a file is an object, and the next one begins another."""
+    if not head(path).lstrip().startswith("{"):
+        return False
+    filled = filter(str.strip, lines(path, longest=LARGEST_LIST))
+    first, second = next(filled, ""), next(filled, "")
+    try:
+        return second.lstrip().startswith("{") and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _rows_of(table: Record) -> Iterable[Any]:
+    """Return the rows of an object: its only list of objects; those of its columns, as lists or objects; or itself.
+
+    pandas writes `{"text": {"0": "a text", "1": "another"}, "label": {"0": 1, "1": 0}}`.
+    """
+    lists = [value for value in table.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if len(lists) == 1:
+        return lists[0]
+    columns = [list(value.values()) if isinstance(value, dict) else value for value in table.values()]
+    if lists or not all(isinstance(column, list) and column for column in columns) or len(set(map(len, columns))) != 1:
+        return [table]
+    return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
 def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSplit:
@@ -388,7 +419,7 @@ def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSpli
         )
         return _batches(rows, wanted, sample, place, 1)
 
-    return RawSplit(place, columns, sample, read)
+    return RawSplit(place, columns, sample, read, nested=tuple(sorted(nested)))
 
 
 def _flat(record: Record) -> Record:

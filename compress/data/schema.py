@@ -323,10 +323,13 @@ def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Ch
         labels = _prefer_top_level([name for name in rest if not _is_row_number(split.sample[name])])
         if len(labels) > 1:  # a constant column is no label, such as CoLA's mark of what linguists reject
             labels = tuple(name for name in labels if len({str(cell) for cell in split.sample[name] if cell}) > 1)
-        if len(labels) != 1:
-            which = f"which of {', '.join(map(repr, labels))} is the label" if labels else "which column is the label"
-            raise _ambiguous(split, which)
-        notes = (*notes, f"took {labels[0]!r} as the label, by its contents")
+        named = ", ".join(map(repr, labels))
+        if len(labels) > 1 and all(_has_flags(split.sample[name]) for name in labels):
+            notes = (*notes, f"took {named} as labels, several of which a text may have, because all are 0 or 1")
+        elif len(labels) == 1:
+            notes = (*notes, f"took {named} as the label, by its contents")
+        else:
+            raise _ambiguous(split, f"which of {named} is the label" if labels else "which column is the label")
     if shared := set(texts) & set(labels):
         raise DataError(f"{split.place}: column {shared.pop()!r} cannot be both text and label.")
     return ChosenColumns(texts, labels, notes)
@@ -395,6 +398,11 @@ def _is_text(cells: Sequence[Cell]) -> bool:
     return bool(texts) and words > 2 * len(texts) and 2 * len(set(texts)) > len(texts)
 
 
+def _has_flags(cells: Sequence[Cell]) -> bool:
+    flags = {cell.strip().lower() for cell in cells if isinstance(cell, str)}
+    return bool(flags) and flags <= set(_FLAGS.to_pylist())
+
+
 def _is_row_number(cells: Sequence[Cell]) -> bool:
     values = [cell for cell in cells if isinstance(cell, str)]
     return len(values) > 2 and len(set(values)) == len(values) and all(value.isdigit() for value in values)
@@ -402,7 +410,8 @@ def _is_row_number(cells: Sequence[Cell]) -> bool:
 
 def _ambiguous(split: RawSplit, what: str) -> DataError:
     return DataError(
-        f"{split.place}: cannot tell {what}. Name the columns with --text and --label. "
+        f"{split.place}: cannot tell {what}. Name the columns with --text and --label (several of 0 and 1: "
+        "--label a,b). "
         f"{'It has no header; its columns, by number' if split.headerless else 'Its columns'}, with an example each:\n"
         f"{split.examples()}"
     )

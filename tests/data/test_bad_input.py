@@ -45,6 +45,10 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
         ({"train.tsv": "text\ttext\tlabel\na\tb\tc\n"}, r"train\.tsv: the header names 'text' more than once"),
         ({"train.jsonl": '{"text": "a", "label": 1}\n{"text"\n'}, r"train\.jsonl, line 2: not JSON"),
         ({"train.jsonl": "[1, 2]\n"}, r"train\.jsonl, line 1: expected an object"),
+        (
+            {"train.jsonl": '{"chat": [{"role": "user"}]}'},
+            r"(?s)which column is the text.*chat: lists of objects or lists",
+        ),
         ({"train.json": '{"data": {}}'}, r"train\.json: cannot tell which column is the text|no column"),
         ({"train.parquet": b"no parquet"}, r"train\.parquet: not a parquet file"),
         ({"train.tsv": "text\nonly text here\n"}, "cannot tell which column is the label"),

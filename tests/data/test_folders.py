@@ -17,6 +17,8 @@ from tests.data.conftest import Folder
 
 ROWS = [("a fine film", "pos"), ("a dull film", "neg"), ("so very fine", "pos"), ("so very dull", "neg")]
 
+COLUMNS = {"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}
+
 
 def tsv(rows: list[tuple[str, ...]] = ROWS, header: str = "text\tlabel\n") -> str:
     return header + "".join("\t".join(row) + "\n" for row in rows)
@@ -33,6 +35,12 @@ def tsv(rows: list[tuple[str, ...]] = ROWS, header: str = "text\tlabel\n") -> st
         ("jsonl", "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS)),
         ("json", json.dumps([{"text": text, "label": label} for text, label in ROWS], indent=1)),
         ("json", "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS)),
+        (
+            "json",
+            json.dumps({"version": 1, "data": [{"text": text, "label": label} for text, label in ROWS]}, indent=1),
+        ),
+        ("json", json.dumps(COLUMNS)),
+        ("json", json.dumps({name: dict(enumerate(cells)) for name, cells in COLUMNS.items()})),
     ],
 )
 def test_every_text_format_gives_the_same_task(folder: Folder, name: str, content: str) -> None:
