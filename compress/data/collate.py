@@ -32,8 +32,9 @@ class Collate:
 
     input_ids, attention_mask and columns with one int per token: int64 (B, L). labels: int64 (B,) class ids, float32
     (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) for C whole numbers per row, or int64 (B, L) for one per
-    token (padded with -100, other columns with 0). index and other columns of single ints: int64 (B,). Left out are
-    _LEFT_OUT and columns of any other type. DataError for a tokenizer that cannot pad.
+    token (padded with -100, other columns with 0). index and other columns of single ints: int64 (B,); relevance and
+    scores of passages: float32 (B,). Left out are _LEFT_OUT and columns of any other type. DataError for a tokenizer
+    that cannot pad.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -65,7 +66,7 @@ class Collate:
                 batch[name] = torch.from_numpy(labels)
                 if "null" in rows[0]:  # positions in the row, which begins after its padding
                     batch[name] += torch.from_numpy(starts)[:, None]
-            elif isinstance(cells[0], int):
+            elif isinstance(cells[0], int) or name in ("relevance", "scores"):
                 batch[name] = torch.tensor(cells)
         return batch
 

@@ -5,9 +5,10 @@ with a number beside two texts as pairs; one with columns `query` (or `anchor`) 
 `query`, `passage` and `relevance`, or with two texts alone, as queries and passages; with a teacher's scores instead of
 the relevance, the passage of a query that has the highest is the relevant one; any other as texts alone, a txt
 file one per line. A BEIR folder has queries, a corpus and judgements for each split. A folder or dump without a file
-called train is a corpus, whose documents are cut into passages. The training split has all its texts, once each,
-whatever stands beside them, except those that other splits compare or use as queries; passages may be shared, as an
-index knows them beforehand. If there is no validation split, some of it is held out. Texts alone are compared as the
+called train is a corpus, whose documents are cut into passages. The training split has all its texts, once each, except
+those that other splits compare or use as queries; passages may be shared, as an index knows them beforehand. Its
+judgements, irrelevant passages among them, are kept for losses that read them (`data.query_groups`); other splits keep
+what is relevant. If there is no validation split, some of it is held out. Texts alone are compared as the
 teacher compares them: see `training.teacher_vectors`.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final
@@ -44,7 +45,13 @@ LARGEST: Final[Mapping[Role, tuple[int, int]]] = {"validation": (1000, 4000), "t
 PASSAGE: Final = 400
 """Characters up to which sentences of a document are joined to a passage."""
 SCHEMA: Final = pa.schema(
-    {"text": pa.string(), "related": pa.list_(pa.int64()), "relevance": pa.list_(pa.float32()), "passage": pa.bool_()}
+    {
+        "text": pa.string(),
+        "related": pa.list_(pa.int64()),
+        "relevance": pa.list_(pa.float32()),
+        "scores": pa.list_(pa.float32()),
+        "passage": pa.bool_(),
+    }
 )
 
 
@@ -53,11 +60,13 @@ class EmbeddingTexts:
     """Hold the texts of a split, without duplicates.
 
     judged    text -> the other texts that it is judged with -> relevance, by their numbers
+    scores    the same with a teacher's scores, of none of them or of all
     passages  the texts that queries retrieve; empty if texts are compared in pairs, or not at all
     """
 
     texts: list[str] = field(default_factory=list)
     judged: dict[int, dict[int, float]] = field(default_factory=dict)
+    scores: dict[int, dict[int, float]] = field(default_factory=dict)
     passages: set[int] = field(default_factory=set)
     empty: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -73,16 +82,36 @@ class EmbeddingTexts:
             self.texts.append(plain)
         return self._numbers[plain]
 
-    def judge(self, one: int, other: int, relevance: float) -> None:
-        if one != other:
-            self.judged.setdefault(one, {})[other] = relevance
+    def judge(self, one: int, other: int, relevance: float, score: float | None = None) -> None:
+        if one == other:
+            return
+        self.judged.setdefault(one, {})[other] = relevance
+        if score is not None:
+            self.scores.setdefault(one, {})[other] = score
 
     def without(self, texts: Set[str]) -> EmbeddingTexts:
-        """Return all other texts, without their judgements."""
+        """Return all other texts, and what is judged among them."""
         kept = [number for number, text in enumerate(self.texts) if text not in texts]
-        part = EmbeddingTexts([self.texts[number] for number in kept])
-        part.passages.update(new for new, old in enumerate(kept) if old in self.passages)
-        return part
+        place = {old: new for new, old in enumerate(kept)}
+
+        def move(judgements: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, float]]:
+            moved = {
+                place[one]: {place[other]: value for other, value in others.items() if other in place}
+                for one, others in judgements.items()
+                if one in place
+            }
+            return {one: others for one, others in moved.items() if others}
+
+        passages = {place[number] for number in self.passages & place.keys()}
+        return EmbeddingTexts([self.texts[n] for n in kept], move(self.judged), move(self.scores), passages)
+
+    def scorable(self) -> EmbeddingTexts:
+        """Return these texts with what a metric needs: the relevant passages of queries, or all pairs."""
+        relevant = {
+            one: {other: value for other, value in others.items() if value > 0 or not self.passages}
+            for one, others in self.judged.items()
+        }
+        return replace(self, judged={one: others for one, others in relevant.items() if others}, scores={})
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -119,6 +148,7 @@ class EmbeddingTexts:
                 [self.texts[row] for row in rows],
                 [list(others) for others in judged],
                 [list(others.values()) for others in judged],
+                [list(self.scores.get(row, {}).values()) for row in rows],
                 [row in self.passages for row in rows],
             ]
             yield pa.record_batch(
@@ -133,6 +163,7 @@ def load_embedding(
     name, parts = _read(source, text, label)
     notes = [f"{role}: left out {part.empty:,} empty texts" for role, part in parts.items() if part.empty]
     rng = np.random.default_rng(seed)
+    parts = {role: part if role == "train" else part.scorable() for role, part in parts.items()}
     if "validation" not in parts:
         parts["validation"], held_out = _hold_out(parts["train"], source, rng)
         notes.append(f"no validation split: held out {held_out} (seed {seed})")
@@ -257,37 +288,54 @@ def _read_table(split: RawSplit, text: Sequence[str] | None, label: str | None) 
         return _read_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
-    part = _read_pairs(split, columns[0], columns[1], numbers[0], retrieve=numbers[0] == judgement)
-    if numbers[0] == scores:
-        part.judged = {one: {max(others, key=others.__getitem__): 1.0} for one, others in part.judged.items()}
-    elif numbers[0] == relevance:
-        part.judged = {one: found for one, others in part.judged.items() if (found := _relevant(others))}
-    return part
+    if numbers[0] != judgement:
+        return _read_pairs(split, columns[0], columns[1], numbers[0])
+    return _read_judgements(split, columns[0], columns[1], relevance, scores)
 
 
-def _relevant(judged: Mapping[int, float]) -> dict[int, float]:
-    return {passage: relevance for passage, relevance in judged.items() if relevance > 0}
-
-
-def _read_pairs(split: RawSplit, one: str, other: str, number: str, *, retrieve: bool) -> EmbeddingTexts:
-    """Read rows of two texts and their similarity, or of a query, a passage and its relevance or score."""
-    part, columns = EmbeddingTexts(), [one, other, number]
-    rows = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in split.read(columns))
-    for row, (*texts, cell) in enumerate(chain.from_iterable(rows), split.first):
-        value = schema.number(cell or "")
-        if value is None or not math.isfinite(value):
-            expected = "relevance of the passage, 0 if it is irrelevant" if retrieve else "similarity of the two texts"
-            raise DataError(
-                f"{split.place}, row {row}: {cell!r} in {number!r} is not a number; expected the {expected}. Correct "
-                "or remove the row."
-            )
+def _read_pairs(split: RawSplit, one: str, other: str, number: str) -> EmbeddingTexts:
+    """Read rows of two texts and their similarity."""
+    part = EmbeddingTexts()
+    for place, (*texts, cell) in _rows(split, [one, other, number]):
+        value = _number(cell, place, number, "similarity of the two texts")
         first, second = map(part.add, texts)
-        if first is None or second is None:
-            continue
-        if retrieve:
-            part.passages.add(second)
-        part.judge(first, second, value)
+        if first is not None and second is not None:
+            part.judge(first, second, value)
     return part
+
+
+def _read_judgements(
+    split: RawSplit, query: str, passage: str, relevance: str | None, scores: str | None
+) -> EmbeddingTexts:
+    """Read rows of a query, a passage, and its relevance, a teacher's score, or both."""
+    part, names = EmbeddingTexts(), [name for name in (relevance, scores) if name]
+    about = {relevance: "relevance of the passage, 0 if it is irrelevant", scores: "teacher's score of the passage"}
+    for place, (asked, found, *cells) in _rows(split, [query, passage, *names]):
+        values = [_number(cell, place, name, about[name]) for name, cell in zip(names, cells, strict=True)]
+        one, other = part.add(asked), part.add(found)
+        if one is not None and other is not None:
+            part.passages.add(other)
+            part.judge(one, other, values[0] if relevance else 0.0, values[-1] if scores else None)
+    if not relevance:
+        for one, others in part.scores.items():
+            part.judged[one][max(others, key=others.__getitem__)] = 1.0
+    return part
+
+
+def _rows(split: RawSplit, columns: Sequence[str]) -> Iterator[tuple[str, list[str | None]]]:
+    """Yield the place and the cells of each row."""
+    rows = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in split.read(columns))
+    for row, cells in enumerate(chain.from_iterable(rows), split.first):
+        yield f"{split.place}, row {row}", list(cells)
+
+
+def _number(cell: str | None, place: str, name: str, expected: str) -> float:
+    value = schema.number(cell or "")
+    if value is None or not math.isfinite(value):
+        raise DataError(
+            f"{place}: {cell!r} in {name!r} is not a number; expected the {expected}. Correct or remove the row."
+        )
+    return value
 
 
 def _is_numeric(split: RawSplit, name: str) -> bool:
@@ -307,8 +355,8 @@ def _read_queries(split: RawSplit, query: str, positives: Sequence[str], negativ
                     if passage is None or one is None:
                         continue
                     part.passages.add(passage)
-                    if at < len(positives):
-                        part.judge(one, passage, 1.0)
+                    if at < len(positives) or passage not in part.judged.get(one, ()):
+                        part.judge(one, passage, float(at < len(positives)))
     return part
 
 
@@ -332,21 +380,21 @@ def _read_judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], pl
     for query, relevant in judged.items():
         one = part.add(found.queries[query])
         for name, relevance in relevant.items():
-            if one is not None and name in numbers and relevance > 0:
-                part.judge(one, numbers[name], relevance)
-    if not part.judged:
+            if one is not None and name in numbers:
+                part.judge(one, numbers[name], max(relevance, 0.0))
+    if not part.scorable().judged:
         raise DataError(f"{place}: no query has a relevant passage.")
     return part
 
 
 def _hold_out(part: EmbeddingTexts, source: str, rng: np.random.Generator) -> tuple[EmbeddingTexts, str]:
     """Choose a share of the judged texts, or of the texts, for a validation split; and return how many, in words."""
-    if part.judged:
-        queries = rng.permutation(sorted(part.judged))
+    if judged := part.scorable().judged:
+        queries = rng.permutation(sorted(judged))
         count = max(1, round(HELD_OUT * len(queries)))
         if len(queries) < 2:
             raise DataError(f"{source}: a single judged text cannot be held out; add a validation split.")
-        held_out = part.select(queries[:count].tolist(), None, rng)
+        held_out = part.scorable().select(queries[:count].tolist(), None, rng)
         description = f"{count:,} of {len(queries):,} judged texts"
     else:
         count = min(MOST, max(FEWEST, round(HELD_OUT * len(part.texts))), len(part.texts) // 2)

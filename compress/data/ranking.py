@@ -7,8 +7,9 @@ cell may hold a list): relevance 1 and 0. Rows of the same query belong together
 the one of the highest relevance counts.
 
 A table with a row for each pair may have the scores of a teacher in a column teacher_score (or teacher_scores,
-score_teacher, teacher_logit), with relevance or instead of it. Every row of every split then needs one. Without
-relevance, the passage of a query that the teacher scores highest is the relevant one.
+score_teacher, teacher_logit; prediction, as `compress predict` writes it), with relevance or instead of it. Every row
+of every split then needs one. Without relevance, the passage of a query that the teacher scores highest is the relevant
+one.
 
 If no irrelevant passages are given, as in BEIR folders, the json of SQuAD, and tables of query and positive alone,
 NEGATIVES are added to each query: the passages without a judgement that BM25 ranks highest among all of them. Some of
@@ -44,7 +45,7 @@ NEGATIVES: Final = 8
 QUERIES: Final = ("query", "question")
 PASSAGES: Final = ("passage", "document", "text", "paragraph", "context", "passagetext", "doc")
 RELEVANCES: Final = ("relevance", "label", "score", "grade", "relevant")
-TEACHERS: Final = ("teacherscore", "teacherscores", "scoreteacher", "teacherlogit")
+TEACHERS: Final = ("teacherscore", "teacherscores", "scoreteacher", "teacherlogit", "prediction")
 
 _SCHEMA: Final = pa.schema(
     {

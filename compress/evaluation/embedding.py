@@ -131,7 +131,7 @@ def similarity(one_NE: Array, other_NE: Array) -> float:
 
 def select(split: Dataset, chosen: Array) -> Dataset:
     """Select texts by number, and renumber the judgements among them."""
-    from datasets import Dataset
+    from datasets import Dataset, Features
 
     place = np.full(len(split), -1)
     place[chosen] = np.arange(len(chosen))
@@ -142,7 +142,7 @@ def select(split: Dataset, chosen: Array) -> Dataset:
         related.append([other for other, _ in remaining])
         relevance.append([gain for _, gain in remaining])
     columns = {"text": rows["text"][:], "related": related, "relevance": relevance, "passage": rows["passage"][:]}
-    return Dataset.from_dict(columns, features=split.features)
+    return Dataset.from_dict(columns, features=Features({name: split.features[name] for name in columns}))
 
 
 def subsample(split: Dataset, count: int) -> Array:

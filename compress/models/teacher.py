@@ -88,7 +88,9 @@ def has_head(folder: Path, task: Task) -> bool:
         if others and not (folder / MODULES).is_file():
             raise TeacherError(
                 f"{folder}: {others[0]} returns scores, as a classifier or a cross-encoder does; expected an encoder "
-                "whose tokens are pooled into a vector: a folder of sentence-transformers, or a plain encoder"
+                "whose tokens are pooled into a vector: a folder of sentence-transformers, or a plain encoder. The "
+                "scores of a cross-encoder belong into the data, in a column teacher_score: see recipe "
+                "margin-mse-vectors"
             )
         return True
     outputs = len(config.get("id2label") or {0: "", 1: ""})

@@ -15,6 +15,7 @@ translation has the teacher's vector of its source. Over such rows `mse` is `par
 custom training loops.
 """
 
+import torch
 from torch import Tensor
 
 from compress.errors import ObjectiveError
@@ -26,6 +27,13 @@ def unit(vectors_BD: Tensor) -> Tensor:
     vectors_BD = vectors_BD.float()
     lengths_B1 = vectors_BD.norm(dim=-1, keepdim=True)
     return vectors_BD / lengths_B1.where(lengths_B1 > 0, 1)
+
+
+def cosines(vectors_BD: Tensor) -> Tensor:
+    """Return the cosines of all pairs of vectors, (B, B), in float32 also where autocast computes in less."""
+    vectors_BD = unit(vectors_BD)
+    with torch.autocast(vectors_BD.device.type, enabled=False):
+        return vectors_BD @ vectors_BD.T
 
 
 def check_widths(student_BD: Tensor, teacher_BD: Tensor, loss: str) -> None:

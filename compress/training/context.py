@@ -15,12 +15,14 @@ from compress.config.reference import Call
 from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
+from compress.data.query_groups import group_rows
 from compress.data.task import Kind, TaskData
 from compress.data.tokenize import encode, encode_task
 from compress.errors import DataError
 from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augment_split, task_text
+from compress.training.objective import compares_queries
 from compress.training.schedule import TimeLimit
 from compress.training.unlabelled import with_texts
 
@@ -90,7 +92,9 @@ class TrainingContext:
                     split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
                     max_length=stage.length,
                 )  # fmt: skip
-            return encode(split, self.tokenizer, stage.length, prompts=self.data.task.prompts)
+            rows = encode(split, self.tokenizer, stage.length, prompts=self.data.task.prompts)
+            grouped = self.kind == "embedding" and compares_queries(stage.objective, self.kind) and not held_out
+            return group_rows(split, rows) if grouped else rows
 
     def sample(self, data: Literal["task", "text"], max_length: int, count: int, seed: int) -> Dataset:
         """Encode a random sample of `count` rows to train on, of the task or of unlabelled text."""

@@ -35,7 +35,12 @@ class Loss:
 
 
 _MASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"labels": ("labels",), "queries": ("query",), "preferences": ("query", "labels")}
+    {
+        "labels": ("labels",),
+        "queries": ("query",),
+        "preferences": ("query", "labels"),
+        "answers": ("query", "text", "asker"),
+    }
 )
 """Columns of a batch that each kind of mask is computed from."""
 _MUST_AGREE = {
@@ -323,6 +328,8 @@ class Objective(nn.Module):
             mask_BL = (targets["query"][:, None] == targets["query"]).to(mask_BL.dtype)
         elif reading.mask == "preferences" and labels is not None:
             mask_BL = preferences(targets["query"], labels).to(mask_BL.dtype)
+        elif reading.mask == "answers":
+            mask_BL = answers(targets["query"], targets["text"], targets["asker"])
         own = getattr(student, reading.signal)
         target = targets[reading.against] if reading.against != "teacher" else getattr(teacher, reading.signal)
         if reading.signal == "logits":
@@ -417,6 +424,23 @@ def preferences(query_B: Tensor, labels: Tensor) -> Tensor:
     """Mark pairs of rows of one query of which the first is more relevant than the second, (B, B)."""
     relevance_B = labels.view(-1)
     return (query_B[:, None] == query_B) & (relevance_B[:, None] > relevance_B)
+
+
+def answers(query_B: Tensor, text_B: Tensor, asker_B: Tensor) -> Tensor:
+    """Mark the passages (last axis) of each query, (B, B): see `Reading.mask`; the rows of passages are -1.
+
+    query_B  the group of each row; text_B: the number of its text; asker_B: that of its group's query
+    """
+    asks_B = text_B == asker_B
+    own_BB = (query_B[:, None] == query_B) & asks_B[:, None] & ~asks_B
+    copies_BB = own_BB.float() @ (text_B[:, None] == text_B).float() > 0
+    unknown_BB = ~asks_B[:, None] | asks_B | copies_BB | (asker_B[:, None] == asker_B)
+    return own_BB.long() - (unknown_BB & ~own_BB).long()
+
+
+def compares_queries(terms: Sequence[Term], kind: str | None) -> bool:
+    """Check whether a term of this kind of task needs batches of queries with their passages."""
+    return any(term.serves(kind) and find_loss(term).reading.mask == "answers" for term in terms)
 
 
 def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:

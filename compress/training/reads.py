@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 Item = Literal["example", "token", "pair", "label", "query", "preference"]
-Mask = Literal["tokens", "labels", "queries", "preferences"]
+Mask = Literal["tokens", "labels", "queries", "preferences", "answers"]
 Difference = Literal["width", "heads", "head_size"]
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Loss = TypeVar("Loss", bound=Callable[..., Any])
@@ -31,7 +31,9 @@ class Reading:
               accumulated: examples, real tokens, pairs of real tokens, labelled positions; queries, or pairs of
               passages of a query of which the first is more relevant
     mask      what the mask argument marks: real tokens, or tokens with a label (labels != -100); in rankings, (B, B),
-              rows of the same query (queries), or those where the first row (first axis) is more relevant (preferences)
+              rows of the same query (queries), or those where the first row (first axis) is more relevant
+              (preferences); for vectors, (B, B), which passages (last axis) answer a query (answers): 1 one that is
+              judged with it, 0 one of another query, -1 no passage, or one that may be judged with it in another place
     bridges   differences between student and teacher that the formula supports
     layers    whether the values of several compared layers are summed or averaged
     windows   the formula supports a mask (B, L, L) of the tokens (last axis) that each token sees in both layers, for

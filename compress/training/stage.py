@@ -183,7 +183,8 @@ def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
         )  # fmt: skip
     if stage.tokens is None and "query" in rows.column_names:
         micro, _ = shares(stage, _processes())
-        return QueryGrouped(rows["query"][:], rows["length"][:], rows["labels"][:], micro, seed=seed)
+        relevance = "labels" if "labels" in rows.column_names else "relevance"
+        return QueryGrouped(rows["query"][:], rows["length"][:], rows[relevance][:], micro, seed=seed)
     if stage.tokens is None:
         return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
     _, accumulation = shares(stage, _processes())
@@ -415,9 +416,10 @@ def _make_step(
     model = teacher.model if teacher else None
     parameters = options(stage.step.function) if stage.step else {"shown": None}
     cache = None
-    if objective and teacher and "shown" in parameters:
+    if objective and objective.teacher_wants and teacher and "shown" in parameters:
         if teacher.recorded:
-            cache = cache_logits(teacher.recorded.for_split(context.data.train), rows)
+            known = teacher.recorded.for_split(context.data.train)
+            cache = cache_logits(known[rows["text"][:]] if "asker" in rows.column_names else known, rows)
         elif stage.cache_teacher is True or (stage.cache_teacher and cache_pays(stage, objective, teacher, rows)):
             cache = _open_cache(stage, objective, teacher, rows, context)
     if stage.step is not None:

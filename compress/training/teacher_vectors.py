@@ -123,7 +123,7 @@ def _compare_texts(split: Dataset, digest: str, vectors: Callable[[Dataset], NDA
         for row, text in enumerate(split["text"][:]):
             some = rng.choice(len(split), min(OTHERS, len(split)), replace=False)
             others = sorted({*np.argsort(-cosines[row])[:NEAREST].tolist(), *some.tolist()} - {row})
-            values = [text], [others], [cosines[row, others].tolist()], [False]
+            values: tuple[list[Any], ...] = [text], [others], [cosines[row, others].tolist()], [[]], [False]
             yield pa.record_batch(
                 [pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)], schema=SCHEMA
             )

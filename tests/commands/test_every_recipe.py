@@ -29,7 +29,7 @@ GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5", "t5-spans")
 """Recipes that end in a language model: `compress pretrain` runs them."""
 PROMPTED = ("prompted",)
 """Recipes whose teacher is a prompted language model: tests/prompting/test_teacher.py runs them."""
-EMBEDDING = ("embed-mse", "embed-similarity", "leaf", "matryoshka")
+EMBEDDING = ("dpr", "embed-mse", "embed-similarity", "leaf", "margin-mse-vectors", "matryoshka")
 """Recipes whose terms serve tasks of sentence vectors only."""
 RANKINGS = ("margin-mse", "listnet")
 """Recipes that need queries with passages."""
@@ -110,7 +110,7 @@ def _small(spec: StudentSpec) -> StudentSpec:
 def test_every_recipe_is_run_by_some_test() -> None:
     """Here, in tests/commands/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
     assert {*GENERATIVE, *PROMPTED, *EMBEDDING} <= set(names())
-    assert (len(names()), len(HERE)) == (47, 37)
+    assert (len(names()), len(HERE)) == (49, 37)
     serves = {
         name: {kind for stage in Recipe.load(name).training for each in stage.objective for kind in each.only}
         for name in names()

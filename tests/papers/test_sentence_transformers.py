@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from compress.papers import listnet, margin_mse, monobert
-from compress.training.objective import preferences
+from compress.papers import karpukhin, listnet, margin_mse, monobert
+from compress.training.objective import answers, preferences
 from tests import tiny
 
 library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
@@ -77,4 +77,24 @@ def test_monobert(encoder: Any, student_B1: Tensor) -> None:
     with torch.no_grad():
         expected = losses.BinaryCrossEntropyLoss(encoder)(list(map(list, zip(*pairs, strict=True))), relevant)
     found = monobert.relevance(student_B1, LABELS.view(-1, 1), None)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_in_batch_negatives() -> None:
+    """Theirs takes queries, relevant passages and irrelevant ones as three tables; ours is a batch of three groups."""
+
+    class Vectors(nn.Module):
+        def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+            return features
+
+        def get_embedding_dimension(self) -> int:
+            return 6
+
+    vectors = torch.randn(3, 3, 6, generator=torch.Generator().manual_seed(0))
+    bi_encoder: Any = Vectors()
+    theirs = library.sentence_transformer.losses.MultipleNegativesRankingLoss(bi_encoder, scale=10.0)
+    expected = theirs([{"sentence_embedding": vectors[:, at]} for at in range(3)], None)
+    group, text = torch.arange(3).repeat_interleave(3), torch.arange(9)
+    relevance = torch.tensor([0.0, 1.0, 0.0]).repeat(3)
+    found = karpukhin.in_batch(vectors.view(9, 6), relevance, answers(group, text, 3 * group), temperature=0.1)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)

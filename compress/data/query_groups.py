@@ -1,0 +1,85 @@
+"""Group the texts of an embedding task for losses that compare queries with passages.
+
+A group is a query, one of its relevant passages, and up to MOST others that are judged irrelevant, or all that a
+teacher has scored; a query has as many groups as relevant passages, which share out the irrelevant ones. A text may be
+in several groups. Queries without a relevant passage are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from compress.data import cache
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ENCODING: Final = "1"
+"""Part of every cache key: raise it when groups are made differently."""
+MOST: Final = 7
+"""The most irrelevant passages of a group, which then has 9 texts."""
+ROWS_PER_WRITE: Final = 1000
+
+
+class _Member(NamedTuple):
+    """A text in a group. text, asker: the rows of this text and of the group's query in the split."""
+
+    query: int
+    text: int
+    asker: int
+    relevance: float
+    scores: float
+
+
+def group_rows(split: Dataset, rows: Dataset) -> Dataset:
+    """Return the encoded `rows` of a split in groups, in the cache: their columns, and for each
+
+    query      the number of its group
+    text       the number of its text in the split; asker: that of its group's query
+    relevance  the relevance of a passage; 0 for a query
+    scores     a teacher's score of the passage, if the split has scores; 0 for a query
+    index      its own number
+
+    Raises DataError if no text of the split has a relevant passage.
+    """
+    key = cache.digest("groups", ENCODING, split._fingerprint, rows._fingerprint)
+    scored = any(map(len, split["scores"][:]))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        members = list(_members(split))
+        for start in range(0, len(members), ROWS_PER_WRITE):
+            some = members[start : start + ROWS_PER_WRITE]
+            table: pa.Table = rows.with_format("arrow")[[member.text for member in some]].drop_columns("index")
+            for name, column in zip(_Member._fields, zip(*some, strict=True), strict=True):
+                if name != "scores" or scored:
+                    kind = pa.int64() if isinstance(column[0], int) else pa.float32()
+                    table = table.append_column(name, pa.array(column, kind))
+            table = table.append_column("index", pa.array(np.arange(start, start + len(some))))
+            yield from table.combine_chunks().to_batches()
+
+    return cache.rows(
+        "encoded", key, batches,
+        empty="the training split has no query with a relevant passage, which this objective compares; expected a "
+        "table with the columns query and positive, or query, passage and relevance (or teacher_score).",
+    )  # fmt: skip
+
+
+def _members(split: Dataset) -> Iterator[_Member]:
+    columns = (split[name][:] for name in ("related", "relevance", "scores"))
+    group = 0
+    for asker, (related, relevance, scores) in enumerate(zip(*columns, strict=True)):
+        judged = [
+            (other, value, score)
+            for other, value, score in zip(related, relevance, scores or [0.0] * len(related), strict=True)
+        ]
+        relevant = [each for each in judged if each[1] > 0]
+        others = [each for each in judged if each[1] <= 0]
+        for number, found in enumerate(relevant):
+            yield _Member(group, asker, asker, 0.0, 0.0)
+            for other, value, score in [found, *others[number :: len(relevant)][:MOST]]:
+                yield _Member(group, other, asker, value, score)
+            group += 1

@@ -1,0 +1,147 @@
+"""Vectors learn which passage belongs to a query, from relevance or from a cross-encoder's scores."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from compress.commands.distill import distill
+from compress.config.options import DataOptions, RunOptions
+from compress.config.recipe import Recipe
+from compress.data import load_task
+from compress.data.query_groups import MOST, group_rows
+from compress.data.tokenize import encode
+from compress.errors import DataError, ObjectiveError
+from compress.exporters.artifact import Bundle
+from compress.models.pooling import Pooling
+from compress.training.objective import answers
+from tests import marked, tiny
+from tests.commands.test_embedding import encoder
+
+TABLE = [
+    ("who acts", "the actor", 1, 4.0),
+    ("who acts", "a dull film", 0, -1.0),
+    ("who acts", "so sad", 0, -2.0),
+    ("how is it", "so sad", 1, 3.0),
+    ("how is it", "the actor", 0, 0.5),
+    ("how is it", "it is fun", 2, 5.0),
+    ("nobody knows", "so sad", 0, -3.0),
+]
+
+
+def write(path: Path, *, columns: tuple[str, ...] = ("query", "passage", "relevance", "prediction")) -> Path:
+    chosen = [("query", "passage", "relevance", "prediction").index(name) for name in columns]
+    rows = [columns, *([str(row[at]) for at in chosen] for row in TABLE)]
+    path.write_text("\n".join("\t".join(row) for row in rows) + "\n")
+    return path
+
+
+def grouped(path: Path) -> list[tuple[str, str, float, float | None]]:
+    """The groups of a table's training rows: query, text, relevance, score."""
+    dev = path.with_name("dev.tsv")
+    dev.write_text("query\tpassage\trelevance\nother\tthe actor\t1\nanother\tso sad\t1\n")
+    split = load_task(f"train={path},dev={dev}", kind="embedding").train
+    rows = group_rows(split, encode(split, tiny.tokenizer(), 16))
+    assert rows["index"][:] == list(range(len(rows)))
+    texts, scores = split["text"][:], rows["scores"][:] if "scores" in rows.column_names else [None] * len(rows)
+    asked, found = ([texts[number] for number in rows[name][:]] for name in ("asker", "text"))
+    assert rows["input_ids"][:] == [tiny.tokenizer()(text)["input_ids"] for text in found]
+    return list(zip(asked, found, rows["relevance"][:], scores, strict=True))
+
+
+def test_groups_have_a_query_a_relevant_passage_and_irrelevant_ones(tmp_path: Path) -> None:
+    assert grouped(write(tmp_path / "train.tsv")) == [
+        ("who acts", "who acts", 0, 0),
+        *(("who acts", text, relevance, score) for _, text, relevance, score in TABLE[:3]),
+        ("how is it", "how is it", 0, 0),
+        ("how is it", "so sad", 1, 3),
+        ("how is it", "the actor", 0, 0.5),
+        ("how is it", "how is it", 0, 0),
+        ("how is it", "it is fun", 2, 5),
+    ]
+    without = grouped(write(tmp_path / "train.tsv", columns=("query", "passage", "relevance")))
+    assert [(*row[:3], None) for row in grouped(write(tmp_path / "train.tsv"))] == without
+    best = grouped(write(tmp_path / "train.tsv", columns=("query", "passage", "prediction")))
+    assert [(query, text) for query, text, relevance, _ in best if relevance] == [
+        ("who acts", "the actor"), ("how is it", "it is fun"), ("nobody knows", "so sad"),
+    ]  # fmt: skip
+
+
+def test_a_group_has_a_limited_number_of_irrelevant_passages(tmp_path: Path) -> None:
+    lines = ["query\tpassage\trelevance", "who acts\tthe actor\t1", *(f"who acts\tdull {n}\t0" for n in range(20))]
+    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "dev.tsv").write_text("query\tpassage\nhow is it\tfun\nso\tsad\n")
+    split = load_task(str(tmp_path), kind="embedding").train
+    assert len(group_rows(split, encode(split, tiny.tokenizer(), 16))) == 2 + MOST
+
+
+def test_texts_alone_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("".join(f"a film {n}\n" for n in range(200)))
+    split = load_task(str(tmp_path / "train.txt"), kind="embedding").train
+    with pytest.raises(DataError, match="no query with a relevant passage"):
+        group_rows(split, encode(split, tiny.tokenizer(), 16))
+
+
+def test_answers_leave_out_what_may_be_relevant_too() -> None:
+    """Two groups of one query, and a passage that is in the group of another query as well."""
+    query, asker = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]), torch.tensor([0, 0, 0, 0, 0, 5, 5, 5])
+    text = torch.tensor([0, 1, 2, 0, 3, 5, 6, 1])
+    found = answers(query, text, asker)
+    expected = [
+        [-1, 1, 1, -1, -1, -1, 0, -1],  # 1 is its own passage, and so is its copy
+        [-1] * 8,
+        [-1] * 8,
+        [-1, -1, -1, -1, 1, -1, 0, 0],  # 1 and 2 belong to the other group of this query
+        [-1] * 8,
+        [-1, -1, 0, -1, 0, -1, 1, 1],  # 1 is judged here
+        [-1] * 8,
+        [-1] * 8,
+    ]
+    expected[3][7] = 0
+    assert found.tolist() == expected
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    encoder(Pooling("mean", True), layers=2).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("hastened")
+def test_vectors_learn_from_relevance(teacher: Path, tmp_path: Path) -> None:
+    """The recipe `dpr`: a tiny encoder with random weights learns to find the passages of queries it has not seen."""
+    marked.beir(tmp_path / "beir")
+    bundle = learn(teacher, tmp_path, data=tmp_path / "beir", recipe="dpr")
+    rows = {row.role: row.score for row in bundle.report().rows}
+    assert rows["student"]["ndcg@10"] > rows["teacher"]["ndcg@10"] + 0.1
+
+
+@pytest.mark.usefixtures("hastened")
+def test_vectors_learn_from_scores(teacher: Path, tmp_path: Path) -> None:
+    """The recipe `margin-mse-vectors`, from the scores of one who knows which passages have the query's word."""
+    for split, count in (("train", 40), ("dev", 12), ("test", 12)):
+        lines = ["query\tpassage\tprediction"]
+        for n in range(count):
+            query = f"{marked.ANSWERS[n % 8]} {marked.FILLERS[n % 10]} ?"
+            for other in range(6):
+                passage = f"{marked.FILLERS[(n + 3 * other) % 10]} {marked.ANSWERS[(n + other) % 8]} {split} {n}"
+                lines.append(f"{query}\t{passage}\t{4 if other == 0 else -2 - other / 5}")
+        (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    bundle = learn(teacher, tmp_path, data=tmp_path, recipe="margin-mse-vectors")
+    rows = {row.role: row.score for row in bundle.report().rows}
+    assert rows["student"]["ndcg@10"] > rows["teacher"]["ndcg@10"] + 0.1
+    with pytest.raises(ObjectiveError, match=r"margin_mse\.vectors needs scores, and this batch has none"):
+        learn(teacher, tmp_path, data=marked.beir(tmp_path / "beir"), recipe="margin-mse-vectors", out="other")
+
+
+def learn(teacher: Path, folder: Path, *, data: Path, recipe: str, out: str = "run") -> Bundle:
+    found = Recipe.load(recipe)
+    changes = {"steps": 120, "lr": 3e-3, "batch": 32, "max_length": 16}
+    stages = tuple(stage.model_copy(update=changes) for stage in found.stages)
+    return distill(
+        teacher=teacher, data=str(data), columns=DataOptions(kind="embedding"), out=folder / out,
+        options=RunOptions(gate="warn"),
+        recipe=found.model_copy(update={"stages": stages}),
+    )  # fmt: skip
