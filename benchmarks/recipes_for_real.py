@@ -141,6 +141,7 @@ PROOFS: Mapping[str, Proof] = {
     **dict.fromkeys(("static", "deberta-sift"), Proof("teacher")),
     **dict.fromkeys(("margin-mse", "listnet"), Proof("teacher")),
     **dict.fromkeys(("embed-mse", "embed-similarity", "leaf", "matryoshka"), Proof("training")),
+    **dict.fromkeys(("dpr", "margin-mse-vectors"), Proof("training")),
     **dict.fromkeys(("prune-taylor", "prune-minitron", "prune-cofi", "prune-dynabert"), Proof("gradual")),
     **dict.fromkeys(("minilm", "minilm-v1", "tinybert-general"), general(layers=3, hidden=192, ffn=768)),
     "minilm-assistant": general(ffn=768),

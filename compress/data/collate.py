@@ -265,7 +265,7 @@ class QueryGrouped(Sampler[list[int]]):
         self,
         query: Sequence[int] | NDArray[np.integer],
         lengths: Sequence[int] | NDArray[np.integer],
-        relevance: Sequence[float] | NDArray[np.floating],
+        relevance: Sequence[float] | NDArray[np.floating] | NDArray[np.bool_],
         rows: int,
         *,
         seed: int,

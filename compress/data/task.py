@@ -100,9 +100,10 @@ class TaskData:
     teacher                                ranking: a teacher's score of the passage, a float, if the source has them
     id, question, context, answers, starts qa: the correct answers, and where each begins in the context, in
                                            characters; empty lists if the context has no answer
-    text, related, relevance, passage      embedding: a text; the numbers of the rows that it is judged with, and their
-                                           relevance; whether it is a passage that queries retrieve (if no row is,
-                                           texts are compared in pairs). See `data.embedding`
+    text, related, relevance, scores,      embedding: a text; the numbers of the rows that it is judged with, their
+    passage                                relevance, and a teacher's scores of them, if there are any; whether it is a
+                                           passage that queries retrieve (if no row is, texts are compared in pairs).
+                                           See `data.embedding`
 
     `test` is None if the source has no labelled test split. `fingerprint` changes when any row or class name does.
     `notes` tell the user which splits were made or skipped, and what was guessed.

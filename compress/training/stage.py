@@ -183,8 +183,11 @@ def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
         )  # fmt: skip
     if stage.tokens is None and "query" in rows.column_names:
         micro, _ = shares(stage, _processes())
-        relevance = "labels" if "labels" in rows.column_names else "relevance"
-        return QueryGrouped(rows["query"][:], rows["length"][:], rows[relevance][:], micro, seed=seed)
+        if "asker" in rows.column_names:  # a query is kept with its relevant passage
+            relevant = (np.asarray(rows["text"][:]) == rows["asker"][:]) | (np.asarray(rows["relevance"][:]) > 0)
+        else:
+            relevant = np.asarray(rows["labels"][:]) > 0
+        return QueryGrouped(rows["query"][:], rows["length"][:], relevant, micro, seed=seed)
     if stage.tokens is None:
         return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
     _, accumulation = shares(stage, _processes())

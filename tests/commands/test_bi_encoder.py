@@ -15,6 +15,7 @@ from compress.errors import DataError, ObjectiveError
 from compress.exporters.artifact import Bundle
 from compress.models.pooling import Pooling
 from compress.training.objective import answers
+from compress.training.stage import batches
 from tests import marked, tiny
 from tests.commands.test_embedding import encoder
 
@@ -73,6 +74,17 @@ def test_a_group_has_a_limited_number_of_irrelevant_passages(tmp_path: Path) -> 
     (tmp_path / "dev.tsv").write_text("query\tpassage\nhow is it\tfun\nso\tsad\n")
     split = load_task(str(tmp_path), kind="embedding").train
     assert len(group_rows(split, encode(split, tiny.tokenizer(), 16))) == 2 + MOST
+
+
+def test_a_small_batch_has_the_query_and_its_relevant_passage(tmp_path: Path) -> None:
+    lines = ["query\tpassage\trelevance", "who acts\tthe actor\t1", *(f"who acts\tdull {n}\t0" for n in range(20))]
+    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "dev.tsv").write_text("query\tpassage\nhow is it\tfun\nso\tsad\n")
+    split = load_task(str(tmp_path), kind="embedding").train
+    rows = group_rows(split, encode(split, tiny.tokenizer(), 16))
+    (batch,) = batches(Recipe.load("dpr").stages[0].model_copy(update={"batch": 4}), rows, 0)
+    assert len(batch) == 4
+    assert set(batch) >= {0, 1}
 
 
 def test_texts_alone_are_refused(tmp_path: Path) -> None:
