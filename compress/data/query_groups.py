@@ -8,9 +8,9 @@ in several groups. Queries without a relevant passage are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from compress.data import cache
@@ -35,6 +35,12 @@ class _Member(NamedTuple):
     scores: float
 
 
+_TYPES: Final = {
+    **dict.fromkeys(("query", "text", "asker"), pa.int64()),
+    **dict.fromkeys(("relevance", "scores"), pa.float32()),
+}
+
+
 def group_rows(split: Dataset, rows: Dataset) -> Dataset:
     """Return the encoded `rows` of a split in groups, in the cache: their columns, and for each
 
@@ -50,15 +56,15 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
     scored = any(map(len, split["scores"][:]))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        members = list(_members(split))
-        for start in range(0, len(members), ROWS_PER_WRITE):
-            some = members[start : start + ROWS_PER_WRITE]
+        members, numbers = _members(split), count()
+        while some := list(islice(members, ROWS_PER_WRITE)):
             table: pa.Table = rows.with_format("arrow")[[member.text for member in some]].drop_columns("index")
-            for name, column in zip(_Member._fields, zip(*some, strict=True), strict=True):
-                if name != "scores" or scored:
-                    kind = pa.int64() if isinstance(column[0], int) else pa.float32()
-                    table = table.append_column(name, pa.array(column, kind))
-            table = table.append_column("index", pa.array(np.arange(start, start + len(some))))
+            columns = dict(zip(_Member._fields, zip(*some, strict=True), strict=True))
+            if not scored:
+                del columns["scores"]
+            for name, cells in columns.items():
+                table = table.append_column(name, pa.array(cells, _TYPES[name]))
+            table = table.append_column("index", pa.array(list(islice(numbers, len(some)))))
             yield from table.combine_chunks().to_batches()
 
     return cache.rows(
@@ -69,17 +75,13 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
 
 
 def _members(split: Dataset) -> Iterator[_Member]:
+    groups = count()
     columns = (split[name][:] for name in ("related", "relevance", "scores"))
-    group = 0
     for asker, (related, relevance, scores) in enumerate(zip(*columns, strict=True)):
-        judged = [
-            (other, value, score)
-            for other, value, score in zip(related, relevance, scores or [0.0] * len(related), strict=True)
-        ]
-        relevant = [each for each in judged if each[1] > 0]
-        others = [each for each in judged if each[1] <= 0]
+        judged = list(zip(related, relevance, scores or [0.0] * len(related), strict=True))
+        relevant, others = ([each for each in judged if (each[1] > 0) == wanted] for wanted in (True, False))
         for number, found in enumerate(relevant):
+            group = next(groups)
             yield _Member(group, asker, asker, 0.0, 0.0)
-            for other, value, score in [found, *others[number :: len(relevant)][:MOST]]:
-                yield _Member(group, other, asker, value, score)
-            group += 1
+            for other in (found, *others[number :: len(relevant)][:MOST]):
+                yield _Member(group, other[0], asker, other[1], other[2])
