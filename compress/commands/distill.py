@@ -188,7 +188,7 @@ def prepare(
     if isinstance(recipe, CandidateRecipes):
         recipe = choose_recipe(
             recipe, MINILM if vectors_alone else teacher, data, columns,
-            prompted=prompted, options=options, console=console,
+            prompted=prompted, recorded=vectors_alone, options=options, console=console,
         )  # fmt: skip
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
     columns = replace(columns, kind=columns.kind or cast("Kind | None", recipe.only_kind))
@@ -243,15 +243,16 @@ def choose_recipe(
     columns: DataOptions,
     *,
     prompted: bool,
+    recorded: bool,
     options: RunOptions,
     console: Console,
 ) -> Recipe:
-    """Choose the recipe that fits the teacher's family and the data, and print why."""
+    """Choose the recipe that fits the family of the teacher, or of the start if vectors are `recorded`; print why."""
     with PartialState().main_process_first():
         task_data = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted)
         folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
     family = teachers.load_config(folder).model_type if folder else ""
-    scored = "teacher" in task_data.train.column_names
+    scored = recorded or "teacher" in task_data.train.column_names
     recipe, reason = candidates.decide(kind=task_data.task.kind, family=family, prompted=prompted, scored=scored)
     print_note(console, f"recipe {recipe.name}: {reason}")
     return recipe

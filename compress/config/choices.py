@@ -19,7 +19,7 @@ class Choice(Frozen):
 
     kinds, families   kinds of task, and model types of the teacher; left out: any
     prompted          whether the teacher is a prompted language model
-    scored            whether the data bring a teacher's scores; left out: either
+    scored            whether the data bring a teacher's scores, or the teacher is vectors alone; left out: either
     set               overrides of its numbers; those of `target` give way to a target of the user's
     because           the reason, shown to the user
     """

@@ -33,16 +33,19 @@ def test_the_first_fitting_line(family: str, prompted: bool, overrides: list[str
 
 
 @pytest.mark.parametrize(
-    ("family", "scored", "name", "sizes"),
+    ("kind", "family", "scored", "name", "sizes"),
     [
-        ("bert", False, "prune-taylor", {"layers": 0.5, "ffn": 0.33}),
-        ("bert", True, "margin-mse", {}),
-        ("xlnet", False, "margin-mse", {}),
+        ("ranking", "bert", False, "prune-taylor", {"layers": 0.5, "ffn": 0.33}),
+        ("ranking", "bert", True, "margin-mse", {}),
+        ("ranking", "xlnet", False, "margin-mse", {}),
+        ("embedding", "bert", False, "prune-taylor", {"layers": 0.67, "ffn": 0.67}),
+        ("embedding", "bert", True, "leaf", {}),
+        ("embedding", "xlnet", False, "leaf", {}),
     ],
 )
-def test_a_ranking(family: str, scored: bool, name: str, sizes: dict[str, float]) -> None:
+def test_passages(kind: str, family: str, scored: bool, name: str, sizes: dict[str, float]) -> None:
     table = CandidateRecipes.load("auto")
-    recipe, because = table.decide(kind="ranking", family=family, prompted=False, scored=scored)
+    recipe, because = table.decide(kind=kind, family=family, prompted=False, scored=scored)
     assert (recipe.name, recipe.target.sizes) == (name, sizes)
     assert because
 
