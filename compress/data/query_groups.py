@@ -76,6 +76,8 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
 
 def _members(split: Dataset) -> Iterator[_Member]:
     groups = count()
+    if not any(split["passage"][:]):  # texts alone, or pairs of them
+        return
     columns = (split[name][:] for name in ("related", "relevance", "scores"))
     for asker, (related, relevance, scores) in enumerate(zip(*columns, strict=True)):
         judged = list(zip(related, relevance, scores or [0.0] * len(related), strict=True))

@@ -87,9 +87,12 @@ def test_a_small_batch_has_the_query_and_its_relevant_passage(tmp_path: Path) ->
     assert set(batch) >= {0, 1}
 
 
-def test_texts_alone_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("".join(f"a film {n}\n" for n in range(200)))
-    split = load_task(str(tmp_path / "train.txt"), kind="embedding").train
+@pytest.mark.parametrize("name", ["texts.txt", "pairs.tsv"])
+def test_texts_without_queries_are_refused(name: str, tmp_path: Path) -> None:
+    """A similarity of two texts is no relevance."""
+    rows = [f"a film {n}" if name == "texts.txt" else f"a film {n}\tthe plot {n}\t{n % 5}" for n in range(200)]
+    (tmp_path / name).write_text("\n".join(["sentence1\tsentence2\tscore"] * (name == "pairs.tsv") + rows) + "\n")
+    split = load_task(str(tmp_path / name), kind="embedding").train
     with pytest.raises(DataError, match="no query with a relevant passage"):
         group_rows(split, encode(split, tiny.tokenizer(), 16))
 
