@@ -432,9 +432,10 @@ def answers(query_B: Tensor, text_B: Tensor, asker_B: Tensor) -> Tensor:
     query_B  the group of each row; text_B: the number of its text; asker_B: that of its group's query
     """
     asks_B = text_B == asker_B
-    own_BB = (query_B[:, None] == query_B) & asks_B[:, None] & ~asks_B
-    copies_BB = own_BB.float() @ (text_B[:, None] == text_B).float() > 0
-    unknown_BB = ~asks_B[:, None] | asks_B | copies_BB | (asker_B[:, None] == asker_B)
+    judged_BB = (asker_B[:, None] == asker_B) & asks_B[:, None] & ~asks_B
+    own_BB = judged_BB & (query_B[:, None] == query_B)
+    copies_BB = judged_BB.float() @ (text_B[:, None] == text_B).float() > 0  # of what any group of this query has
+    unknown_BB = ~asks_B[:, None] | asks_B | copies_BB
     return own_BB.long() - (unknown_BB & ~own_BB).long()
 
 

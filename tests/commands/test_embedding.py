@@ -57,6 +57,12 @@ def encoder(pooling: Pooling, *, family: str = "bert", **sizes: int) -> Sentence
     return AutoModelForSentenceEmbedding.from_config(config).eval()
 
 
+def save_encoder(folder: Path) -> Path:
+    encoder(Pooling("mean", True), layers=2).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
 def vectors(model: SentenceEncoder, texts: list[str]) -> torch.Tensor:
     rows = tiny.tokenizer()(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -67,10 +73,7 @@ def vectors(model: SentenceEncoder, texts: list[str]) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher")
-    encoder(Pooling("mean", True), layers=2).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
+    return save_encoder(tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.fixture(scope="module")

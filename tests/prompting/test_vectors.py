@@ -12,11 +12,10 @@ from pyarrow import parquet
 import compress
 from compress.data import cache
 from compress.errors import DataError, PromptError, TeacherError
-from compress.models.pooling import Pooling
 from compress.prompting.http_model import Endpoint, RemoteEncoder, open_encoder, open_endpoint
 from compress.prompting.vectors import CachedVectors, open_source
 from tests import tiny
-from tests.commands.test_embedding import encoder
+from tests.commands.test_embedding import save_encoder
 from tests.prompting.endpoint_server import Reply, Server, Start, ok
 
 TEXTS = ["a good film", "so sad", "a slow story", "good"]
@@ -168,10 +167,7 @@ def test_an_endpoint_file_is_of_a_language_model_or_of_vectors(tmp_path: Path) -
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an encoder that students are cut out of."""
-    folder = tmp_path_factory.mktemp("start")
-    encoder(Pooling("mean", True), layers=2).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
+    return save_encoder(tmp_path_factory.mktemp("start"))
 
 
 def test_a_student_learns_vectors_of_another_width(start: Path, tmp_path: Path) -> None:
