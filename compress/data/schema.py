@@ -410,8 +410,8 @@ def _is_row_number(cells: Sequence[Cell]) -> bool:
 
 def _ambiguous(split: RawSplit, what: str) -> DataError:
     return DataError(
-        f"{split.place}: cannot tell {what}. Name the columns with --text and --label (several of 0 and 1: "
-        "--label a,b). "
+        f"{split.place}: cannot tell {what}. Name the columns with --text and --label; several label columns of "
+        "0 and 1 as --label a,b. "
         f"{'It has no header; its columns, by number' if split.headerless else 'Its columns'}, with an example each:\n"
         f"{split.examples()}"
     )

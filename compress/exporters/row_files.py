@@ -122,10 +122,12 @@ def read_texts(source: Path, task: Task) -> list[str]:
     """
     if source.suffix.lower() not in TABLES:
         return stripped_lines(source)
-    texts = []
+    texts, name = list[str](), ""
     with reading(source), source.open("rb") as raw:
         for number, row, error in _read(raw, source, "stop"):
-            (name,) = choose_columns(task, list(row), source, None, remedy="Rename the column of the texts to 'text'")
+            if not name:
+                remedy = "Rename the column of the texts to 'text'"
+                (name,) = choose_columns(task, list(row), source, None, remedy=remedy)
             text = _read_text(row, name)
             if error or text is None:
                 raise DataError(f"{source}: line {number:,}: {error or f'has no text in {name!r}'}")
