@@ -116,6 +116,8 @@ def distill(
     )  # fmt: skip
     with prepared as (models, notes):
         recipe, context, run = models.recipe, models.context, models.run
+        steps = describe_run(models, prompted=prompt is not None)
+        print_note(console, f"this run will {steps}; --plan forecasts how long that takes")
         task_teacher, teacher_check = check_teacher(models, teacher_path(teacher), prompt, options)
         if max_drop is None:
             max_drop = BUDGETED_LIMIT if recipe.target.limits_time else INT8_LIMIT
@@ -132,6 +134,16 @@ def distill(
             run.finish()
         PartialState().wait_for_everyone()
     return Bundle.load(run.path / "bundle")
+
+
+def describe_run(models: "StageModels", *, prompted: bool) -> str:
+    """List the parts of a run in their order, the stages with their names."""
+    teacher, data = models.base_teacher, models.context.data
+    asked = prompted or teacher.recorded is not None
+    parts = [f"ask {teacher.name}"] if prompted else [f"fine-tune {teacher.name}"] * (not asked and not teacher.trained)
+    parts += [f"{'prune' if isinstance(stage, Prune) else stage.kind} ({stage.name})" for stage in models.recipe.stages]
+    rows = len(data.validation if data.test is None else data.test)
+    return f"{', '.join(parts)}, export to ONNX, and measure on {rows:,} rows"
 
 
 def check_teacher(
