@@ -2,40 +2,85 @@
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import typer
 
-from compress.cli import bench, export, prune, search, start, train
 from compress.cli.options import Command, CommandGroup, Version, with_verbosity
 from compress.terminal import escape_unencodable
 
+COMMANDS = {
+    "doctor": ("start", "Check this machine for what each command needs."),
+    "inspect": ("start", "Describe a checkpoint, bundle, recipe, data set or run."),
+    "init": ("start", "Ask five questions, and print the command that fits."),
+    "distill": ("train", "Distil a teacher into a student, export and measure it."),
+    "pretrain": ("train", "Run a recipe's stages on text alone."),
+    "label": ("train", "Label texts with a prompted language model."),
+    "prune": ("prune", "Prune what matters least, to given sizes or a budget."),
+    "search": ("search", "Find the best students under a budget on your device."),
+    "export": ("export", "Export a model for another runtime, and check its answers."),
+    "quantize": ("export", "Quantise a bundle to int8 again, and certify the loss."),
+    "trim": ("prune", "Drop the tokens that your texts never use."),
+    "push": ("export", "Publish a bundle on the hub, with its card."),
+    "predict": ("export", "Label texts, tag words, answer questions, compute vectors."),
+    "demo": ("export", "Write a page that answers in the browser what you type."),
+    "bench": ("bench", "Measure latency on this machine or another."),
+    "gate": ("bench", "Check that a new model is not slower, worse or larger."),
+    "report": ("bench", "Compare the files of several bundles on all devices."),
+    "recipes": ("train", "List the recipes and when to use each, or show one."),
+    "students": ("train", "List the students that a teacher allows."),
+    "clean": ("train", "Remove the checkpoints and leftovers of a run."),
+}
+"""The module of each command, and its line in the list of commands."""
+
+
+class CommandsOnDemand(Mapping[str, Any]):
+    """The commands by name. One is imported, and its options are read, when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _build(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def _build(name: str) -> Any:
+    module = import_module(f"{__name__}.{COMMANDS[name][0]}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(cls=Command)(with_verbosity(getattr(module, name)))
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+class RootGroup(CommandGroup):
+    """The command `compress`, whose list of commands builds none of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = CommandsOnDemand()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
 app = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    cls=RootGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )  # fmt: skip
-for command in (
-    start.doctor,
-    start.inspect,
-    start.init,
-    train.distill,
-    train.pretrain,
-    train.label,
-    prune.prune,
-    export.export,
-    export.quantize,
-    prune.trim,
-    export.push,
-    export.predict,
-    export.demo,
-    bench.bench,
-    bench.gate,
-    bench.report,
-    train.recipes,
-    train.students,
-    train.clean,
-):
-    app.command(cls=Command)(with_verbosity(command))
-app.add_typer(search.app, name="search")
 
 
 @app.callback()
