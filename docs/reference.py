@@ -1,6 +1,8 @@
 """Generate the reference of the site from the code: recipes, the command line, the public names."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,8 +18,9 @@ from compress.config import catalog, loader
 from compress.config.recipe import Recipe
 from compress.records.bench_result import BenchResult
 from compress.records.run_report import Report
+from compress.reporting import format as units
 from compress.reporting.html import render_run
-from compress.reporting.tables import Cell, ResultTable, latency_tables, run_table
+from compress.reporting.tables import Cell, ResultTable, run_table
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "recipes"
 GALLERY = RESULTS.parent / "gallery"
@@ -115,18 +118,36 @@ def gallery() -> str:
     """Show the command, scores, sizes and latencies of every student in the gallery."""
     parts = [
         "# Gallery\n\nEach student was created with the command shown, and its figures come from its report. "
-        "`benchmarks/gallery.py` runs the commands and keeps the reports; no result is left out.\n"
+        "`benchmarks/gallery.py` runs the commands, keeps the reports, and times both files of each student again on "
+        "the devices that there are; no result is left out. `~`: two passes disagreed, as the machine was shared.\n"
     ]
     for name, report in shipped().items():
+        table = run_table(report)
+        table = replace(table, caption=tuple(each for each in table.caption if not each.startswith(("~", "timing"))))
         machine = ", ".join(report.machine[key] for key in ("cpu", "cores") if key in report.machine)
         known = f"compress {report.versions.get('compress', '')}, {report.date[:10]}"
-        parts += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(run_table(report))]
+        parts += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(table)]
         parts.append(f"{known}; {machine}. [Full report](gallery/{name}.html).\n")
-        for path in sorted(GALLERY.glob(f"{name}@*.json")):
-            result = BenchResult.from_json(path)
-            for table in latency_tables((one.name.rpartition(":")[2], one) for one in result.latencies):
-                parts += [f"### On {result.device}, {table.title}\n", markdown(table)]
+        results = [BenchResult.from_json(path) for path in sorted(GALLERY.glob(f"{name}@*.json"))]
+        parts += [devices(results)] if results else []
     return "\n".join(parts)
+
+
+def devices(results: Sequence[BenchResult]) -> str:
+    """Lay out the median of each file on each device, a column per setting."""
+    settings = list(dict.fromkeys(str(one.setting) for result in results for one in result.latencies))
+    rows = dict[str, dict[str, str]]()
+    for result in results:
+        for one in result.latencies:
+            file = f"{one.name.rpartition(':')[2]} on {DEVICES.get(result.device, result.device)}"
+            rows.setdefault(file, {})[str(one.setting)] = "~" * one.noisy + units.three_digits(one.p50_ms)
+    lines = [f"| median, ms | {' | '.join(settings)} |", "|---|" + "---|" * len(settings)]
+    lines += [f"| {file} | {' | '.join(times.get(each, '') for each in settings)} |" for file, times in rows.items()]
+    return "\n".join([*lines, ""])
+
+
+DEVICES = {"local": "this machine", "browser": "Chromium, WebAssembly"}
+"""The devices of the gallery that are no names."""
 
 
 def markdown(table: ResultTable) -> str:
