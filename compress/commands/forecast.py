@@ -83,6 +83,8 @@ ROWS, SCORED = 64, 256
 """Batches to train on, and rows of the validation split to score, in a trial."""
 RACED = 8
 """Rounds of the race in `ship`."""
+LIKELY = 0.25
+"""Where exporting mostly ends, between its least and its most seconds (docs/LOG.md, 2026-11-25)."""
 SHIPPED = 2.25
 """Size of a bundle relative to its weights: these, plus ONNX with four bytes per number, and with one."""
 
@@ -336,7 +338,8 @@ class Trials:
             except ExportError:
                 continue
         least, most = students * seconds, students * (seconds + choosing)
-        return Phase("export and measure", seconds=(least, most), disk_mb=students * SHIPPED * self.student_mb)
+        disk_mb = students * SHIPPED * self.student_mb
+        return Phase("export and measure", seconds=(least, most), disk_mb=disk_mb, likely=LIKELY)
 
     def _time_choosing(self, source: Path, per_row: Mapping[str, float]) -> float:
         """Estimate the seconds of `keep_score` beyond its first look, from those that the fp32 and int8 files take."""

@@ -12,6 +12,7 @@ class Phase:
     """The forecast of one phase of a command.
 
     steps, seconds   optimiser steps and seconds, at least and at most
+    likely           how far between them it probably ends: 0 at the least, 1 at the most
     disk_mb          the most that it holds on disk, in 10^6 bytes
     cached           whether it takes no time because an earlier command did it
     note             anything unusual
@@ -24,6 +25,7 @@ class Phase:
     note: str = ""
     disk_mb: float = 0.0
     cached: bool = False
+    likely: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,20 @@ class Forecast:
         return (least, most) if self.limit is None else (min(least, self.limit), min(most, self.limit))
 
     @property
+    def likely_minutes(self) -> float:
+        """Sum the minutes that the phases probably take."""
+        spans = ((least, most - least, phase.likely) for phase in self.phases for least, most in [phase.seconds])
+        return min(self.minutes[1], sum(least + likely * span for least, span, likely in spans) / 60)
+
+    @property
     def disk_mb(self) -> float:
         """Sum the 10^6 bytes of all phases."""
         return sum(phase.disk_mb for phase in self.phases)
 
     def to_json(self) -> str:
         """Return the phases and the totals as JSON."""
-        return json.dumps({**asdict(self), "minutes": self.minutes, "disk_mb": self.disk_mb}, indent=1) + "\n"
+        totals = {"minutes": self.minutes, "likely_minutes": self.likely_minutes, "disk_mb": self.disk_mb}
+        return json.dumps({**asdict(self), **totals}, indent=1) + "\n"
 
 
 def size_mb(*paths: Path) -> float:

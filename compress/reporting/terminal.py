@@ -252,7 +252,9 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
     memory = (
         f"{forecast.peak_rss_mb / 1000:.1f} GB of memory at the peak" if forecast.peak_rss_mb else "memory not known"
     )
-    yield f"together {_span(*forecast.minutes, '{:.1f} min')}, {memory}, {forecast.disk_mb:,.0f} MB of disk"
+    together = _span(*forecast.minutes, "{:.1f} min")
+    likely = f", probably {forecast.likely_minutes:.1f}" if " to " in together else ""
+    yield f"together {together}{likely}, {memory}, {forecast.disk_mb:,.0f} MB of disk"
     yield from (f"out of reach: {budget}" for budget in forecast.out_of_reach)
 
 

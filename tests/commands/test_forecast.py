@@ -27,6 +27,7 @@ from compress.nas.config import Budget, Space
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.prompting.vectors import open_source
 from compress.records.forecast import Forecast, Phase
+from compress.reporting.terminal import forecast_lines
 from compress.training import schedule
 from compress.training.schedule import Length
 from compress.training.stage import Trained
@@ -168,6 +169,16 @@ def test_a_time_limit_bounds_the_total() -> None:
     assert Forecast("", phases, 100.0).minutes == (1.5, 10.5)
     assert Forecast("", phases, 100.0, limit=3.0).minutes == (1.5, 3.0)
     assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
+
+
+def test_the_probable_time_is_between_the_least_and_the_most() -> None:
+    phases = (Phase("one", seconds=(60.0, 600.0)), Phase("two", seconds=(30.0, 150.0), likely=0.25))
+    found = Forecast("", phases, 100.0)
+    assert found.likely_minutes == pytest.approx((330 + 60) / 60)
+    assert json.loads(found.to_json())["likely_minutes"] == pytest.approx(6.5)
+    assert list(forecast_lines(found))[-1].startswith("together 1.5 to 12.5 min, probably 6.5, ")
+    assert Forecast("", phases, 100.0, limit=3.0).likely_minutes == 3.0
+    assert "probably" not in list(forecast_lines(Forecast("", (Phase("one", seconds=(60.0, 60.0)),), 100.0)))[-1]
 
 
 def test_plan_stops_after_the_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
