@@ -116,38 +116,54 @@ def shipped() -> dict[str, Report]:
 
 def gallery() -> str:
     """Show the command, scores, sizes and latencies of every student in the gallery."""
-    parts = [
-        "# Gallery\n\nEach student was created with the command shown, and its figures come from its report. "
-        "`benchmarks/gallery.py` runs the commands, keeps the reports, and times both files of each student again on "
-        "the devices that there are; no result is left out. `~`: two passes disagreed, as the machine was shared.\n"
-    ]
+    overview = ["| student, int8 | score | file, MB | median of the longest texts, ms |", "|---|---|---|---|"]
+    details = list[str]()
     for name, report in shipped().items():
+        results = [BenchResult.from_json(path) for path in sorted(GALLERY.glob(f"{name}@*.json"))]
         table = run_table(report)
-        table = replace(table, caption=tuple(each for each in table.caption if not each.startswith(("~", "timing"))))
+        columns = [one for one in table.on_page if one.rank <= SHOWN and not (results and one.group == "Inference")]
+        hidden = ("~", "timing", "latency")[: 3 if results else 2]
+        caption = [each for each in table.caption if not each.startswith(hidden)]
+        table = replace(table, columns=tuple(columns), caption=tuple(caption))
+        cells = {one.heading: one.cells[-1] for one in table.columns}
+        last = [(result.latencies[-1], DEVICES.get(result.device, f"on {result.device}")) for result in results]
+        times = [f"{'~' * one.noisy}{units.three_digits(one.p50_ms)} {where}" for one, where in last]
+        overview.append(
+            f"| [{name}](#{name}) | {_cell(next(iter(cells.values())))} | {cells['file, MB'].text} | "
+            f"{', '.join(times) or cells['p50, ms'].text} |"
+        )
         machine = ", ".join(report.machine[key] for key in ("cpu", "cores") if key in report.machine)
         known = f"compress {report.versions.get('compress', '')}, {report.date[:10]}"
-        parts += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(table)]
-        parts.append(f"{known}; {machine}. [Full report](gallery/{name}.html).\n")
-        results = [BenchResult.from_json(path) for path in sorted(GALLERY.glob(f"{name}@*.json"))]
-        parts += [devices(results)] if results else []
-    return "\n".join(parts)
+        details += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(table), devices(results)]
+        details.append(f"{known}; {machine}. [Full report](gallery/{name}.html).\n")
+    return "\n".join([INTRODUCTION, *overview, "", *details])
 
 
 def devices(results: Sequence[BenchResult]) -> str:
     """Lay out the median of each file on each device, a column per setting."""
     settings = list(dict.fromkeys(str(one.setting) for result in results for one in result.latencies))
+    if not settings:
+        return ""
     rows = dict[str, dict[str, str]]()
     for result in results:
         for one in result.latencies:
-            file = f"{one.name.rpartition(':')[2]} on {DEVICES.get(result.device, result.device)}"
+            file = f"{one.name.rpartition(':')[2]} {DEVICES.get(result.device, f'on {result.device}')}"
             rows.setdefault(file, {})[str(one.setting)] = "~" * one.noisy + units.three_digits(one.p50_ms)
     lines = [f"| median, ms | {' | '.join(settings)} |", "|---|" + "---|" * len(settings)]
     lines += [f"| {file} | {' | '.join(times.get(each, '') for each in settings)} |" for file, times in rows.items()]
     return "\n".join([*lines, ""])
 
 
-DEVICES = {"local": "this machine", "browser": "Chromium, WebAssembly"}
-"""The devices of the gallery that are no names."""
+INTRODUCTION = """# Gallery
+
+Each student was created with the command shown, and its figures come from its report. `benchmarks/gallery.py` runs the
+commands, keeps the reports, and times both files of each student again on the devices that there are; no result is left
+out. `~`: two passes disagreed, as the machine was shared.
+"""
+SHOWN = 4
+"""The highest rank of a column of a run's table that the gallery shows."""
+DEVICES = {"local": "natively", "browser": "in Chromium"}
+"""How the gallery names the devices of the machine itself."""
 
 
 def markdown(table: ResultTable) -> str:
