@@ -319,6 +319,11 @@ def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Ch
     if not texts:
         texts, notes = choose_text(split, None, labels)
     if not labels:
+        if set(split.columns) <= set(texts):
+            raise DataError(
+                f"{split.place}: has texts, but no labels. Add a column of labels, have a language model write one "
+                "(compress label), or learn vectors from the texts alone with --kind embedding."
+            )
         rest = [name for name in split.columns if name not in texts and not _is_text(split.sample[name])]
         labels = _prefer_top_level([name for name in rest if not _is_row_number(split.sample[name])])
         if len(labels) > 1:  # a constant column is no label, such as CoLA's mark of what linguists reject

@@ -51,7 +51,7 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
         ),
         ({"train.json": '{"data": {}}'}, r"train\.json: cannot tell which column is the text|no column"),
         ({"train.parquet": b"no parquet"}, r"train\.parquet: not a parquet file"),
-        ({"train.tsv": "text\nonly text here\n"}, "cannot tell which column is the label"),
+        ({"train.tsv": "text\nonly text here\n"}, "has texts, but no labels"),
         ({"train.tsv": "text\tlabel\n\ta\n \tb\n"}, "the text column 'text' is empty in every row"),
         ({"train.tsv": GOOD, "dev.tsv": "text\tmood\na fine film\tpos\n"}, r"dev\.tsv: no column 'label'"),
         (
