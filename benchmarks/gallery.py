@@ -1,6 +1,6 @@
 """Make the students of the site's gallery, and keep what was measured of each.
 
-    python -m benchmarks.gallery                                      all of STUDENTS, in work/
+    python -m benchmarks.gallery                                              all of STUDENTS, in work/
     python -m benchmarks.gallery distilbert-intents --device local browser    this one, measured there too
 
 Those of SST-2 need it as the folder work/data/sst2. A student's report.json becomes
@@ -25,7 +25,7 @@ from benchmarks.common import make_parser
 from compress.config.options import DeviceOptions
 from compress.records.bench_result import BenchResult
 
-RESULTS = Path(__file__).resolve().parent / "results" / "gallery"
+RESULTS = Path(__file__).parent / "results" / "gallery"
 STUDENTS = {
     "distilbert-intents-brief": "distill --teacher minilm --recipe distilbert --data intents --set teacher.steps=60 "
     "--set teacher.evaluate=1 --set stages.0.steps=100 --set stages.0.evaluate=1 --set stages.0.augment=null",

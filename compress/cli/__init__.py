@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 class CommandsOnDemand(Mapping[str, Any]):
-    """The commands by name. One is imported, and its options are read, when it is looked up."""
+    """Map names to commands: a command is imported, and its options are read, when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         return _build(name)
@@ -63,7 +63,7 @@ def _build(name: str) -> Any:
 
 
 class RootGroup(CommandGroup):
-    """The command `compress`, whose list of commands builds none of them."""
+    """List the commands without building them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

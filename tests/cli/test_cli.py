@@ -15,10 +15,11 @@ import yaml
 
 import compress
 from compress import cli
-from compress.cli import app
+from compress.cli import COMMANDS, app
 from compress.commands import bench as benching
 from compress.config import loader
 from compress.config.options import PANELS
+from compress.config.recipe import Recipe
 from compress.exporters import predictor
 from compress.records.bench_result import BenchResult
 from compress.records.latency import DeviceError
@@ -232,6 +233,27 @@ def test_distill_as_json_prints_only_the_report(distilled: tuple[command.Result,
     report = json.loads((out / "bundle" / "report.json").read_text())
     assert json.loads(result.out) == {"schema": "compress.distill/1", **report}
     assert "bundle:" in result.err
+
+
+def test_distill_says_first_what_it_will_do(distilled: tuple[command.Result, Path]) -> None:
+    report = json.loads(distilled[0].out)
+    said = " ".join(distilled[0].err.split()).split("this run will ")[1]
+    stages = re.findall(r"(?:distill|finetune) \(([\w-]+)\)", said.split("export to ONNX")[0])
+    assert stages == [each.name for each in Recipe.load(str(distilled[1] / "recipe.yaml")).stages]
+    assert f"export to ONNX, and measure on {report['split_rows']:,} rows; --plan" in said
+
+
+def test_the_list_of_commands_imports_none() -> None:
+    program = (
+        "import sys; sys.argv = ['compress', '--help']; import compress.cli as cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert not [name for name, _ in cli.COMMANDS.values() if f'compress.cli.{name}' in sys.modules]"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = done.stdout.split("Commands:\n")[1].splitlines()
+    assert [line.split(maxsplit=1) for line in listed] == [[name, text] for name, (_, text) in COMMANDS.items()]
 
 
 def test_distill_certifies_int8(distilled: tuple[command.Result, Path]) -> None:
