@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -101,17 +102,23 @@ def open_tab(profile: Path, link: str) -> Iterator[Tab]:
     assert all(map(shutil.which, NEEDED)), f"needs {' and '.join(NEEDED)}"
     (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
     command = ["chromium", *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
-    with os.fdopen(ours_out, "wb") as sending, os.fdopen(ours_in, "rb") as receiving:
+    with (
+        os.fdopen(ours_out, "wb") as sending,
+        os.fdopen(ours_in, "rb") as receiving,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
+    ):
         process = subprocess.Popen(
             ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
             pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, env=os.environ | {"TMPDIR": scratch},
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
         try:
             tab = Tab(sending, receiving)
-            target = tab.do("Target.createTarget", url="about:blank")["targetId"]
+            # what its pages store is in memory: Chromium stores nothing on a disk that is nearly full
+            private = tab.do("Target.createBrowserContext")["browserContextId"]
+            target = tab.do("Target.createTarget", url="about:blank", browserContextId=private)["targetId"]
             tab.session = tab.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             for domain in ("Page", "Network", "Runtime", "Log"):
                 tab.do(f"{domain}.enable")
