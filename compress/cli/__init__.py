@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from compress.cli.options import Command, CommandGroup, Version, with_verbosity
+from compress.cli.options import HELP, Command, CommandGroup, Version, with_verbosity
 from compress.terminal import escape_unencodable
 
 COMMANDS = {
@@ -79,7 +79,7 @@ class RootGroup(CommandGroup):
 
 app = typer.Typer(
     cls=RootGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": HELP, "max_content_width": 100},
 )  # fmt: skip
 
 

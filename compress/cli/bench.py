@@ -12,7 +12,6 @@ import typer
 from compress.cli.options import (
     FAILED,
     UNDECIDED,
-    PrintOptions,
     console,
     print_json,
     printer,
@@ -49,7 +48,7 @@ def bench(
     device: opt.DeviceOptions = opt.DeviceOptions(),
     timing: TimingOptions = TimingOptions(),
     out: Annotated[Path | None, opt.output(help="Write the result to this file, for report.")] = None,
-    shown: PrintOptions = PrintOptions(),
+    shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Measure latency on this machine or another: files in turns, warmed up, in two passes, with a verdict on noise.
 

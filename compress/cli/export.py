@@ -16,7 +16,6 @@ import typer
 
 from compress.cli.options import (
     UNCERTIFIED,
-    PrintOptions,
     console,
     print_forecast,
     print_json,
@@ -63,7 +62,7 @@ def export(
     data: Annotated[str | None, opt.data_option(help="Calibrate, check texts and score on this data.")] = None,
     columns: opt.ColumnOptions = opt.ColumnOptions(),
     checkpoint: opt.CheckpointOptions = opt.CheckpointOptions(),
-    shown: PrintOptions = PrintOptions(),
+    shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Export a model for another runtime, check its answers there, and say where it will run well.
 
@@ -118,7 +117,7 @@ def quantize(
         list[str] | None, opt.training("--set", help="qat: change a number: stages.0.epochs=1.")
     ] = None,
     seed: Annotated[int, opt.data_option(help="Seed the rows held out to validate.")] = 0,
-    shown: PrintOptions = PrintOptions(),
+    shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Quantise a bundle to int8 again, and certify the loss. Exit code 3: more than --max-drop; the best file is kept.
 

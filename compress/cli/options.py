@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from compress import __version__
-from compress.config import options as opt
 from compress.progress import SCREEN
 from compress.terminal import printable
 
@@ -30,10 +29,16 @@ UNCERTIFIED = 3
 """Exit code if a file was made, but its score drops by more than allowed."""
 FAILED, UNDECIDED = 1, 3
 """Exit codes of `compress gate`."""
+HELP = ["-h", "--help"]
+"""Options that print a command's help."""
 
 
 class _GroupedHelp:
     """Mixin for commands whose help lists the options in groups."""
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Return the names of the help's option, also for a command that is used without the root command."""
+        return HELP
 
     def get_params(self, ctx: Any) -> Any:
         """List the parameters; for completion, without checks: Typer would import pydantic, which takes 0.1 s."""
@@ -45,7 +50,9 @@ class _GroupedHelp:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options, group by group, then the subcommands of a group of commands."""
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *opt.PANELS, "Other options")}
+        from compress.config.options import PANELS
+
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS, "Other options")}
         for parameter in self.get_params(ctx):
             default = "Arguments" if parameter.param_type_name == "argument" else "Other options"
             if (record := parameter.get_help_record(ctx)) is not None:
@@ -118,15 +125,6 @@ def with_option_groups(*, without: Collection[str] = ()) -> Callable[[Callable[.
         return run
 
     return expand
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrintOptions:
-    """Choose what a command prints: a forecast instead of its work, all columns of a table, JSON."""
-
-    plan: opt.Plan = False
-    wide: opt.Wide = False
-    as_json: opt.Json = False
 
 
 def _set_signature(function: Callable[..., None], parameters: Sequence[Parameter]) -> None:

@@ -9,7 +9,6 @@ import typer
 from compress.cli.options import (
     Command,
     CommandGroup,
-    PrintOptions,
     console,
     continuation,
     print_forecast,
@@ -56,7 +55,7 @@ def search(
     join: WorkerOptions = WorkerOptions(),
     columns: opt.DataOptions = opt.DataOptions(),
     options: opt.RunOptions = opt.RunOptions(),
-    shown: PrintOptions = PrintOptions(),
+    shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Find the best students under a budget on your device; the very best is distilled and shipped.
 

@@ -63,6 +63,15 @@ WebGpu = Annotated[bool, device_option("--webgpu", help="browser, adb: use the G
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrintOptions:
+    """Choose what a command prints: a forecast instead of its work, all columns of a table, JSON."""
+
+    plan: Plan = False
+    wide: Wide = False
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
     """The columns of the data, if they should not be detected."""
 

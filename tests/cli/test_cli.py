@@ -170,6 +170,11 @@ def test_short_options(words: str) -> None:
     assert "-h, --help" in result.out
 
 
+def test_a_command_without_the_root_command_has_the_same_help_options() -> None:
+    doctor = typer.main.get_command(app).commands["doctor"]  # type: ignore[attr-defined]
+    assert doctor.get_help_option_names(typer.Context(doctor)) == ["-h", "--help"]
+
+
 def test_help_shows_defaults_and_ranges() -> None:
     result = " ".join(command.run("quantize", "--help").out.split())
     assert "--rows <int> Calibrate on this many training rows. [512; >=1]" in result
