@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from compress import __version__
+from compress.config import PANELS
 from compress.progress import SCREEN
 from compress.terminal import printable
 
@@ -50,8 +51,6 @@ class _GroupedHelp:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options, group by group, then the subcommands of a group of commands."""
-        from compress.config.options import PANELS
-
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS, "Other options")}
         for parameter in self.get_params(ctx):
             default = "Arguments" if parameter.param_type_name == "argument" else "Other options"

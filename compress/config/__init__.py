@@ -1,0 +1,2 @@
+PANELS = ("Data", "Training", "Budget", "Device", "Search", "Output")
+"""The groups of options in the help."""

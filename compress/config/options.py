@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from compress.config import PANELS
 from compress.records import Kind
 
-PANELS = ("Data", "Training", "Budget", "Device", "Search", "Output")
-"""The groups of options in the help."""
 data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
 )

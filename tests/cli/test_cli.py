@@ -253,7 +253,8 @@ def test_the_list_of_commands_imports_none() -> None:
         "import sys; sys.argv = ['compress', '--help']; import compress.cli as cli\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
-        "assert not [name for name, _ in cli.COMMANDS.values() if f'compress.cli.{name}' in sys.modules]"
+        "assert not [name for name, _ in cli.COMMANDS.values() if f'compress.cli.{name}' in sys.modules]\n"
+        "assert 'compress.config.options' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
