@@ -6,9 +6,8 @@
 DIR has the folders sst2, rte, stsb and mrpc (GLUE's files) and tokenizers/roberta-base. Each of the 12 commands is run
 with `--plan --json` and then for real, by itself, in one cache, so that what one keeps the next ones find, both times;
 then, but with `--quiet-only`, both again in another cache beside a neighbour that keeps `--neighbours` cores busy.
-Seconds are those of the whole process by the wall clock, start included, which the forecast leaves out; memory is the
-most that the process held. A language model for `label` is made here, of random weights: its labels are nothing, its
-time is real.
+Seconds are those of the whole process by the wall clock; memory is the most that the process held. A language model
+for `label` is made here, of random weights: its labels are nothing, its time is real.
 """
 
 import json

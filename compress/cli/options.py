@@ -4,10 +4,11 @@ import errno
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -138,9 +139,14 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Output:
-    """Hold how much a command prints. last: prints the line that was held back; screens: one per standard stream."""
+    """Hold how much a command prints, and when it began (time.perf_counter).
+
+    last     prints the line that was held back
+    screens  one per standard stream
+    """
 
     level: Level = "info"
+    began: float = field(default_factory=time.perf_counter)
     last: list[Callable[[], None]] = field(default_factory=list)
     screens: "dict[bool, Screen]" = field(default_factory=dict)
 
@@ -243,10 +249,16 @@ def print_result(text: str) -> None:
 
 
 def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **arguments: Any) -> None:
-    """Forecast what a command with these arguments would take, and print that."""
+    """Forecast what a command with these arguments would take, and print that.
+
+    By now the command has imported what it needs, which takes seconds: they are its first phase.
+    """
+    from compress.records.forecast import Phase
     from compress.reporting.terminal import forecast_lines
 
+    seconds = time.perf_counter() - (_OUTPUT.get() or Output()).began
     found = forecast(**arguments, console=console(as_json))
+    found = replace(found, phases=(Phase("starting", seconds=(seconds, seconds)), *found.phases))
     if as_json:
         print_json("plan", found.to_json())
     else:

@@ -194,7 +194,9 @@ def test_plan_stops_after_the_forecast(tmp_path: Path, monkeypatch: pytest.Monke
     line += [word for name, value in arguments.items() for word in (f"--{name}", value)]
     result = command.run(*line)
     assert result.code == 0
-    assert json.loads(result.out)["phases"][0]["name"] == "teacher"
+    starting, teacher = json.loads(result.out)["phases"]
+    assert (starting["name"], teacher["name"]) == ("starting", "teacher")
+    assert 0 < starting["seconds"][0] == starting["seconds"][1]
     assert (received["teacher"], received["data"]) == (arguments["teacher"], arguments["data"])
     assert not (tmp_path / "run").exists()
     (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
