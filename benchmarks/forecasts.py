@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, default=1, help="cores that the neighbour keeps busy")
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     args = parser.parse_args()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         scratch, found = Path(folder), list[dict[str, Any]]()
         prepare(args.data, scratch, args.scale)
@@ -125,7 +126,8 @@ def main() -> None:
                     if args.only is None or name in args.only:
                         found.append({"command": name, "load": load, **measure(words, scratch / load / name)})
                         print(format_line(found[-1]), flush=True)
-    report(found, args.out)
+    report(found)
+    write_result(args.out, {"commit": commit, "commands": found})
 
 
 def prepare(data: Path, scratch: Path, scale: float) -> None:
@@ -200,7 +202,7 @@ def format_line(found: Mapping[str, Any]) -> str:
     )
 
 
-def report(found: Sequence[Mapping[str, Any]], out: Path | None) -> None:
+def report(found: Sequence[Mapping[str, Any]]) -> None:
     """Print the table, and how many are near: real seconds within 25 % of what was probable, memory within 20 %."""
     print(HEAD, *map(format_line, found), sep="\n")
     for load in dict.fromkeys(each["load"] for each in found):
@@ -208,9 +210,6 @@ def report(found: Sequence[Mapping[str, Any]], out: Path | None) -> None:
         near = sum(abs(each["likely_s"] / each["real_s"] - 1) <= 0.25 for each in some)
         held = sum(abs(each["forecast_peak_mb"] / each["real_peak_mb"] - 1) <= 0.2 for each in some)
         print(f"{load}: {near} of {len(some)} within 25 % of the seconds, {held} within 20 % of the memory")
-    if out is not None:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        write_result(out, {"commit": commit, "commands": list(found)})
 
 
 if __name__ == "__main__":

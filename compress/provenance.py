@@ -69,6 +69,11 @@ def shell_command(*words: str | Path) -> str:
     return shlex.join(["compress", *map(str, words)])
 
 
+def predict_command(bundle: Path, *, pair: bool) -> str:
+    """Return the command that asks a bundle, to be completed with own words. pair: its rows have two texts."""
+    return shell_command("predict", bundle, "a text", *(["--pair", "a text beside it"] if pair else []))
+
+
 HIDDEN = "***"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import onnxruntime
 import pytest
 import torch
 import transformers
@@ -80,6 +81,43 @@ def test_the_readme_lists_the_best_recipes() -> None:
     names = re.findall(r"`([\w-]+)`", listed[1])
     assert names == sorted(each["recipe"] for each in found if each["verdict"] == "works")
     assert {each["recipe"] for each in found} <= set(loader.names())
+
+
+def test_an_own_sentence_by_the_ways_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the lines stand there, but for the page that is served."""
+    monkeypatch.chdir(tmp_path)
+    own = section("README.md", "Use it")
+    (commands,), (lines,) = blocks(own, ""), blocks(own, "python")
+    bundle = tiny.bundle(tmp_path / "runs" / "demo" / "bundle")
+    asked, served, exported = (shlex.split(line, comments=True)[1:] for line in commands.splitlines())
+    assert served == ["demo", "runs/demo/bundle", "--serve"]
+    terminal, made = command.run(*asked), command.run(*exported)
+    assert (terminal.code, made.code) == (0, 0), terminal.err + made.err
+    notebook, plain = (eval(line, {"compress": compress, "onnxruntime": onnxruntime}) for line in lines.splitlines())
+    (answer,) = notebook
+    assert answer.label in bundle.task.labels
+    assert plain[0].tolist() == [answer.label]
+    assert answer.label in terminal.out
+
+
+def test_a_bundle_in_python_by_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bundle, names = tiny.bundle(tmp_path / "runs" / "first" / "bundle"), dict[str, Any]()
+    (code,) = blocks(section("docs/quickstart.md", "Use it"), "python")
+    exec(code, names)
+    assert names["answer"].label in bundle.task.labels
+
+
+def test_every_path_that_the_api_takes_may_be_a_string() -> None:
+    public = [getattr(compress, name) for name in compress.__all__]
+    classes = [each for each in public if inspect.isclass(each)]
+    methods = [value for each in classes for name, value in inspect.getmembers(each) if not name.startswith("_")]
+    for function in [*public, *methods]:
+        ours = getattr(function, "__module__", "").startswith("compress.")
+        if ours and (inspect.isfunction(function) or inspect.ismethod(function)):
+            for parameter in inspect.signature(function).parameters.values():
+                kinds = str(parameter.annotation)
+                assert "Path" not in kinds or "str" in kinds, f"{function.__qualname__}: {parameter}"
 
 
 def test_the_loop_of_the_readme() -> None:

@@ -129,15 +129,13 @@ def quantize(
         from compress.reporting import tables, terminal
 
         arguments: dict[str, Any] = {
-            "data": data, "method": method, "out": out, "int8": int8, "device": device, "columns": columns,
-            "seed": seed, "overrides": overrides or [],
+            "data": data, "method": method, "out": out, "int8": int8, "max_drop": max_drop / 100, "device": device,
+            "columns": columns, "seed": seed, "overrides": overrides or [],
         }  # fmt: skip
         if shown.plan:
             print_forecast(pipeline.forecast_quantization, shown.as_json, bundle=Bundle.load(bundle), **arguments)
             return
-        result = pipeline.quantize(
-            Bundle.load(bundle), **arguments, max_drop=max_drop / 100, say=printer(shown.as_json)
-        )
+        result = pipeline.quantize(Bundle.load(bundle), **arguments, say=printer(shown.as_json))
         if shown.as_json:
             print_json("quantize", terminal.quantized_values(result))
         else:

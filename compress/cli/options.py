@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,7 +37,17 @@ HELP = ["-h", "--help"]
 
 
 class _GroupedHelp:
-    """Mixin for commands whose help lists the options in groups."""
+    """Mixin for commands whose help lists the options in groups, and that refuse an option that is given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Click would silently take the last of an option's values."""
+        if not ctx.resilient_parsing:
+            given = self.make_parser(ctx).parse_args(args=list(args))[2]  # type: ignore[attr-defined]
+            for option, count in Counter(given).items():
+                if count > 1 and not (option.multiple or option.is_flag or option.count):
+                    ctx.fail(f"{option.opts[0]} was given {count} times; expected once.")
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return rest
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
         """Return the names of the help's option, also for a command that is used without the root command."""

@@ -78,7 +78,7 @@ def bench(
             if kind not in ("local", "ssh"):
                 raise DeviceError(f"--formats: races the files of all runtimes on local or ssh, not on {device.device}")
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-bench.")))
-            bundles = [Bundle.load(Path(file)) for file in files]
+            bundles = [Bundle.load(file) for file in files]
             longest = min(bundle.manifest.max_length for bundle in bundles)
             seq = seq or (min(arguments.DEFAULT_SEQ, longest),)
             if max(seq) > longest:

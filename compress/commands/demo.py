@@ -62,7 +62,7 @@ def demo(
     out: str | Path,
     *,
     precision: Precision = "int8",
-    assets: Path | None = None,
+    assets: str | Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Demo:
     """Write a folder for any web server, with a page in which the model answers texts in the browser.
@@ -76,9 +76,9 @@ def demo(
     Raises BundleError or ExportError for a model without a task, a tokenizer that cannot be a graph, or a folder that
     holds something else; DeviceError if onnxruntime-web is unavailable. Nothing is written then.
     """
-    loaded, out = Bundle.load(Path(bundle)), Path(out)
+    loaded, out = Bundle.load(bundle), Path(out)
     check_out(loaded, out)
-    engine = load_runtime(assets)
+    engine = load_runtime(None if assets is None else Path(assets))
     say(f"{loaded.path}: adding the tokenizer to the model, and comparing the two on difficult texts")
     with atomic_folder(out) as folder:
         proof = text_file(loaded, folder / MODEL, precision=precision)

@@ -62,7 +62,7 @@ class RaceOptions:
 
 def export(
     model: str,
-    out: Path | None = None,
+    out: str | Path | None = None,
     *,
     to: Format = "onnx",
     precisions: Sequence[str] = (),
@@ -92,7 +92,7 @@ def export(
     Raises ExportError for options that do not go together, a missing extra, a model that the format cannot hold, or a
     file whose answers differ from the model's; nothing is written then. Raises DeviceError if the device fails.
     """
-    source = load_source(model, **asdict(checkpoint))
+    source, out = load_source(model, **asdict(checkpoint)), None if out is None else Path(out)
     formats.check(source, out, to=to, precisions=precisions, opset=opset)
     if race is not None and opset is not None:
         raise ExportError("--tune and --opset: the race uses our own opset; give one of the two")

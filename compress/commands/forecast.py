@@ -83,8 +83,8 @@ ROWS, SCORED = 64, 256
 """Batches to train on, and rows of the validation split to score, in a trial."""
 RACED = 8
 """Rounds of the race in `ship`."""
-LIKELY = 0.25
-"""Where exporting mostly ends, between its least and its most seconds (docs/LOG.md, 2026-11-25)."""
+LIKELY = 0.1
+"""Where exporting mostly ends, between its least and its most seconds (docs/LOG.md, 2026-11-27)."""
 SHIPPED = 2.25
 """Size of a bundle relative to its weights: these, plus ONNX with four bytes per number, and with one."""
 

@@ -19,7 +19,7 @@ from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
 from compress.models import checkpoints
 from compress.models.checkpoints import ALIASES, EMBEDDED
-from compress.provenance import option_of, shell_command
+from compress.provenance import option_of, predict_command, shell_command
 from compress.records.inspection import Form, Inspection
 from compress.records.run_report import REPORT, Report
 from compress.records.search_report import SearchReport
@@ -239,7 +239,7 @@ def inspect_bundle(name: str) -> Inspection:
 
 def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterator[str]:
     if made.kind == "task" and made.task is not None:
-        yield shell_command("predict", path, "a text", *(["--pair", "a text beside it"] if made.task.pair else []))
+        yield predict_command(path, pair=made.task.pair)
     if made.kind != "generative":
         yield shell_command("bench", path)
         yield shell_command("export", path, "--for", "text", "--out", f"exported/{path.name}")
@@ -315,8 +315,9 @@ def inspect_study(name: str) -> Inspection:
     next_.append(shell_command("search", "show", folder))
     if (best := report.best_within()) is not None:
         next_.append(shell_command("search", "show", folder, str(best.number), "--bundle", f"{folder}-{best.number}"))
-    if (bundle := manifests.find_bundle(folder)) is not None:
-        next_.append(shell_command("predict", bundle, "a text"))
+    if (bundle := manifests.find_bundle(folder, "task")) is not None:
+        task = Manifest.read(bundle).task
+        next_.append(predict_command(bundle, pair=task is not None and task.pair))
     return Inspection(
         thing=name, form="study", path=str(folder), facts=facts, scores=scores, notes=report.notes, next=tuple(next_),
         title=f"a search, {'finished' if 'finished' in settings else 'not finished'}: {report.title}",

@@ -47,7 +47,7 @@ def push(bundle: str | Path, repo: str, *, private: bool = True, dry_run: bool =
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
 
-    loaded = Bundle.load(Path(bundle))
+    loaded = Bundle.load(bundle)
     if not re.fullmatch(REPOSITORY, repo, re.ASCII):
         raise PushError(f"{repo}: not a repository name; expected owner/name, as in my-team/intents-small")
     planned = _plan(loaded, repo, private)

@@ -28,7 +28,14 @@ from compress.exporters.int8 import quantize_static
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import choose_ranges, observe
-from compress.quantization.certify import ROWS, QuantizationEvaluator, attach_certificate, certify, compute_logits
+from compress.quantization.certify import (
+    RESOLVED,
+    ROWS,
+    QuantizationEvaluator,
+    attach_certificate,
+    certify,
+    compute_logits,
+)
 from compress.quantization.select import (
     ALPHAS,
     BEFORE,
@@ -176,8 +183,8 @@ def quantize(
         return Quantized(result, proof, mixed, times, sizes)
 
 
-SCORED = 64
-"""Rows on which a forecast calibrates and scores."""
+SCORED, COMPARED = 64, 256
+"""Rows on which a forecast calibrates and scores, and on which it compares the file with float."""
 
 
 def forecast_quantization(
@@ -185,8 +192,9 @@ def forecast_quantization(
     data: DataLike,
     *,
     method: Name = "auto",
-    out: Path | None = None,
+    out: str | Path | None = None,
     int8: Int8Options = Int8Options(),
+    max_drop: float = 0.005,
     device: DeviceOptions = DeviceOptions(),
     columns: ColumnOptions = ColumnOptions(),
     seed: int = 0,
@@ -197,11 +205,11 @@ def forecast_quantization(
 
     One file of each kind is written, calibrated and scored on few rows, and extrapolated to all files and rows. The
     minimum assumes that static is close enough for `auto`, and all-int8 for any method; the maximum, that each product
-    is tried in float32.
+    is tried in float32. The trial's file tells which is probable, except for `qat`, which trains for the minimum.
     """
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    _check(bundle, method, int8, out, seed=seed, overrides=overrides)
+    _check(bundle, method, int8, None if out is None else Path(out), seed=seed, overrides=overrides)
     task_data, threads = bundle.load_data(data, text=columns.text, label=columns.label, seed=seed), os.cpu_count() or 1
     source, length = bundle.files()["fp32"], bundle.manifest.max_length
     graph, phases = read_model(source).graph, list[Phase]()
@@ -217,7 +225,9 @@ def forecast_quantization(
         test = bundle.evaluator(task_data.validation if task_data.test is None else task_data.test)
         few, few_test = validation.subsample(SCORED), test.subsample(SCORED)
         rows = bundle.evaluator(task_data.train).subsample(min(SCORED, int8.rows)).rows
-        files = QuantizationEvaluator.from_bundle(bundle, few, threads=threads, products=len(parts))
+        files = QuantizationEvaluator.from_bundle(
+            bundle, validation.subsample(COMPARED), threads=threads, products=len(parts)
+        )
         judged, probed = len(validation.rows), len(files.probe)
         # seconds of each step; those that depend on the number of rows are functions of it
         ranges = choose_ranges(observe(source, rows, threads=threads), "minmax")
@@ -235,6 +245,7 @@ def forecast_quantization(
         racing = time_call(lambda: target.race(raced, [setting], rounds=2, runs=RUNS))
         attempt, judging = write + score_int8(probed), write + score_int8(judged)
         answers = score_float(judged) + score_float(probed)
+        likely = float(method != "qat" and files.outcome(file).least_limit > max(max_drop, RESOLVED / judged))
         phases.append(Phase("fp32 answers", seconds=(answers, answers), note=f"{judged:,} validation rows"))
         static = observing + (len(CALIBRATIONS) if int8.calibration is None else 1) * attempt
         again = observing if int8.calibration not in (None, "minmax") else 0.0
@@ -244,14 +255,13 @@ def forecast_quantization(
             "static": (static, static), "smoothquant": (smoothquant, smoothquant),
         }  # fmt: skip
         if method in calibration:
-            phases.append(Phase("calibration", seconds=calibration[method], note=f"{int8.rows:,} rows"))
+            phases.append(Phase("calibration", seconds=calibration[method], note=f"{int8.rows:,} rows", likely=likely))
         pricing = write + racing / len(raced) * PRICED_ROUNDS * PRICED_RUNS / (2 * RUNS)
         trying = (2 * len(parts) + 1) * attempt + 2 * math.log2(2 * len(parts)) * judging
         shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-        kinds = {(shapes[part.weight], part.gemm) for part in parts}  # each is raced by `race_products`
-        trying += (len(kinds) + 3) * pricing
+        trying += (len({(shapes[part.weight], part.gemm) for part in parts}) + 3) * pricing  # by `race_products`
         note = f"{len(parts)} products are tried in float32 if all-int8 is not close enough"
-        phases.append(Phase("choice of products", seconds=(judging, judging + trying), note=note))
+        phases.append(Phase("choice of products", seconds=(judging, judging + trying), note=note, likely=likely))
 
         def answer(file: Path, some: Dataset) -> object:
             return compute_logits(target, file, replace(few_test, rows=some))

@@ -416,7 +416,7 @@ def show(
     check_place(out)
     state = load_student_state(study, number)
     if state.bundle is not None and (not train or "final" in state.scores):
-        return Bundle.load(Path(state.bundle)).copy_to(out)
+        return Bundle.load(state.bundle).copy_to(out)
     facts = load_json(study / "run.json", f"Restore it from a copy; the trials can still be shown: {study}")
     with closing(Run.open(study, config, facts, resume=True, name=NAME)) as run:
         config = config.with_code(allow_code)

@@ -30,7 +30,7 @@ from compress.models import teacher as teachers
 from compress.models.checkpoints import describe_origin
 from compress.models.flops import count_parameters, flops_per_token
 from compress.models.teacher import Teacher
-from compress.provenance import command_line, timestamp, versions
+from compress.provenance import command_line, predict_command, timestamp, versions
 from compress.quantization.certify import certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
@@ -383,4 +383,5 @@ def ship(
     for warning in run_warnings(report):
         warn(console, warning)
     console.print(f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False)
+    console.print(f"next: {predict_command(place, pair=data.task.pair)}", highlight=False, markup=False, soft_wrap=True)
     return Bundle.load(place)

@@ -81,7 +81,7 @@ class TrimResult:
 
 def trim(
     model: str,
-    out: Path,
+    out: str | Path,
     *,
     data: DataLike | None = None,
     corpus: str | None = None,
@@ -103,6 +103,7 @@ def trim(
     CompressError with neither data nor corpus, BundleError for data of another task, and the errors of `trim_bundle`.
     """
     check_number("max_drop", max_drop, 0, 1)
+    out = Path(out)
     bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
     if bundle is None:
         return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
@@ -151,7 +152,7 @@ SCORED = 64
 
 def forecast_trimming(
     model: str,
-    out: Path,
+    out: str | Path,
     *,
     data: DataLike | None = None,
     corpus: str | None = None,
@@ -165,6 +166,7 @@ def forecast_trimming(
 
     All texts are read once and counted; everything else is done with the first thousand, into a temporary folder.
     """
+    out = Path(out)
     bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
     folder = resolve(model) if bundle is None else bundle.path
     first, phases = next(chunks(texts), []), list[Phase]()

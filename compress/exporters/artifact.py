@@ -76,7 +76,7 @@ class Bundle:
     @classmethod
     def write(
         cls,
-        path: Path,
+        path: str | Path,
         *,
         model: Any,
         tokenizer: Any,
@@ -94,19 +94,19 @@ class Bundle:
         """
         check_parts(model, tokenizer, task, max_length)
         manifest = Manifest.from_model(model, max_length, task=task)
-        with writing(path, manifest) as folder:
+        with writing(Path(path), manifest) as folder:
             _write_model(folder, model, tokenizer, task, max_length, keep=keep)
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
             (folder / CARD).write_text(model_card(card, manifest), encoding="utf-8")
         return cls.load(path)
 
     @classmethod
-    def load(cls, path: Path) -> "Bundle":
+    def load(cls, path: str | Path) -> "Bundle":
         """Load a bundle, or the bundle of a run, and check every file against the manifest.
 
         Raises BundleError, with hashes, for files that are missing, truncated or changed.
         """
-        path = manifests.find_bundle(path) or path
+        path = manifests.find_bundle(Path(path)) or Path(path)
         manifest = Manifest.read(path)
         manifest.check(path)
         return cls(path, manifest)
@@ -253,7 +253,7 @@ class Bundle:
             )
         return self._change({name: lambda partial: partial.write_text(text, encoding="utf-8")})
 
-    def put(self, precision: Precision | Literal["text"], source: Path) -> "Bundle":
+    def put(self, precision: Precision | Literal["text"], source: str | Path) -> "Bundle":
         """Copy the ONNX file `source` into the bundle as the file of this precision; as safe as `attach`."""
         name = TEXT if precision == "text" else FILES[precision]
         return self._change({name: lambda partial: shutil.copyfile(source, partial)})
@@ -323,9 +323,9 @@ class Bundle:
         }  # fmt: skip
         return bundle.attach(CARD, revise(card.read_text(encoding="utf-8"), report.certificates, replaced))
 
-    def copy_to(self, path: Path) -> "Bundle":
+    def copy_to(self, path: str | Path) -> "Bundle":
         """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is refused."""
-        with building(path) as folder:
+        with building(Path(path)) as folder:
             for name in self.manifest.files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.path / name, folder / name)

@@ -162,12 +162,11 @@ def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: "Pooling") -> 
     )
 
 
-VECTORS = """from pathlib import Path
-from compress import Bundle
+VECTORS = """from compress import Bundle
 from sentence_transformers import SentenceTransformer
 
 SentenceTransformer(".").encode(["a text"])  # with torch
-Bundle.load(Path(".")).embed(["a text"])  # int8, without torch"""
+Bundle.load(".").embed(["a text"])  # int8, without torch"""
 TOKENS = """from transformers import AutoModel, AutoTokenizer
 
 model, tokenizer = AutoModel.from_pretrained("."), AutoTokenizer.from_pretrained(".")

@@ -248,10 +248,9 @@ CARD = """---
 ORTModelForCausalLM or ORTModelForSeq2SeqLM (`subfolder="onnx"`) and transformers.js load this folder.
 
 ```python
-from pathlib import Path
 from compress import Bundle
 
-Bundle.load(Path(".")).complete(["a text"])  # int8, without torch
+Bundle.load(".").complete(["a text"])  # int8, without torch
 ```
 
 ## Licence

@@ -105,7 +105,7 @@ def _find_anchors(search: SearchConfig) -> dict[str, Path]:
     """Return the anchors' files by name."""
     files = {}
     for anchor in search.anchors:
-        bundle = Bundle.load(Path(anchor))
+        bundle = Bundle.load(anchor)
         assert search.precision != "w8a16", "SearchConfig refuses anchors then"
         bundle.check_has(search.precision)
         name = f"{anchor} {search.precision}"

@@ -115,7 +115,7 @@ def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device
         if bundle is None:
             configs[name], precisions[name] = costs.shapes.config(point.choice), precision
         else:
-            files[name] = _shipped_file(Bundle.load(Path(bundle)), precision)
+            files[name] = _shipped_file(Bundle.load(bundle), precision)
     samples = sample(
         configs, device, search.setting, precision=precisions, kind=costs.kind, files=files, rounds=search.rounds,
         segments=makes_segments(context.training.tokenizer), runs=search.runs, say=context.say,
@@ -153,7 +153,7 @@ def distill_winner(context: SearchContext, point: TrialRecord, *, share: float =
     """
     state, space = context.student_state(point.number), context.search.space
     if state.bundle is not None and "shipped" in state.scores and "final" in state.scores:
-        return Bundle.load(Path(state.bundle))
+        return Bundle.load(state.bundle)
     began = time.time()
     stages = _fit_stages(context, "final", space.final, point, share=TRAINING * share)
     student = train_student(context, point, stages, find_checkpoint(context, point))

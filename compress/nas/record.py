@@ -154,7 +154,7 @@ def score_anchors(context: SearchContext) -> list[Anchor]:
             )
     for path in search.anchors:
         assert search.precision != "w8a16", "SearchConfig refuses anchors then"
-        bundle, timed = Bundle.load(Path(path)), context.costs.latencies.others[f"{path} {search.precision}"]
+        bundle, timed = Bundle.load(path), context.costs.latencies.others[f"{path} {search.precision}"]
         evaluator = bundle.evaluator(context.training.data.validation)  # with the bundle's own tokenizer
         logits = bundle.logits(evaluator.rows, precision=search.precision)
         score = float(evaluator.scores(logits)[bundle.task.metric])

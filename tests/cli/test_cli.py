@@ -276,6 +276,19 @@ def test_documented_schemas_are_those_of_the_commands() -> None:
         assert sorted(listed) == sorted(set(re.findall(r'(?:print_json|schema)\("([a-z-]+)"', source)))
 
 
+def test_an_option_that_is_given_twice_is_refused() -> None:
+    found = command.run("distill", "--teacher", "minilm", "--data", "a", "--seed", "1", "--data", "b")
+    assert found.code == 2
+    assert "--data was given 2 times; expected once" in found.err
+
+
+def test_flags_and_lists_may_be_given_twice(bundle: str) -> None:
+    assert command.run("inspect", bundle, "--quiet", "--quiet").code == 0
+    given = [word for setting in ("a=1", "b=2") for word in ("--set", setting)]
+    found = command.run("distill", "--teacher", "minilm", "--data", "intents", *given, "--plan")
+    assert (found.code, found.err.count("no such setting")) == (2, 2)
+
+
 def test_json_begins_with_its_schema(bundle: str) -> None:
     result = command.run("clean", str(Path(bundle).parent), "--dry-run", "--json")
     assert next(iter(json.loads(result.out).items())) == ("schema", "compress.clean/1")

@@ -26,6 +26,7 @@ from compress.models.pooling import Pooling
 from compress.nas.config import Budget, Space
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.prompting.vectors import open_source
+from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
 from compress.records.forecast import Forecast, Phase
 from compress.reporting.terminal import forecast_lines
 from compress.training import schedule
@@ -397,6 +398,17 @@ def test_phases_of_a_quantization(tmp_path: Path, home: Path, method: Any) -> No
         assert phases["calibration"].seconds[0] < phases["calibration"].seconds[1], "smoothquant may follow static"
     assert found.disk_mb > sum(map(len, before.values())) / 1e6
     assert {path.name: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("max_drop", "likely"), [(0.1, 1), (0.3, 0)])
+def test_a_quantization_is_long_if_the_first_file_loses_too_much(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, max_drop: float, likely: float
+) -> None:
+    bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
+    changed = ScoreDrop(0.9, 0.9, agreement=0.8, difference=0.1, changed=8)
+    monkeypatch.setattr(QuantizationEvaluator, "outcome", lambda *_: changed)
+    found = quantize.forecast_quantization(bundle, data, int8=Int8Options(rows=8), max_drop=max_drop)
+    assert found.likely_minutes == pytest.approx(found.minutes[likely])
 
 
 def test_phases_of_a_trimming(tmp_path: Path, home: Path) -> None:
