@@ -5,7 +5,7 @@
 
 Each way that the README names, in a new process each time. Then each time a new process writes and serves the page
 of `compress demo`, a new Chromium with an empty profile opens it, a text is typed; measured cold (no tokenizer's graph
-is kept yet) and warm; onnxruntime-web has been fetched before in both.
+is kept yet) and warm; onnxruntime-web has been fetched before in both. Without Chromium, the ways of the README alone.
 """
 
 import os
@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chromium import open_tab
+from benchmarks.chromium import NEEDED, open_tab
 from benchmarks.common import make_parser, write_result
 from compress.benchmark.browser.device import VERSION
 from compress.data.cache import home
@@ -52,9 +53,13 @@ def measure(bundle: Path, text: str, caches: Path) -> dict[str, Any]:
     """Return seconds from the start of the command to its link, and to the answer; and what the page says."""
     command = [sys.executable, "-m", "compress", "demo", str(bundle), "--serve", "--no-open", "--quiet"]
     start = time.monotonic()
-    with subprocess.Popen(
-        command, env={**os.environ, "COMPRESS_HOME": str(caches)}, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        subprocess.Popen(
+            command, env={**os.environ, "COMPRESS_HOME": str(caches)}, stdout=subprocess.PIPE, text=True
+        ) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)  # after an error; else it has ended
         assert process.stdout is not None
         link = process.stdout.readline().split()[-1]
         linked, computed = time.monotonic() - start, cpu_seconds(process.pid)
@@ -103,9 +108,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             ways.append(time_ways(args.bundle, args.text, Path(folder) / "app"))
             print(f"{number + 1} of {args.times}", ways[-1], flush=True)
-    found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+    states = ("cold", "warm") if all(map(shutil.which, NEEDED)) else ()
+    found: dict[str, list[dict[str, Any]]] = {state: [] for state in states}
     with tempfile.TemporaryDirectory() as caches:
-        shutil.copytree(home() / "web", Path(caches) / "web")
+        if states:
+            shutil.copytree(home() / "web", Path(caches) / "web")
         for _ in range(args.times):
             shutil.rmtree(Path(caches) / "readers", ignore_errors=True)
             for state, each in found.items():

@@ -176,6 +176,7 @@ def test_an_own_loss_by_the_command(own: str, tmp_path: Path, hastened: None) ->
     assert command.run(*(word for word in line if word not in ("--allow-code", "mylosses")), *more).code == 2
     result = command.run(*line, *more, "--gate", "warn")
     assert result.code == 0, result.err
+    assert "next: compress predict runs/mine/bundle 'a text'" in (result.out + result.err).splitlines()
     log = Path("runs/mine/log.jsonl").read_text(encoding="utf-8")
     assert '"margin.absolute"' in log
     assert '"margin.margin"' in log
