@@ -44,6 +44,9 @@ from compress.training.trainer import peak_rss_mb
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
 
+TIMED = 0.25
+"""Where timing files mostly ends between the seconds of the cheapest shapes and of the dearest (docs/LOG.md)."""
+
 
 def forecast_search(
     *,
@@ -112,7 +115,7 @@ def forecast_search(
         if space.mode == "supernet":
             phases.append(_repeat(tried.pop(0), max(0, study.finalists - done.short), "short distillations"))
         least, most = (2 * (1 + study.finalists) * each for each in per_file)
-        phases.append(Phase("timing finalists", seconds=(least, most)))
+        phases.append(Phase("timing finalists", seconds=(least, most), likely=TIMED))
         left = max(0, study.winners - done.shipped)
         phases += [_repeat(each, left, f"final: {each.name}") for each in tried]
         phases.append(trials.try_shipping(task_teacher, config.max_length, left))
@@ -174,7 +177,8 @@ def _measure(
     bare = {describe_choice({**each, "precision": ""}): shapes.config(each) for each in drawn}
     chosen = choose_spread(bare, search.shapes, search.setting, costs.kind)
     count = len(search.precisions) * (len(chosen) + 1) + 1 + len(search.anchors)
-    phase = Phase("measuring", seconds=(count * per_file[0], count * per_file[1]), note=f"{count} files")
+    least, most = (count * each for each in per_file)
+    phase = Phase("measuring", seconds=(least, most), note=f"{count} files", likely=TIMED)
     fastest = {each.name: min(each.lows or (each.p50_ms,)) for each in times}
     cheapest = [costs.cost(each) for each in drawn]
     reached = {
