@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,17 @@ def run(*words: str, stdin: str | bytes = "") -> Result:
     with mock.patch.object(sys, "argv", ["compress", *words]):
         result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
     return Result(result.exit_code, result.stdout, result.stderr)
+
+
+def keep_last(words: Sequence[str]) -> list[str]:
+    """Drop an option with its value where it comes again, as commands refuse it, but for those of lists."""
+    kept, rest = list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        value = [rest.pop(0)] if word.startswith("--") and rest and not rest[0].startswith("--") else []
+        if not word.startswith("--") or word in ("--set", "--text") or word not in rest:
+            kept += [word, *value]
+    return kept
 
 
 def refused(result: Result, out: Path, *expected: str) -> bool:

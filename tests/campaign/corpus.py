@@ -443,7 +443,7 @@ ALONE: Mapping[str, str] = {
     "students": "{bad}/nowhere | nowhere\n{bad}/dir | config.json\n{bad}/checkpoint | checkpoint\n"
     "bert-bse | bert-base\n"
     "{bad}/checkpoint-deep | checkpoint-deep\n{bad}/checkpoint-alien | alien\n{bad}/checkpoint-code | checkpoint-code",
-    "search": "| teacher\n--teacher {teacher} --data {data} | out",
+    "search": "| teacher\n--teacher {teacher} | data",
     "search show": "{bad}/nowhere | nowhere\n{bad}/dir | dir\n{bad}/study | study\n{run} | search.json\n"
     "{bad}/study 3 | bundle\n"
     "{bad}/study x --bundle {out} | trial",

@@ -52,7 +52,7 @@ def weights(run: Path, stage: str) -> dict[str, torch.Tensor]:
 def words(given: dict[str, Any], out: Path, *more: str) -> list[str]:
     """`compress prune` of what is given into `out`."""
     options = ("--recipe", given["recipe"], "--data", given["data"], "--precision", "fp32", "--gate", "warn")
-    return ["prune", given["model"], *options, "--out", str(out), *more]
+    return ["prune", given["model"], *command.keep_last([*options, "--out", str(out), *more])]
 
 
 # Results

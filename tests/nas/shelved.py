@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import compress.commands.search  # noqa: F401 shipping keeps the real device when tests replace it
 from compress.benchmark.devices import open_device
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
+from tests import command
 from tests.command import Shelf
 from tests.latencies import steady
 
@@ -114,4 +115,4 @@ class Searched:
             "shapes": "5", "rounds": "2", "runs": "1", "trials": "5", "finalists": "2", "precision": "fp32", **changed,
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-        return ["search", *words, *more]
+        return ["search", *command.keep_last([*words, *more])]
