@@ -108,10 +108,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             ways.append(time_ways(args.bundle, args.text, Path(folder) / "app"))
             print(f"{number + 1} of {args.times}", ways[-1], flush=True)
-    states = ("cold", "warm") if all(map(shutil.which, NEEDED)) else ()
-    found: dict[str, list[dict[str, Any]]] = {state: [] for state in states}
+    found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []} if all(map(shutil.which, NEEDED)) else {}
     with tempfile.TemporaryDirectory() as caches:
-        if states:
+        if found:
             shutil.copytree(home() / "web", Path(caches) / "web")
         for _ in range(args.times):
             shutil.rmtree(Path(caches) / "readers", ignore_errors=True)

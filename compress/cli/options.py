@@ -36,17 +36,18 @@ HELP = ["-h", "--help"]
 """Options that print a command's help."""
 
 
-class _GroupedHelp:
-    """Mixin for commands whose help lists the options in groups, and that refuse an option that is given twice."""
+class _SharedCommand:
+    """Mixin for all commands: help lists the options in groups, and an option that is given twice is refused."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Click would silently take the last of an option's values."""
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the arguments; help and completion come first. Click would silently take an option's last value."""
+        words = list(args)
+        rest = super().parse_args(ctx, args)  # type: ignore[misc]  # of the Click class that it is mixed into
         if not ctx.resilient_parsing:
-            given = self.make_parser(ctx).parse_args(args=list(args))[2]  # type: ignore[attr-defined]
+            given = self.make_parser(ctx).parse_args(args=words)[2]  # type: ignore[attr-defined]  # of the same class
             for option, count in Counter(given).items():
                 if count > 1 and not (option.multiple or option.is_flag or option.count):
                     ctx.fail(f"{option.opts[0]} was given {count} times; expected once.")
-        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         return rest
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
@@ -78,11 +79,11 @@ class _GroupedHelp:
             self.format_commands(ctx, formatter)
 
 
-class Command(_GroupedHelp, TyperCommand):
+class Command(_SharedCommand, TyperCommand):
     """A command whose help lists its options in groups."""
 
 
-class CommandGroup(_GroupedHelp, TyperGroup):
+class CommandGroup(_SharedCommand, TyperGroup):
     """A command with subcommands, whose help lists its options in groups."""
 
 

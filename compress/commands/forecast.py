@@ -84,7 +84,7 @@ ROWS, SCORED = 64, 256
 RACED = 8
 """Rounds of the race in `ship`."""
 LIKELY = 0.1
-"""Where exporting mostly ends, between its least and its most seconds (docs/LOG.md, 2026-11-27)."""
+"""How far exporting mostly ends between its least and its most seconds, from 0 to 1 (docs/LOG.md, 2026-11-27)."""
 SHIPPED = 2.25
 """Size of a bundle relative to its weights: these, plus ONNX with four bytes per number, and with one."""
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
 
 TIMED = 0.25
-"""Where timing files mostly ends between the seconds of the cheapest shapes and of the dearest (docs/LOG.md)."""
+"""The same for the timing of files, between the seconds of the cheapest shape's and of the dearest's."""
 
 
 def forecast_search(

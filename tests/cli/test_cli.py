@@ -280,6 +280,7 @@ def test_an_option_that_is_given_twice_is_refused() -> None:
     found = command.run("distill", "--teacher", "minilm", "--data", "a", "--seed", "1", "--data", "b")
     assert found.code == 2
     assert "--data was given 2 times; expected once" in found.err
+    assert command.run("distill", "--data", "a", "--data", "b", "-h").code == 0
 
 
 def test_flags_and_lists_may_be_given_twice(bundle: str) -> None:
