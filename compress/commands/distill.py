@@ -37,6 +37,7 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
+from compress.models.pooling import pooling_of
 from compress.models.teacher import Teacher
 from compress.prompting.labels import prompt_teacher, starting_checkpoint
 from compress.prompting.prompt import Prompt
@@ -336,7 +337,10 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
 def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths:
     """Measure the lengths of the training rows, which decide what `max_length: auto` is."""
     with PartialState().main_process_first():
-        return RowLengths.measure(data.train, data.task, teacher.tokenizer, positions(teacher.model), seed=seed)
+        return RowLengths.measure(
+            data.train, data.task, teacher.tokenizer, positions(teacher.model),
+            embedded=pooling_of(teacher.model.config).max_length, seed=seed,
+        )  # fmt: skip
 
 
 CUT = 0.05
@@ -344,18 +348,23 @@ CUT = 0.05
 
 
 def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
-    """Return a warning if the texts of many rows are longer than what the student learns to read."""
+    """Return a warning if the student reads less than many rows have, or less than the encoder that teaches it."""
     where, stage = min(
         ((where, stage) for where, stage in list_stages(recipe) if stage.data == "task"),
         key=lambda each: each[1].length,
     )
-    share = lengths.share_cut(stage.length)
-    if share <= CUT:
-        return []
-    remedy = f"--set {where.replace('[', '.').rstrip(']')}.max_length={lengths.fitting} reads more of them"
-    if lengths.fitting <= stage.length:
-        remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
-    return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
+    share, setting = lengths.share_cut(stage.length), f"--set {where.replace('[', '.').rstrip(']')}.max_length"
+    if share > CUT:
+        remedy = f"{setting}={lengths.fitting} reads more of them"
+        if lengths.fitting <= stage.length:
+            remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
+        return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
+    if (read := lengths.embedded) and stage.length < read:
+        return [
+            f"the student reads the first {stage.length} tokens of a text, the teacher {read}; if an index has longer "
+            f"texts, use {setting}={read}: it hardly slows down training on short ones"
+        ]
+    return []
 
 
 def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> None:
