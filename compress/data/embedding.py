@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from compress.data import readers, retrieval, schema, sources, squad, text_files
+from compress.data import delimited, readers, retrieval, schema, sources, squad, text_files
 from compress.data.corpus import Corpus, load_corpus, split_sentences
 from compress.data.ranking import PASSAGES, RELEVANCES, TEACHERS
 from compress.data.readers import RawSplit
@@ -204,8 +204,8 @@ def _has_lines(path: Path) -> bool:
     """Check whether a file is a txt file with one text per line, and no columns."""
     if path.suffix.lower() != ".txt":
         return False
-    first = list(islice(text_files.lines(path), readers.SHOWN_LINES))
-    return bool(first) and not readers.delimiter_of(first)
+    first = list(islice(text_files.lines(path), delimited.SHOWN_LINES))
+    return bool(first) and not delimited.delimiter_of(first)
 
 
 def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[str, dict[Role, EmbeddingTexts]]:
@@ -236,7 +236,8 @@ def _read_file(path: Path, text: Sequence[str] | None, label: str | None) -> Emb
     if _has_lines(path):
         return _read_texts(text_files.lines(path))
     if path.suffix.lower() in sources.DELIMITED:
-        return _read_table(readers.open_texts([path], [*(text or ()), *([label] if label else [])])[path], text, label)
+        named = [*(text or ()), *([label] if label else [])]
+        return _read_table(delimited.open_texts([path], named)[path], text, label)
     return _read_table(readers.open_file(path), text, label)
 
 

@@ -219,7 +219,7 @@ class Source:
 
 def find(source: str, columns: Sequence[str]) -> Source:
     """Open the splits of a source; the requested `columns` help to recognise headers. Raises DataError."""
-    from compress.data import readers  # pyarrow
+    from compress.data import delimited, readers  # pyarrow
 
     name, notes = source, ()  # type: str, tuple[str, ...]
     if (local_splits := local_files(source)) is None:
@@ -235,7 +235,7 @@ def find(source: str, columns: Sequence[str]) -> Source:
         every = [path for paths in files.values() for path in paths]
         if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:
             raise DataError(f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}.")
-        opened = readers.open_texts([path for path in every if path.suffix.lower() in DELIMITED], columns)
+        opened = delimited.open_texts([path for path in every if path.suffix.lower() in DELIMITED], columns)
         opened |= {path: readers.open_file(path) for path in every if path not in opened}
         splits = {role: _join_shards({path: opened[path] for path in paths}) for role, paths in files.items()}
     train = splits.get("train")

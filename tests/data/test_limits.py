@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compress.data import documents, load_task, readers, text_files
+from compress.data import delimited, documents, load_task, text_files
 from compress.data.corpus import load_corpus
 from compress.data.text_files import LONGEST, SMALL, decode_lines
 from compress.errors import DataError
@@ -53,7 +53,7 @@ def test_endless_line(folder: Folder, name: str, start: str, message: str) -> No
 
 
 def test_cell_of_many_lines(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LONGEST", 2**16)
+    monkeypatch.setattr(delimited, "LONGEST", 2**16)
     source = folder({"train.csv": 'text,label\nfine,a\n"never closed,b\n' + "more,c\n" * 2**14})
     with pytest.raises(DataError, match=r"more than .* in the row that starts on line 3"):
         load_task(source)
