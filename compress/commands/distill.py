@@ -60,7 +60,8 @@ from compress.training.finetune import (
     load_with_head,
     with_pretrained_head,
 )
-from compress.training.objective import check_terms
+from compress.training.objective import check_terms, find_loss
+from compress.training.reranker import load_reranker, score_passages
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
 from compress.training.stage import run_stage, shares
@@ -205,8 +206,10 @@ def prepare(
         )  # fmt: skip
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
     columns = replace(columns, kind=columns.kind or cast("Kind | None", recipe.only_kind))
-    checkpoint = starting_checkpoint(recipe, default=MINILM if vectors_alone else None) if recorded else teacher
-    if vectors_alone and recipe.student.init == checkpoint:
+    reranker = None if recorded else find_reranker(teacher, recipe, allow_pickle=options.allow_pickle)
+    default = MINILM if vectors_alone or reranker else None
+    checkpoint = starting_checkpoint(recipe, default=default) if recorded or reranker else teacher
+    if default and recipe.student.init == checkpoint:
         recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"init": "teacher"})})
     number_format = precisions.choose(options.precision)
     identity = {
@@ -219,9 +222,11 @@ def prepare(
         base_teacher, context = load_inputs(
             checkpoint, data, recipe, run,
             corpus=corpus, columns=columns, unlabelled=prompted, number_format=number_format,
-            vectors=(vectors or open_source(teacher)) if vectors_alone else None,
+            vectors=(vectors or open_source(teacher)) if vectors_alone else None, reranker=reranker,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
+        if reranker:
+            print_note(console, f"{teacher} has scored the passages; the student is cut out of {checkpoint}")
         if "teacher" in context.data.train.column_names and not prompted and not recipe.pruning:
             starting_checkpoint(recipe, default=teacher)
             base_teacher, recorded = teachers.with_scores(base_teacher, context.data), True
@@ -269,6 +274,16 @@ def choose_recipe(
     recipe, reason = candidates.decide(kind=task_data.task.kind, family=family, prompted=prompted, scored=scored)
     print_note(console, f"recipe {recipe.name}: {reason}")
     return recipe
+
+
+def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path | None:
+    """Return the folder of a teacher that is a cross-encoder, if the recipe learns from the scores of one."""
+    terms = [term for stage in recipe.training for term in stage.objective]
+    if not any(find_loss(term).reading.against == "scores" for term in terms):
+        return None
+    with PartialState().main_process_first():
+        folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
+    return folder if teachers.is_reranker(folder) else None
 
 
 TRAINING = 0.8
@@ -403,11 +418,15 @@ def load_inputs(
     columns: DataOptions = DataOptions(),
     unlabelled: bool = False,
     vectors: VectorSource | None = None,
+    reranker: Path | None = None,
     number_format: str = "fp32",
     allow_pickle: bool = False,
     console: Console,
 ) -> tuple[Teacher, TrainingContext]:
-    """Load the base teacher and what the stages share. The first process fetches. Raises TeacherError, DataError."""
+    """Load the base teacher and what the stages share. The first process fetches. Raises TeacherError, DataError.
+
+    vectors, reranker: teach instead of `checkpoint`, which the student then begins as, or is cut out of
+    """
     with PartialState().main_process_first():
         folder = checkpoints.resolve(checkpoint, allow_pickle=allow_pickle)
         columns = replace(columns, kind=columns.kind or kind_of_bundle(folder))
@@ -419,9 +438,13 @@ def load_inputs(
             task_data, base_teacher = with_vectors(task_data, vectors, base_teacher)
         elif task_data.task.kind == "embedding":
             task_data = with_teacher(task_data, base_teacher)
-    digests = {"student" if unlabelled or vectors else "teacher": checkpoint_digest, "data": task_data.fingerprint}
-    if vectors is not None:
-        digests["teacher"] = vectors.digest
+        scorer = load_reranker(reranker, allow_pickle=allow_pickle) if reranker else None
+        if scorer is not None:
+            task_data = score_passages(task_data, scorer)
+    source = vectors or scorer
+    digests = {"student" if unlabelled or source else "teacher": checkpoint_digest, "data": task_data.fingerprint}
+    if source is not None:
+        digests["teacher"] = source.digest
     if texts is not None:
         digests["corpus"] = texts.fingerprint
     run.confirm(**digests)

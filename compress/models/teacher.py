@@ -88,13 +88,19 @@ def has_head(folder: Path, task: Task) -> bool:
         if others and not (folder / MODULES).is_file():
             raise TeacherError(
                 f"{folder}: {others[0]} returns scores, as a classifier or a cross-encoder does; expected an encoder "
-                "whose tokens are pooled into a vector: a folder of sentence-transformers, or a plain encoder. The "
-                "scores of a cross-encoder belong into the data, in a column teacher_score: see recipe "
-                "margin-mse-vectors"
+                "whose tokens are pooled into a vector: a folder of sentence-transformers, or a plain encoder. Vectors "
+                "learn from a cross-encoder's scores by --recipe margin-mse-vectors"
             )
         return True
     outputs = len(config.get("id2label") or {0: "", 1: ""})
     return outputs == task.outputs and any(ENDINGS[task.kind] in name for name in architectures)
+
+
+def is_reranker(folder: Path) -> bool:
+    """Return True for a cross-encoder: a checkpoint with a head that gives a text, or two, one number."""
+    config = _read_config(folder)
+    scores = any(name.endswith(ENDINGS["ranking"]) for name in config.get("architectures") or [])
+    return scores and len(config.get("id2label") or {0: "", 1: ""}) == 1 and not (folder / MODULES).is_file()
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

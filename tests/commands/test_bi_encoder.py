@@ -1,9 +1,13 @@
 """Vectors learn which passage belongs to a query, from relevance or from a cross-encoder's scores."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 
 from compress.commands.distill import distill
 from compress.config.options import DataOptions, RunOptions
@@ -11,9 +15,11 @@ from compress.config.recipe import Recipe
 from compress.data import load_task
 from compress.data.query_groups import MOST, group_rows
 from compress.data.tokenize import encode
-from compress.errors import DataError, ObjectiveError
+from compress.errors import DataError, ObjectiveError, TeacherError
 from compress.exporters.artifact import Bundle
+from compress.models.teacher import identify
 from compress.training.objective import answers
+from compress.training.reranker import load_reranker, score_passages
 from compress.training.stage import batches
 from tests import marked, tiny
 from tests.commands.test_embedding import save_encoder
@@ -146,10 +152,56 @@ def test_vectors_learn_from_scores(teacher: Path, tmp_path: Path) -> None:
         learn(teacher, tmp_path, data=marked.beir(tmp_path / "beir"), recipe="margin-mse-vectors", out="other")
 
 
-def learn(teacher: Path, folder: Path, *, data: Path, recipe: str, out: str = "run") -> Bundle:
-    found = Recipe.load(recipe)
-    changes = {"steps": 120, "lr": 3e-3, "batch": 32, "max_length": 16}
-    stages = tuple(stage.model_copy(update=changes) for stage in found.stages)
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tiny.checkpoint(tmp_path_factory.mktemp("reranker"), tiny.bert(labels=1)))
+
+
+def test_a_cross_encoder_scores_every_judged_passage(reranker: Path, tmp_path: Path) -> None:
+    marked.beir(tmp_path / "beir")
+    data, model = load_task(str(tmp_path / "beir"), kind="embedding"), load_reranker(reranker)
+    train = score_passages(data, model).train
+    texts, judged = train["text"][:], [row for row in train if row["related"]]
+    assert len(judged) == len([row for row in data.train if row["related"]])
+    for row in judged:
+        assert row["relevance"].count(0) == 8 and len(set(row["related"])) == len(row["related"])  # found by BM25
+        passages = [texts[n] for n in row["related"]]
+        pairs = tiny.tokenizer()([row["text"]] * len(passages), passages, padding=True, return_tensors="pt")
+        assert row["scores"] == pytest.approx(model.model(**pairs).logits[:, 0].tolist(), abs=1e-5)
+    (tmp_path / "dev.tsv").write_text("query\tpassage\trelevance\nother\tthe actor\t1\nanother\tso sad\t1\n")
+    scored = load_task(f"train={write(tmp_path / 'train.tsv')},dev={tmp_path / 'dev.tsv'}", kind="embedding")
+    for unfit, message in ((replace(data, train=tiny_texts(tmp_path)), "has no queries"), (scored, "scores already")):
+        with pytest.raises(TeacherError, match=message):
+            score_passages(unfit, model)
+
+
+def tiny_texts(folder: Path) -> Dataset:
+    (folder / "texts.txt").write_text("\n".join(f"a film {n}" for n in range(200)) + "\n")
+    return load_task(str(folder / "texts.txt"), kind="embedding").train
+
+
+@pytest.mark.usefixtures("hastened")
+def test_vectors_learn_from_a_cross_encoder(teacher: Path, reranker: Path, tmp_path: Path) -> None:
+    """`--teacher` is the cross-encoder; the student begins as another checkpoint, and learns the margins."""
+    marked.beir(tmp_path / "beir")
+    changes = [f"student.init={teacher}", "student.layers=null", "stages.0.objective.1.weight=5.0"]
+    learn(reranker, tmp_path, data=tmp_path / "beir", recipe="margin-mse-vectors", changes=changes)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    margins = [line["margin_mse.vectors"] for line in lines if "margin_mse.vectors" in line]
+    assert margins[-1] < 0.5 * margins[0]
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["teacher"] == str(reranker)
+    assert run["digests"]["teacher"] == identify(reranker) != identify(teacher) == run["digests"]["student"]
+    with pytest.raises(TeacherError, match="by --recipe margin-mse-vectors"):
+        learn(reranker, tmp_path, data=tmp_path / "beir", recipe="dpr", out="other")
+
+
+def learn(
+    teacher: Path, folder: Path, *, data: Path, recipe: str, out: str = "run", changes: Sequence[str] = ()
+) -> Bundle:
+    found = Recipe.load(recipe, changes)
+    short = {"steps": 120, "lr": 3e-3, "batch": 32, "max_length": 16}
+    stages = tuple(stage.model_copy(update=short) for stage in found.stages)
     return distill(
         teacher=teacher, data=str(data), columns=DataOptions(kind="embedding"), out=folder / out,
         options=RunOptions(gate="warn"),

@@ -1,0 +1,86 @@
+"""Score the passages of queries with a cross-encoder, so that vectors can learn from its scores."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+
+from compress.data import cache
+from compress.data.collate import Collate
+from compress.data.embedding import SCHEMA
+from compress.data.ranking import NEGATIVES
+from compress.data.retrieval import WordIndex
+from compress.data.task import Task, TaskData
+from compress.data.tokenize import encode
+from compress.errors import TeacherError
+from compress.evaluation import metrics
+from compress.models.teacher import Teacher, load
+from compress.slicing.shape import positions
+
+ENCODING = "1"
+"""Part of every cache key: raise it when passages are chosen or scored differently."""
+MAX_LENGTH = 512
+"""The most tokens of a query and a passage that are read."""
+
+
+def load_reranker(folder: Path, *, allow_pickle: bool = False) -> Teacher:
+    """Load a cross-encoder. Raises TeacherError."""
+    task = Task("ranking", ("query", "passage"), "relevance", (), "ndcg@10")
+    return load(str(folder), folder, task, allow_pickle=allow_pickle)
+
+
+def score_passages(data: TaskData, reranker: Teacher) -> TaskData:
+    """Return the data with a cross-encoder's score of every passage that a training query is judged with.
+
+    A query without an irrelevant passage is given those that BM25 ranks highest, as `data.ranking` does for rerankers.
+    Raises TeacherError for data without queries, or with scores of their own.
+    """
+    split = data.train
+    if not any(split["passage"][:]):
+        raise TeacherError(
+            f"teacher {reranker.name}: is a cross-encoder, which scores passages of queries, and {data.name} has no "
+            "queries; expected a table with the columns query and positive, or query, passage and relevance"
+        )
+    if any(map(len, split["scores"][:])):
+        raise TeacherError(
+            f"teacher {reranker.name}: is a cross-encoder, but {data.name} has a teacher's scores already: remove "
+            "their column, or name a sentence encoder as the teacher"
+        )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        texts, related, relevance = _with_negatives(split)
+        queries = [query for query, others in enumerate(related) for _ in others]
+        pairs = {
+            "text": [texts[query] for query in queries],
+            "text_pair": [texts[other] for others in related for other in others],
+        }
+        longest = min(positions(reranker.model) or MAX_LENGTH, MAX_LENGTH)
+        rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
+        scores = metrics.logits(reranker.model, rows, Collate(reranker.tokenizer))[:, 0]
+        cuts = np.cumsum([len(others) for others in related])[:-1]
+        columns = texts, related, relevance, [part.tolist() for part in np.split(scores, cuts)], split["passage"][:]
+        table = pa.table(
+            [pa.array(cells, kind.type) for cells, kind in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+        )
+        yield from table.to_batches()
+
+    key = cache.digest("reranked", ENCODING, split._fingerprint, reranker.digest)
+    return replace(data, train=cache.rows("reranked", key, batches, empty="the training split has no texts."))
+
+
+def _with_negatives(split: Dataset) -> tuple[list[str], list[list[int]], list[list[float]]]:
+    """Return the texts of a split, the texts that each is judged with, and their relevance."""
+    texts, related, relevance = (split[name][:] for name in ("text", "related", "relevance"))
+    lacking = [row for row, judged in enumerate(relevance) if judged and min(judged) > 0]
+    if lacking:
+        passages = np.flatnonzero(split["passage"][:])
+        most = max(len(related[row]) for row in lacking)
+        index = WordIndex.from_texts([texts[row] for row in passages])
+        found, _ = index.search([texts[row] for row in lacking], NEGATIVES + most)
+        for row, places in zip(lacking, passages[found].tolist(), strict=True):
+            others = [other for other in places if other not in related[row] and other != row][:NEGATIVES]
+            related[row], relevance[row] = [*related[row], *others], [*relevance[row], *[0.0] * len(others)]
+    return texts, related, relevance
