@@ -440,7 +440,7 @@ def load_inputs(
             task_data = with_teacher(task_data, base_teacher)
         scorer = load_reranker(reranker, allow_pickle=allow_pickle) if reranker else None
         if scorer is not None:
-            task_data = score_passages(task_data, scorer)
+            task_data = score_passages(task_data, scorer, bf16=number_format == "bf16")
     source = vectors or scorer
     digests = {"student" if unlabelled or source else "teacher": checkpoint_digest, "data": task_data.fingerprint}
     if source is not None:

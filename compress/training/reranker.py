@@ -17,6 +17,7 @@ from compress.data.task import Task, TaskData
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
+from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher, load
 from compress.slicing.shape import positions
 
@@ -32,9 +33,10 @@ def load_reranker(folder: Path, *, allow_pickle: bool = False) -> Teacher:
     return load(str(folder), folder, task, allow_pickle=allow_pickle)
 
 
-def score_passages(data: TaskData, reranker: Teacher) -> TaskData:
+def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> TaskData:
     """Return the data with a cross-encoder's score of every passage that a training query is judged with.
 
+    bf16: compute in bfloat16, unless the family of the cross-encoder cannot.
     A query without an irrelevant passage is given those that BM25 ranks highest, as `data.ranking` does for rerankers.
     Raises TeacherError for data without queries, or with scores of their own.
     """
@@ -50,6 +52,8 @@ def score_passages(data: TaskData, reranker: Teacher) -> TaskData:
             "their column, or name a sentence encoder as the teacher"
         )
 
+    bf16 = bf16 and reranker.model.config.model_type not in FLOAT32_ONLY
+
     def batches() -> Iterator[pa.RecordBatch]:
         texts, related, relevance = _with_negatives(split)
         queries = [query for query, others in enumerate(related) for _ in others]
@@ -59,7 +63,7 @@ def score_passages(data: TaskData, reranker: Teacher) -> TaskData:
         }
         longest = min(positions(reranker.model) or MAX_LENGTH, MAX_LENGTH)
         rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
-        scores = metrics.logits(reranker.model, rows, Collate(reranker.tokenizer))[:, 0]
+        scores = metrics.logits(reranker.model, rows, Collate(reranker.tokenizer), bf16=bf16)[:, 0]
         cuts = np.cumsum([len(others) for others in related])[:-1]
         columns = texts, related, relevance, [part.tolist() for part in np.split(scores, cuts)], split["passage"][:]
         table = pa.table(
@@ -67,7 +71,7 @@ def score_passages(data: TaskData, reranker: Teacher) -> TaskData:
         )
         yield from table.to_batches()
 
-    key = cache.digest("reranked", ENCODING, split._fingerprint, reranker.digest)
+    key = cache.digest("reranked", ENCODING, split._fingerprint, reranker.digest, str(bf16))
     return replace(data, train=cache.rows("reranked", key, batches, empty="the training split has no texts."))
 
 
