@@ -44,14 +44,16 @@ class Progress:
     console  None: the console of the running command
     always   print the end of the phase to a log, however short it was
     seconds  the phase ends after these, even if less than `total` is done then
+    share    returns the share of the phase's time that so many items take; None: each takes as long as another
     """
 
     def __init__(
         self, name: str, total: float | None = None, unit: str = "", *, console: "Console | None" = None,
-        done: float = 0, always: bool = False, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic,
+        done: float = 0, always: bool = False, seconds: float = math.inf,
+        share: Callable[[float], float] | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name, self.total, self.unit, self.done = name, total, unit, done
-        self.always, self.seconds = always, seconds
+        self.always, self.seconds, self.share = always, seconds, share or self._share_of_items
         self.screen = SCREEN.get() if console is None else lambda: console
         self.first, self.clock, self.facts = done, clock, dict[str, str]()
         self.began = self.printed_at = clock()
@@ -122,9 +124,14 @@ class Progress:
             parts.append(f"{1 / rate:,.0f} s each")
         parts += self.facts.values()
         if self.total is not None and rate and self.done < self.total:
-            left = min((self.total - self.done) / rate, max(0.0, self.seconds - passed))
+            share, first = self.share(self.done), self.share(self.first)
+            left = min(passed * (1 - share) / (share - first), max(0.0, self.seconds - passed))
             parts.append(f"{left / 60:.1f} min left")
         return ", ".join(parts)
+
+    def _share_of_items(self, done: float) -> float:
+        assert self.total, "an unknown total has no share"
+        return done / self.total
 
     def _print(self) -> None:
         assert self.screen is not None, "only called while it is shown"

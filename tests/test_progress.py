@@ -47,6 +47,14 @@ def test_a_log_gets_fewer_lines_over_time(printed: Console) -> None:
     assert len(lines(printed)) == 21, "every 12 s at first, and later every 40"
 
 
+def test_items_that_take_longer_than_others(printed: Console) -> None:
+    """The first of four takes half of the time."""
+    run(60.0, printed, total=4, count=1, share=lambda done: (done + 3) / 8 + 0.125 if done else 0.0)
+    assert lines(printed) == ["scoring: 1/4 rows (25%), 60 s each, 0.6 min left"]
+    run(60.0, printed, total=4, count=1, done=1, share=lambda done: (done + 3) / 8 + 0.125)
+    assert lines(printed)[1:] == ["scoring: 2/4 rows (50%), 60 s each, 2.0 min left"]
+
+
 def test_short_phases_have_no_line(printed: Console) -> None:
     run(0.09, printed)
     assert lines(printed) == []

@@ -65,6 +65,7 @@ from compress.training.stage import (
     cache_pays,
     plan_length,
     plan_steps,
+    rows_per_query,
     run_stage,
     stage_seed,
     steps_per_epoch,
@@ -416,7 +417,7 @@ class Trials:
         held_out = len(self.context.data.validation) if on_task else 0
         self.seconds_per_scored_row = per_row if on_task else self.seconds_per_scored_row
         if stage.open_ended:
-            length = plan_length(stage, per_epoch, rows=held_out)
+            length = plan_length(stage, per_epoch, rows=held_out, per_query=rows_per_query(rows))
             steps, every = (length.least, length.most), length.every
         else:
             steps = (plan_steps(stage, per_epoch),) * 2

@@ -136,14 +136,16 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
 
     from compress.models.signals import evaluating, logits_of
 
-    order = np.argsort(-np.asarray(encoded["length"][:]), kind="stable")
+    lengths = np.asarray(encoded["length"][:])
+    order = np.argsort(-lengths, kind="stable")
     if not len(order):
         raise DataError("logits: the split has no rows; evaluation needs at least one.")
     accepted = inspect.signature(model.forward).parameters.keys() - {"labels"}
     device = next(model.parameters()).device
     rows_only = encoded.remove_columns("length")
     parts: list[Array] = []
-    bar = Progress("scoring", len(order), "rows")
+    tokens = np.append(0, np.cumsum(lengths[order]))
+    bar = Progress("scoring", len(order), "rows", share=lambda done: float(tokens[int(done)] / tokens[-1]))
     with evaluating(model), torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16), bar:
         for start in range(0, len(order), batch):
             columns = rows_only[order[start : start + batch].tolist()]

@@ -73,16 +73,19 @@ class Length:
         graded: bool = True,
         whole: bool = False,
         varied: bool = False,
+        per_query: float = 1,
     ) -> "Length":
         """Plan a stage whose epoch takes `per_epoch` steps, and whose evaluations score `rows` rows.
 
         graded: the score is a metric of the task. whole: train for at least an epoch. varied: the rows are variants.
+        per_query: rows of a query, which teach hardly more than one: the least steps grow with it, up to an epoch.
         Evaluations take about a tenth of the time of training, if the forward pass of a row takes a third of its
         training step.
         """
         factor = EFFORTS[effort]
         epochs = EPOCHS * per_epoch
         least_steps, most_steps = (min(VARIED[0], epochs), VARIED[1]) if varied else (LEAST, max(epochs, MOST))
+        least_steps = max(least_steps, min(math.ceil(least_steps * per_query), per_epoch))
         most = min(most_steps * factor, MANY_EPOCHS * per_epoch)
         shortest = min(least_steps * factor, most)
         least = max(shortest, per_epoch * factor) if whole else shortest

@@ -122,7 +122,7 @@ def train(
     length = None
     if stage.open_ended or seconds is not None:
         rows_scored, graded = (scoring.rows, scoring.graded) if scoring else (0, False)
-        length = plan_length(stage, per_epoch, rows=rows_scored, graded=graded)
+        length = plan_length(stage, per_epoch, rows=rows_scored, graded=graded, per_query=rows_per_query(rows))
         if not stage.open_ended:
             length = replace(length, least=plan_steps(stage, per_epoch), most=plan_steps(stage, per_epoch))
     scored = scoring is not None and stage.evaluate > 0
@@ -202,12 +202,18 @@ def steps_per_epoch(stage: Stage, order: Order) -> int:
     return max(1, len(order) // (accumulation * _processes()))
 
 
-def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True) -> Length:
+def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True, per_query: float = 1) -> Length:
     """Plan a stage of open length (see `Length.plan`). All texts of a corpus are seen at least once."""
     varied = isinstance(stage.augment, Call) and not stage.corpus and stage.effort != "quick"
     return Length.plan(
-        per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus, varied=varied
-    )
+        per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus, varied=varied,
+        per_query=per_query,
+    )  # fmt: skip
+
+
+def rows_per_query(rows: Dataset) -> float:
+    """Return the mean number of rows of a query; 1 for rows that stand alone."""
+    return len(rows) / len(np.unique(rows["query"][:])) if "query" in rows.column_names else 1.0
 
 
 def plan_steps(stage: Stage, per_epoch: int) -> int:
@@ -479,7 +485,8 @@ def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Datas
     if torch.cuda.is_available() and objective.teacher_wants - {"logits"}:
         return False  # a GPU computes hidden states sooner than it receives them
     per_epoch = len(rows) // stage.batch
-    steps = plan_length(stage, per_epoch).least if stage.open_ended else plan_steps(stage, per_epoch)
+    least = plan_length(stage, per_epoch, per_query=rows_per_query(rows)).least
+    steps = least if stage.open_ended else plan_steps(stage, per_epoch)
     wants, layers = objective.teacher_wants, len({n for pairs in objective.pairs for _, n in pairs})
     lengths = np.asarray(rows["length"][:])
     shape = Shape.from_config(teacher.model.config)

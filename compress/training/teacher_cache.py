@@ -122,6 +122,16 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return begin - begin[first]
 
 
+def _show_outputs(lengths: NDArray[np.int64], first: int, order: NDArray[np.int64]) -> Progress:
+    """Show how many rows are done, after those before `first`, in this order; tokens take as long as each other."""
+    tokens = lengths[:first].sum() + np.append(0, np.cumsum(lengths[order]))
+
+    def share(done: float) -> float:
+        return float(tokens[int(done) - first] / lengths.sum())
+
+    return Progress("teacher's outputs", len(lengths), "rows", done=first, share=share)
+
+
 def explain_uncacheable(teacher: Any, wants: frozenset[str]) -> str:
     """Explain why these signals of a teacher cannot be cached; '' if they can."""
     if others := (wants & ATTENTION) - {"scores"}:
@@ -174,7 +184,7 @@ def teacher_cache(
         tokens, pairs = int(lengths[first:last].sum()), int((lengths[first:last] ** 2).sum())
         files: dict[str, Any] = {}
         with ExitStack() as unfinished:
-            bar = unfinished.enter_context(Progress("teacher's outputs", len(rows), "rows", done=first))
+            bar = unfinished.enter_context(_show_outputs(lengths, first, order))
             for at in range(0, len(order), batch):
                 chosen = [int(i) for i in order[at : at + batch]]
                 inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}

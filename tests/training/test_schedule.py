@@ -95,6 +95,13 @@ def test_rows_that_are_worth_it_are_all_seen_once(per_epoch: int, least: int) ->
     assert (whole.every, whole.most) == (usual.every, usual.most)
 
 
+def test_the_rows_of_a_query_count_as_one() -> None:
+    """As many queries are seen at least as rows that stand alone, or all of them once."""
+    assert [Length.plan(n, 32, rows=500, per_query=8).least for n in (100, 727, 10_000)] == [400, 727, 3200]
+    assert Length.plan(727, 32, "quick", rows=500, per_query=8).least == 291
+    assert Length.plan(727, 32, rows=500, per_query=8).most == Length.plan(727, 32, rows=500).most
+
+
 def test_variants_are_read_longer() -> None:
     varied, usual = (Length.plan(3000, 32, rows=500, varied=varied) for varied in (True, False))
     assert (varied.least, varied.most) == schedule.VARIED

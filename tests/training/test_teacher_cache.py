@@ -157,10 +157,10 @@ def _open_as(rank: int, folder: Path, begin: Any) -> None:
     caches.PartialState = lambda: SimpleNamespace(process_index=rank, num_processes=2)
     progress = caches.Progress
 
-    def begin_shard(*args: Any, done: int) -> Any:
+    def begin_shard(*args: Any, done: int, **more: Any) -> Any:
         begin.wait(30)  # both processes are writing a shard
         (folder / f"{done // 6} by {rank}").touch()
-        return progress(*args, done=done)
+        return progress(*args, done=done, **more)
 
     caches.Progress = begin_shard
     opened(folder)
