@@ -52,6 +52,7 @@ from compress.nas.context import (
 from compress.nas.costs import CostModel
 from compress.nas.finalists import (
     choose_winner,
+    copy_student,
     distill_briefly,
     distill_winner,
     find_checkpoint,
@@ -416,7 +417,7 @@ def show(
     check_place(out)
     state = load_student_state(study, number)
     if state.bundle is not None and (not train or "final" in state.scores):
-        return Bundle.load(state.bundle).copy_to(out)
+        return copy_student(Path(state.bundle), out)
     facts = load_json(study / "run.json", f"Restore it from a copy; the trials can still be shown: {study}")
     with closing(Run.open(study, config, facts, resume=True, name=NAME)) as run:
         config = config.with_code(allow_code)
@@ -429,7 +430,7 @@ def show(
         points = tuple(record.add_results(study, each) if each.number == number else each for each in report.points)
         updated = replace(report, points=points, front=())
         record.write_report(replace(updated, front=updated.compute_front()), study)
-    return bundle.copy_to(out)
+    return copy_student(bundle.path, out)
 
 
 def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:

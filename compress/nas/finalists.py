@@ -21,6 +21,7 @@ from compress.exporters import formats
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import makes_segments
 from compress.exporters.predictor import open_predictor
+from compress.io import atomic_folder
 from compress.latency.measure import FilePrecision, sample
 from compress.nas.config import describe_choice
 from compress.nas.context import ScratchEvaluator, SearchContext, score_student
@@ -212,6 +213,15 @@ def _write_npu_file(context: SearchContext, bundle: Bundle) -> float:
     file = _shipped_file(bundle, "w8a16")
     predictor = open_predictor(bundle.path, file, task=bundle.task, max_length=search.seq, threads=1)
     return float(evaluator.scores(predictor.logits(evaluator.rows))[bundle.task.metric])
+
+
+def copy_student(student: Path, out: Path) -> Bundle:
+    """Copy the bundle of a shipped student, and into it the folder of its file for NPUs, if it has one."""
+    bundle = Bundle.load(student).copy_to(out)
+    if (files := student.parent / NPU).is_dir():
+        with atomic_folder(bundle.path / NPU) as folder:
+            shutil.copytree(files, folder, dirs_exist_ok=True)
+    return bundle
 
 
 def _shipped_file(bundle: Bundle, precision: FilePrecision) -> Path:

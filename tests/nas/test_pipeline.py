@@ -420,6 +420,10 @@ def test_a_search_for_an_npu_times_and_ships_files_for_npus(
     assert abs(winner.scores["shipped"] - winner.scores["final"]) <= 0.05
     (written,) = json.loads((file.parent / "export.json").read_text())["files"]
     assert [proof["artefact"] for proof in written["certificates"]] == [file.name] * 2
+    copied = command.run("search", "show", str(out), str(winner.number), "--bundle", str(tmp_path / "student"))
+    assert copied.code == 0, copied.err
+    assert (tmp_path / "student" / "npu" / file.name).read_bytes() == file.read_bytes()
+    assert Bundle.load(tmp_path / "student").manifest == Bundle.load(str(winner.bundle)).manifest
 
 
 @pytest.mark.parametrize(
