@@ -90,9 +90,10 @@ def distill(
     """Distil `teacher` into a student by `recipe`, ship it as a bundle in `out`/bundle, and measure it.
 
     teacher    alias (`minilm`, `bert-base`, ...), folder, hub id, or (model, tokenizer); fine-tuned first if it has no
-               head for the task. Or precomputed vectors of the texts (see `prompting.vectors`): the student is then cut
-               out of the checkpoint that the recipe's student names, or else of minilm. If a ranking has a teacher's
-               scores (see `data.ranking`), it only names the checkpoint that the student is cut out of
+               head for the task. Or precomputed vectors of the texts (see `prompting.vectors`), or a cross-encoder for
+               vectors that learn from scores: the student is then cut out of the checkpoint that the recipe's student
+               names, or else of minilm. If the data have a teacher's scores (see `data.ranking`), it only names the
+               checkpoint that the student is cut out of
     data       embedded set, folder, hub id, DataFrame, Dataset, or {split: any of these}; `columns` name what cannot be
                detected
     recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices, chooses one for teacher and task
@@ -139,13 +140,18 @@ def distill(
 
 
 def describe_run(models: "StageModels", *, prompted: bool) -> str:
-    """List the parts of a run in their order, the stages with their names."""
+    """List the parts of a run that are still to do, in their order, the stages with their names."""
     teacher, data = models.base_teacher, models.context.data
-    asked = prompted or teacher.recorded is not None
-    parts = [f"ask {teacher.name}"] if prompted else [f"fine-tune {teacher.name}"] * (not asked and not teacher.trained)
-    parts += [f"{'prune' if isinstance(stage, Prune) else stage.kind} ({stage.name})" for stage in models.recipe.stages]
+    verbs = {stage.name: "prune" if isinstance(stage, Prune) else stage.kind for stage in models.recipe.stages}
+    parts = {name: f"{verb} ({name})" for name, verb in verbs.items()}
+    if prompted:
+        parts = {"": f"ask {teacher.name}", **parts}
+    elif teacher.recorded is None and not teacher.trained:
+        parts = {models.recipe.teacher.name: f"fine-tune {teacher.name}", **parts}
+    done = [at for at, name in enumerate(parts) if name and models.run.result(name).is_dir()]
+    left = [*list(parts.values())[max(done, default=-1) + 1 :], "export to ONNX"]
     rows = len(data.validation if data.test is None else data.test)
-    return f"{', '.join(parts)}, export to ONNX, and measure on {rows:,} rows"
+    return f"{', '.join(left)}, and measure on {rows:,} rows"
 
 
 def check_teacher(

@@ -102,6 +102,7 @@ def test_a_finished_run_may_be_resumed(command: list[str], uninterrupted: Path, 
     before = load_file(uninterrupted / "bundle" / "model.safetensors")
     report.unlink()
     assert children.run([*command, "--resume"], uninterrupted) == 0, children.said(uninterrupted)
+    assert "this run will export to ONNX, and" in children.said(uninterrupted), "its stages are done"
     assert report.is_file()
     after = load_file(uninterrupted / "bundle" / "model.safetensors")
     assert all(equal(after[name], before[name]) for name in before)
