@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from accelerate import PartialState
 from datasets import Dataset
 
 from compress.data import cache
@@ -36,8 +38,10 @@ def load_reranker(folder: Path, *, allow_pickle: bool = False) -> Teacher:
 def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> TaskData:
     """Return the data with a cross-encoder's score of every passage that a training query is judged with.
 
-    bf16: compute in bfloat16, unless the family of the cross-encoder cannot.
     A query without an irrelevant passage is given those that BM25 ranks highest, as `data.ranking` does for rerankers.
+
+    bf16  compute in bfloat16, unless the family of the cross-encoder cannot
+
     Raises TeacherError for data without queries, or with scores of their own.
     """
     split = data.train
@@ -63,7 +67,8 @@ def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> 
         }
         longest = min(positions(reranker.model) or MAX_LENGTH, MAX_LENGTH)
         rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
-        scores = metrics.logits(reranker.model, rows, Collate(reranker.tokenizer), bf16=bf16)[:, 0]
+        model: Any = reranker.model
+        scores = metrics.logits(model.to(PartialState().device), rows, Collate(reranker.tokenizer), bf16=bf16)[:, 0]
         cuts = np.cumsum([len(others) for others in related])[:-1]
         columns = texts, related, relevance, [part.tolist() for part in np.split(scores, cuts)], split["passage"][:]
         table = pa.table(
