@@ -29,7 +29,7 @@ from compress.data.corpus import load_corpus
 from compress.data.lengths import RowLengths
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
-from compress.errors import RecipeError
+from compress.errors import RecipeError, TeacherError
 from compress.exporters.artifact import Bundle, check_parts
 from compress.exporters.manifest import kind_of_bundle
 from compress.models import checkpoints, heads
@@ -231,6 +231,12 @@ def prepare(
             vectors=(vectors or open_source(teacher)) if vectors_alone else None, reranker=reranker,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
+        unscored = context.kind == "embedding" and not any(map(len, context.data.train["scores"][:]))
+        if unscored and reads_scores(recipe):
+            raise TeacherError(
+                f"{recipe.name} learns from a cross-encoder's scores, and {context.data.name} has none: name a "
+                "cross-encoder as the teacher, or give each passage its score, in a column teacher_score"
+            )
         if reranker:
             print_note(console, f"{teacher} has scored the passages; the student is cut out of {checkpoint}")
         if "teacher" in context.data.train.column_names and not prompted and not recipe.pruning:
@@ -284,12 +290,17 @@ def choose_recipe(
 
 def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path | None:
     """Return the folder of a teacher that is a cross-encoder, if the recipe learns from the scores of one."""
-    terms = [term for stage in recipe.training for term in stage.objective]
-    if not any(find_loss(term).reading.against == "scores" for term in terms):
+    if not reads_scores(recipe):
         return None
     with PartialState().main_process_first():
         folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
     return folder if teachers.is_reranker(folder) else None
+
+
+def reads_scores(recipe: Recipe) -> bool:
+    """Return True if the recipe learns from a cross-encoder's scores of the passages that a query is judged with."""
+    terms = [term for stage in recipe.training for term in stage.objective]
+    return any(find_loss(term).reading.against == "scores" for term in terms)
 
 
 TRAINING = 0.8
