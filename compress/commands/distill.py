@@ -1,6 +1,5 @@
 """Distil a teacher into a student: check, load, run the recipe's stages, ship and measure."""
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,18 +14,26 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
 from compress.commands import preflight
+from compress.commands.checks import (
+    check_lengths,
+    describe_cuts,
+    find_reranker,
+    load_functions,
+    measure_lengths,
+    on_cpu,
+    reads_scores,
+)
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
-from compress.config import reference, user_code
+from compress.config import user_code
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.limits import check_number
 from compress.config.options import DataOptions, LengthOptions, RunOptions
-from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec, ancestor, spec_of
+from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, ancestor, spec_of
 from compress.config.reference import Call
 from compress.console import print_note, warn
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
-from compress.data.lengths import RowLengths
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError, TeacherError
@@ -37,7 +44,6 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
-from compress.models.pooling import pooling_of
 from compress.models.teacher import Teacher
 from compress.prompting.labels import prompt_teacher, starting_checkpoint
 from compress.prompting.prompt import Prompt
@@ -48,9 +54,9 @@ from compress.pruning.importance import compute_importance
 from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
-from compress.slicing.shape import Shape, positions
+from compress.slicing.shape import Shape
 from compress.slicing.sizes import resize_config
-from compress.training.augment import TEXTS, add_stages, reads_corpus, trains_language_model
+from compress.training.augment import TEXTS, add_stages, reads_corpus
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import (
     TeacherCheck,
@@ -60,17 +66,16 @@ from compress.training.finetune import (
     load_with_head,
     with_pretrained_head,
 )
-from compress.training.objective import check_terms, find_loss
 from compress.training.reranker import load_reranker, score_passages
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
-from compress.training.stage import run_stage, shares
+from compress.training.stage import run_stage
 from compress.training.teacher_vectors import VectorSource, with_teacher, with_vectors
 from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
-    from compress.data.task import Kind, TaskData
+    from compress.data.task import Kind
 
 
 def distill(
@@ -288,21 +293,6 @@ def choose_recipe(
     return recipe
 
 
-def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path | None:
-    """Return the folder of a teacher that is a cross-encoder, if the recipe learns from the scores of one."""
-    if not reads_scores(recipe):
-        return None
-    with PartialState().main_process_first():
-        folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
-    return folder if teachers.is_reranker(folder) else None
-
-
-def reads_scores(recipe: Recipe) -> bool:
-    """Return True if the recipe learns from a cross-encoder's scores of the passages that a query is judged with."""
-    terms = [term for stage in recipe.training for term in stage.objective]
-    return any(find_loss(term).reading.against == "scores" for term in terms)
-
-
 TRAINING = 0.8
 """Share of a time limit for training; the rest is for exporting, certifying and measuring."""
 
@@ -311,118 +301,6 @@ def limit_time(minutes: float, stages: Sequence[Stage], run: Run) -> TimeLimit:
     """Divide the minutes that a run may take over its stages; earlier sessions of the run count."""
     ends = time.monotonic() + TRAINING * 60 * minutes - run.before
     return TimeLimit(ends, tuple(stage.name for stage in stages), minutes)
-
-
-def on_cpu() -> bool:
-    """Return True if training runs on the CPU: there is no GPU, or ACCELERATE_USE_CPU is set."""
-    return not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
-
-
-def load_functions(recipe: Recipe, processes: int, allow_code: str | Path | None) -> Recipe:
-    """Import the user's own functions of a recipe, after everything else was checked. Raises RecipeError."""
-    check_recipe(recipe, processes)
-    loaded = user_code.load(recipe, allow_code)
-    check_recipe(loaded, processes)
-    return loaded
-
-
-_FUNCTIONS = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
-_PRUNE_FUNCTIONS: dict[str, tuple[str, ...]] = {"importance": ()}
-"""The arguments that stages pass to each kind of function that a recipe names."""
-
-
-def check_recipe(recipe: Recipe, processes: int) -> None:
-    """Raise RecipeError for errors that need the papers to be imported, or the number of processes.
-
-    These are unknown functions and options, a stage whose teacher is a missing stage, and batches that cannot be split.
-    The user's own functions are skipped until they are imported.
-    """
-    problems, calls = list[str](), list[tuple[str, Any, tuple[str, ...]]]()
-    specs: list[tuple[str, StudentSpec | None]] = [("student", recipe.student)]
-    for at, stage in enumerate(recipe.stages):
-        names = _FUNCTIONS if isinstance(stage, Stage) else _PRUNE_FUNCTIONS
-        named = {name: getattr(stage, name) for name in names}
-        calls += [(f"stages[{at}].{name}", call, names[name]) for name, call in named.items() if isinstance(call, Call)]
-        if not isinstance(stage, Stage):
-            continue
-        specs.append((f"stages[{at}].student", stage.student))
-        if stage.teacher == "previous" and stage.kind == "distill":
-            try:
-                ancestor(recipe.stages, stage)
-            except RecipeError as error:
-                problems += [f"{recipe.name}: stages[{at}]: {problem}" for problem in error.problems]
-    calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
-    for where, call, passed in calls:
-        if not call.unresolved:
-            problems += reference.check(call, f"{recipe.name}: {where}", given=passed)
-    for where, stage in list_stages(recipe):
-        if isinstance(stage, Stage):
-            problems += check_terms(stage.objective, f"{recipe.name}: {where}", absent=True)
-            try:
-                shares(stage, processes)
-            except RecipeError as error:
-                problems += [f"{recipe.name}: {problem}" for problem in error.problems]
-    if problems:
-        raise RecipeError(problems)
-
-
-def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths:
-    """Measure the lengths of the training rows, which decide what `max_length: auto` is."""
-    with PartialState().main_process_first():
-        return RowLengths.measure(
-            data.train, data.task, teacher.tokenizer, positions(teacher.model),
-            embedded=pooling_of(teacher.model.config).max_length, seed=seed,
-        )  # fmt: skip
-
-
-CUT = 0.05
-"""Share of rows that may lose text without a warning."""
-
-
-def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
-    """Return a warning if the student reads less than many rows have, or less than the encoder that teaches it."""
-    where, stage = min(
-        ((where, stage) for where, stage in list_stages(recipe) if stage.data == "task"),
-        key=lambda each: each[1].length,
-    )
-    share, setting = lengths.share_cut(stage.length), f"--set {where.replace('[', '.').rstrip(']')}.max_length"
-    if share > CUT:
-        remedy = f"{setting}={lengths.fitting} reads more of them"
-        if lengths.fitting <= stage.length:
-            remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
-        return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
-    if (read := lengths.embedded) and stage.length < read:
-        return [
-            f"the student reads the first {stage.length} tokens of a text, the teacher {read}; if an index has longer "
-            f"texts, use {setting}={read}: it hardly slows down training on short ones"
-        ]
-    return []
-
-
-def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> None:
-    """Raise RecipeError for stages whose texts are longer than the teacher has positions.
-
-    tuned: a teacher without a head is fine-tuned.
-    """
-    limit = positions(teacher.model)
-    problems = [
-        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {limit} positions: "
-        f"--set {where.replace('[', '.').rstrip(']')}.max_length={limit}"
-        for where, stage in list_stages(recipe)
-        if limit is not None
-        and stage.max_length != "auto"
-        and stage.max_length > limit
-        and not (stage is recipe.teacher and (teacher.trained or not tuned))
-    ]
-    if problems:
-        raise RecipeError(problems)
-
-
-def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
-    """List the stages that may run, with the names that `--set` uses for them."""
-    before: list[tuple[str, AnyStage]] = [("teacher", recipe.teacher)]
-    before += [("teacher_lm", recipe.teacher_lm)] if trains_language_model(recipe) else []
-    return [*before, *((f"stages[{at}]", stage) for at, stage in enumerate(recipe.stages))]
 
 
 def load_inputs(

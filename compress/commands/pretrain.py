@@ -12,14 +12,8 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress.commands import preflight
-from compress.commands.distill import (
-    StageModels,
-    check_lengths,
-    limit_time,
-    load_functions,
-    measure_lengths,
-    on_cpu,
-)
+from compress.commands.checks import check_lengths, load_functions, measure_lengths, on_cpu
+from compress.commands.distill import StageModels, limit_time
 from compress.config import user_code
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
-from compress.commands.distill import distill, load_functions, on_cpu
+from compress.commands.checks import load_functions, on_cpu
+from compress.commands.distill import distill
 from compress.config.loader import names
 from compress.config.options import DataOptions, LengthOptions, PruneOptions, RunOptions, SettingOptions
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Stage, Target

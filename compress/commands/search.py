@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
-from compress.commands.distill import StageModels, check_lengths, check_recipe, load_inputs, measure_lengths, on_cpu
+from compress.commands.checks import check_lengths, check_recipe, measure_lengths, on_cpu
+from compress.commands.distill import StageModels, load_inputs
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
 from compress.config.options import DataOptions, MeasureOptions, RunOptions, StudyOptions
@@ -336,7 +337,7 @@ def parts(space: Space) -> Parts:
 def check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training: TrainingContext, run: Run) -> None:
     """Check the stages of a space like those of a recipe; errors name them as the space does.
 
-    See `check_recipe` and `StageModels.check` of `commands.distill`.
+    See `commands.checks.check_recipe` and `StageModels.check`.
     """
     if space.mode == "supernet":
         SlicePlan.from_model(base_teacher.model)

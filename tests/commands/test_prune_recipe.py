@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from compress.commands.distill import load_functions
+from compress.commands.checks import load_functions
 from compress.commands.prune import set_target
 from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError

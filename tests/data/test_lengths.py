@@ -7,7 +7,8 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
-from compress.commands.distill import describe_cuts, distill, prepare
+from compress.commands.checks import describe_cuts
+from compress.commands.distill import distill, prepare
 from compress.commands.pretrain import prepare as prepare_pretraining
 from compress.commands.search import make_config
 from compress.config.options import DataOptions, LengthOptions, MeasureOptions, RunOptions, StudyOptions
