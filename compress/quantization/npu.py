@@ -231,7 +231,8 @@ def write_npu(
         mixed = planner.mix(way, max_drop) if precision == "w8a8" else None
         kept = () if mixed is None else mixed.keep
         if mixed is not None:
-            say(f"  activations of 16 bits in {len(kept)} of {mixed.products} blocks; {'; '.join(kept)}")
+            blocks = "; ".join([f"activations of 16 bits in {len(kept)} of {mixed.products} blocks", *kept])
+            say(f"  {blocks}")
         fields: dict[str, Any] = {"max_drop": max_drop, "method": f"{precision}, {way.method}", "kept": kept}
         for length in lengths:
             target, (exact, _) = folder / f"model_{precision}_{length}.onnx", planner.fix(way, length)
