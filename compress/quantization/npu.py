@@ -54,6 +54,8 @@ SHORTEST = 8
 EMULATED_ROWS = (32, 256)
 """Rows for the emulator, spread evenly: the minimum, and the maximum if that takes at most EMULATED_SECONDS."""
 EMULATED_SECONDS = 120.0
+FEWEST_ALIKE = 0.9
+"""The share of answers like the fp32 file's below which a certified file is warned of."""
 UNTIMED = (
     "no latency is reported: the emulator's time does not predict that of a phone. A context binary is for one version "
     "of the processor and of QNN; for any other the ONNX file is compiled again"
@@ -250,14 +252,30 @@ def write_npu(
             apart = context.differs(_run_fixed(target), rows=trial_rows)
             exported.append(ExportedFile(target.name, precision, apart, note, proofs=tuple(proofs)))
             verdicts += map(describe_proof, proofs[1:])
-            warnings += [
-                f"{proof.artefact}: the HTP does not support {', '.join(proof.left)}: these run on the CPU, and moving "
-                "data there and back costs more than they do"
-                for proof in proofs
-                if proof.left
-            ]
+            warnings += describe_doubts(proofs[1:])
     verdicts.append(UNTIMED)
     return ExportResult(tuple(exported), tuple(verdicts), tuple(warnings))
+
+
+def describe_doubts(proofs: Sequence[Certificate]) -> list[str]:
+    """Return warnings: of operators that the HTP leaves to the CPU, and of a score that other answers than fp32's keep.
+
+    A weak student can keep its score so, because other ones of its answers are then right.
+    """
+    left = [
+        f"{proof.artefact}: the HTP does not support {', '.join(proof.left)}: these run on the CPU, and moving data "
+        "there and back costs more than they do"
+        for proof in proofs
+        if proof.left
+    ]
+    measured = proofs[0]  # on every row
+    if not measured.certified or measured.agreement >= FEWEST_ALIKE:
+        return left
+    return [
+        *left,
+        f"{measured.artefact}: keeps the score, but {1 - measured.agreement:.0%} of its answers are not those of the "
+        "fp32 file: look at some before it ships, or use w8a16",
+    ]
 
 
 def _run_fixed(file: Path) -> Run:
