@@ -83,7 +83,7 @@ def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths
     with PartialState().main_process_first():
         return RowLengths.measure(
             data.train, data.task, teacher.tokenizer, positions(teacher.model),
-            embedded=pooling_of(teacher.model.config).max_length, seed=seed,
+            teacher_length=pooling_of(teacher.model.config).max_length, seed=seed,
         )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
         if lengths.fitting <= stage.length:
             remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
         return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
-    if (read := lengths.embedded) and stage.length < read:
+    if (read := lengths.teacher_length) and stage.length < read:
         return [
             f"the student reads the first {stage.length} tokens of a text, the teacher {read}; if an index has longer "
             f"texts, use {setting}={read}: it hardly slows down training on short ones"

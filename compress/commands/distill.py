@@ -236,8 +236,7 @@ def prepare(
             vectors=(vectors or open_source(teacher)) if vectors_alone else None, reranker=reranker,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
-        unscored = context.kind == "embedding" and not any(map(len, context.data.train["scores"][:]))
-        if unscored and reads_scores(recipe):
+        if reads_scores(recipe) and context.kind == "embedding" and not any(map(len, context.data.train["scores"][:])):
             raise TeacherError(
                 f"{recipe.name} learns from a cross-encoder's scores, and {context.data.name} has none: name a "
                 "cross-encoder as the teacher, or give each passage its score, in a column teacher_score"

@@ -85,7 +85,7 @@ ROWS, SCORED = 64, 256
 RACED = 8
 """Rounds of the race in `ship`."""
 LIKELY = 0.1
-"""How far exporting mostly ends between its least and its most seconds, from 0 to 1 (docs/LOG.md, 2026-11-27)."""
+"""The share of the span between its least and its most seconds after which exporting mostly ends (docs/LOG.md)."""
 SHIPPED = 2.25
 """Size of a bundle relative to its weights: these, plus ONNX with four bytes per number, and with one."""
 

@@ -1,12 +1,12 @@
 """Open delimited files (csv, tsv, txt) as splits: detect delimiter, quoting and header by stated rules.
 
-A csv file is quoted as in RFC 4180. A tsv or txt file is read without quoting unless all quotation marks
-of its first rows wrap whole fields, and it or a sibling needs quoting: a field contains a doubled mark, a tab or a line
-end, or every row has a wrapped field. A first row is a header if it has the name of a requested column; or if none of
-its cells recurs in its column and a sibling starts with the same row; or if a usual column name in it never recurs; or
-if a column below a word has only numbers, or only values that recur. Lines of a txt file without tabs are split if all
-start with fastText's `__label__`, or if each ends in a recurring value after its only semicolon. A file without a
-header takes the column names of a sibling of the same width; else its columns are numbered from 1.
+A csv file is quoted as in RFC 4180. A tsv or txt file is read without quoting unless all quotation marks of its first
+rows wrap whole fields, and it or a sibling needs quoting: a field contains a doubled mark, a tab or a line end, or
+every row has a wrapped field. A first row is a header if it has the name of a requested column; or if none of its cells
+recurs in its column and a sibling starts with the same row; or if a usual column name in it never recurs; or if a
+column below a word has only numbers, or only values that recur. Lines of a txt file without tabs are split if all start
+with fastText's `__label__`, or if each ends in a recurring value after its only semicolon. A file without a header
+takes the column names of a sibling of the same width; else its columns are numbered from 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from compress.data.readers import Cell, RawSplit, count_characters, first_rows, no_rows, to_batches
+from compress.data.readers import Cell, RawSplit, count_characters, explain_empty, take_first_rows, to_batches
 from compress.data.schema import is_known, number
 from compress.data.text_files import LONGEST, lines
 from compress.errors import DataError
@@ -70,7 +70,7 @@ def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSpl
 
 def _head(path: Path) -> str:
     """Read the first lines, up to the last complete quoted field."""
-    first = first_rows(lines(path), len)
+    first = take_first_rows(lines(path), len)
     odd = sum(line.count('"') for line in first) % 2
     while odd and len(first) > 1:
         odd -= first.pop().count('"') % 2
@@ -90,9 +90,9 @@ def _look(path: Path, *, quoted: bool) -> Look:
         start = next(lines(path), "")
         delimiter = next((mark for mark in ",\t;" if mark in start), ",")
     look = Look(path, delimiter, quoted, ())
-    rows = [cells for _, cells in first_rows(_rows(look), lambda row: count_characters(row[1]))]
+    rows = [cells for _, cells in take_first_rows(_rows(look), lambda row: count_characters(row[1]))]
     if not rows:
-        raise no_rows(path)
+        raise explain_empty(path)
     return replace(look, rows=rows)
 
 
@@ -191,7 +191,7 @@ def _read_delimited(look: Look, header: Header | None, named: Sequence[str]) -> 
     skip = int(header is not None and header.own)
     body = look.rows[skip:]
     if not body:
-        raise no_rows(place, "has a header but no rows")
+        raise explain_empty(place, "has a header but no rows")
     # Users who name columns by number know the file: cells after the last named one are ignored.
     lenient = header is None and bool(named)
     sample = {name: [row[n] if n < len(row) else None for row in body] for n, name in enumerate(names)}

@@ -27,7 +27,7 @@ LONGEST: Final = 512
 """The longest length that is chosen: BERT's positions. Attention takes time in proportion to the square of it."""
 LONGEST_WINDOW: Final = 384
 """The same for questions about a text, which longer texts answer in several rows (Devlin et al. 2019, their code)."""
-EMBEDDED: Final = 256
+ENCODER_LENGTH: Final = 256
 """The tokens that a sentence encoder reads if its checkpoint does not say."""
 MEASURED: Final = 4096
 """The most tokens that are counted."""
@@ -37,16 +37,16 @@ MEASURED: Final = 4096
 class RowLengths:
     """The lengths of a random sample of a task's rows, in tokens, special tokens included.
 
-    longest    the longest length that may be chosen
-    windowed   long rows are read in several windows, none is cut
-    embedded   the tokens that the teacher reads of a text whose vector it makes: the texts of an index may be longer
-               than those trained on. None: the task is another
+    longest         the longest length that may be chosen
+    windowed        long rows are read in several windows, none is cut
+    teacher_length  tokens that a sentence encoder reads of a text: those of an index may be longer than those trained
+                    on; None for other tasks
     """
 
     tokens: NDArray[Any]
     longest: int
     windowed: bool
-    embedded: int | None = None
+    teacher_length: int | None = None
 
     @staticmethod
     def measure(
@@ -55,27 +55,27 @@ class RowLengths:
         tokenizer: PreTrainedTokenizerBase,
         positions: int | None,
         *,
-        embedded: int | None = None,
+        teacher_length: int | None = None,
         seed: int,
     ) -> RowLengths:
         """Measure up to SAMPLE rows of a split.
 
         positions  tokens that the model has positions for, if limited
-        embedded   tokens that a sentence encoder reads, if its checkpoint says so
+        teacher_length   tokens that a sentence encoder reads, if its checkpoint says so
         """
         longest = min(LONGEST_WINDOW if task.kind == "qa" else LONGEST, positions or LONGEST)
         if len(split) > SAMPLE:
             split = split.select(np.sort(np.random.default_rng(seed).choice(len(split), SAMPLE, replace=False)))
         windowed = task.kind in ("qa", "tagging")
         rows = encode(split, tokenizer, longest if windowed else MEASURED, prompts=task.prompts)
-        read = min(embedded or EMBEDDED, positions or MEASURED) if task.kind == "embedding" else None
+        read = min(teacher_length or ENCODER_LENGTH, positions or MEASURED) if task.kind == "embedding" else None
         return RowLengths(np.asarray(rows["length"][:]), longest, windowed, read)
 
     @property
     def fitting(self) -> int:
         """Return the smallest multiple of STEP that READ_WHOLE of the rows fit, at least what the teacher embeds."""
         needed = STEP * math.ceil(float(np.quantile(self.tokens, READ_WHOLE)) / STEP)
-        return min(max(needed, self.embedded or 0), self.longest)
+        return min(max(needed, self.teacher_length or 0), self.longest)
 
     def share_cut(self, max_length: int) -> float:
         """Return the share of rows that lose text at this length."""

@@ -110,7 +110,7 @@ def chunks(
         yield chunk
 
 
-def first_rows(rows: Iterable[Item], size: Callable[[Item], int]) -> list[Item]:
+def take_first_rows(rows: Iterable[Item], size: Callable[[Item], int]) -> list[Item]:
     return next(chunks(rows, size, SAMPLE_ROWS, SAMPLE_CHARACTERS), [])
 
 
@@ -140,7 +140,7 @@ def to_batches(
         yield pa.record_batch([pa.array(cells, kind) for cells, kind in zip(columns, types, strict=True)], list(names))
 
 
-def no_rows(place: object, what: str = "is empty") -> DataError:
+def explain_empty(place: object, what: str = "is empty") -> DataError:
     return DataError(f"{place} {what}; expected rows of a text and a label.")
 
 
@@ -201,9 +201,9 @@ def _rows_of(table: Record) -> Iterable[Any]:
 
 def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSplit:
     """Make a split of mappings from column names to values; every reading calls `records` again."""
-    first = first_rows(map(_flat, records()), lambda record: count_characters(record.values()))
+    first = take_first_rows(map(_flat, records()), lambda record: count_characters(record.values()))
     if not first:
-        raise no_rows(place)
+        raise explain_empty(place)
     nested = {name for record in first for name, value in record.items() if _is_nested(value)}
     columns = tuple(dict.fromkeys(name for record in first for name in record if name not in nested))
     sample = {name: [_cell(record.get(name), place) for record in first] for name in columns}
@@ -345,7 +345,7 @@ def _read_typed(
 
     first = next(flat(columns), None) if columns else None
     if first is None or not first.num_rows:
-        raise no_rows(place)
+        raise explain_empty(place)
     sample = {name: cells(first.slice(0, SAMPLE_ROWS), name).to_pylist() for name in columns}
 
     def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:

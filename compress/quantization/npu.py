@@ -54,7 +54,7 @@ SHORTEST = 8
 EMULATED_ROWS = (32, 256)
 """Rows for the emulator, spread evenly: the minimum, and the maximum if that takes at most EMULATED_SECONDS."""
 EMULATED_SECONDS = 120.0
-FEWEST_ALIKE = 0.9
+LEAST_AGREEMENT = 0.9
 """The share of answers like the fp32 file's below which a certified file is warned of."""
 UNTIMED = (
     "no latency is reported: the emulator's time does not predict that of a phone. A context binary is for one version "
@@ -252,12 +252,12 @@ def write_npu(
             apart = context.differs(_run_fixed(target), rows=trial_rows)
             exported.append(ExportedFile(target.name, precision, apart, note, proofs=tuple(proofs)))
             verdicts += map(describe_proof, proofs[1:])
-            warnings += describe_doubts(proofs[1:])
+            warnings += list_warnings(proofs[1:])
     verdicts.append(UNTIMED)
     return ExportResult(tuple(exported), tuple(verdicts), tuple(warnings))
 
 
-def describe_doubts(proofs: Sequence[Certificate]) -> list[str]:
+def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
     """Return warnings: of operators that the HTP leaves to the CPU, and of a score that other answers than fp32's keep.
 
     A weak student can keep its score so, because other ones of its answers are then right.
@@ -269,7 +269,7 @@ def describe_doubts(proofs: Sequence[Certificate]) -> list[str]:
         if proof.left
     ]
     measured = proofs[0]  # on every row
-    if not measured.certified or measured.agreement >= FEWEST_ALIKE:
+    if not measured.certified or measured.agreement >= LEAST_AGREEMENT:
         return left
     return [
         *left,

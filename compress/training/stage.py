@@ -485,8 +485,9 @@ def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Datas
     if torch.cuda.is_available() and objective.teacher_wants - {"logits"}:
         return False  # a GPU computes hidden states sooner than it receives them
     per_epoch = len(rows) // stage.batch
-    least = plan_length(stage, per_epoch, per_query=rows_per_query(rows)).least
-    steps = least if stage.open_ended else plan_steps(stage, per_epoch)
+    steps = plan_steps(stage, per_epoch)
+    if stage.open_ended:
+        steps = plan_length(stage, per_epoch, per_query=rows_per_query(rows)).least
     wants, layers = objective.teacher_wants, len({n for pairs in objective.pairs for _, n in pairs})
     lengths = np.asarray(rows["length"][:])
     shape = Shape.from_config(teacher.model.config)

@@ -122,8 +122,8 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return begin - begin[first]
 
 
-def _show_outputs(lengths: NDArray[np.int64], first: int, order: NDArray[np.int64]) -> Progress:
-    """Show how many rows are done, after those before `first`, in this order; tokens take as long as each other."""
+def _make_progress(lengths: NDArray[np.int64], first: int, order: NDArray[np.int64]) -> Progress:
+    """Make the progress of rows in this order, after those before `first`. All tokens are taken to last as long."""
     tokens = lengths[:first].sum() + np.append(0, np.cumsum(lengths[order]))
 
     def share(done: float) -> float:
@@ -184,7 +184,7 @@ def teacher_cache(
         tokens, pairs = int(lengths[first:last].sum()), int((lengths[first:last] ** 2).sum())
         files: dict[str, Any] = {}
         with ExitStack() as unfinished:
-            bar = unfinished.enter_context(_show_outputs(lengths, first, order))
+            bar = unfinished.enter_context(_make_progress(lengths, first, order))
             for at in range(0, len(order), batch):
                 chosen = [int(i) for i in order[at : at + batch]]
                 inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}

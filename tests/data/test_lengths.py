@@ -21,12 +21,12 @@ from tests import tiny
 
 
 def measure(
-    words: list[int], *, kind: Kind = "classification", positions: int | None = None, embedded: int | None = None
+    words: list[int], *, kind: Kind = "classification", positions: int | None = None, teacher_length: int | None = None
 ) -> RowLengths:
     """Measure texts of so many words; every word is a token, and every text has two special ones."""
     split = Dataset.from_dict({"text": ["film " * many for many in words], "label": [0] * len(words)})
     task = Task(kind, ("text",), "label", (), "")
-    return RowLengths.measure(split, task, tiny.tokenizer(), positions, embedded=embedded, seed=0)
+    return RowLengths.measure(split, task, tiny.tokenizer(), positions, teacher_length=teacher_length, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def test_the_kind_of_task_limits_the_length() -> None:
 def test_vectors_read_as_much_as_the_teacher() -> None:
     assert measure([5], kind="embedding").fitting == 256
     assert measure([5], kind="embedding", positions=128).fitting == 128
-    assert measure([5], kind="embedding", embedded=384, positions=512).fitting == 384
-    assert measure([200], kind="embedding", embedded=128).fitting == 256
-    assert measure([5], kind="embedding", embedded=8192).fitting == 512
-    assert measure([5], embedded=384).fitting == 64  # a sentence encoder that learns to classify
+    assert measure([5], kind="embedding", teacher_length=384, positions=512).fitting == 384
+    assert measure([200], kind="embedding", teacher_length=128).fitting == 256
+    assert measure([5], kind="embedding", teacher_length=8192).fitting == 512
+    assert measure([5], teacher_length=384).fitting == 64  # a sentence encoder that learns to classify
 
 
 def test_a_student_that_reads_less_than_its_teacher_is_named(tmp_path: Path) -> None:
-    rows = measure([5], kind="embedding", embedded=384)
+    rows = measure([5], kind="embedding", teacher_length=384)
     short = recipe(tmp_path, "stages.1.max_length=128").with_length(rows.fitting)
     (note,) = describe_cuts(short, rows)
     assert "the first 128 tokens" in note and "--set stages.1.max_length=384" in note
     assert describe_cuts(recipe(tmp_path).with_length(rows.fitting), rows) == []
-    assert describe_cuts(short, measure([5], embedded=384)) == []
+    assert describe_cuts(short, measure([5], teacher_length=384)) == []
 
 
 def test_pairs_are_measured_together() -> None:

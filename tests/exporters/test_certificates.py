@@ -13,7 +13,7 @@ from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.session import CERTIFICATE_KEY, metadata, read_certificate, read_model, save_certified
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization import calibration
-from compress.quantization.npu import describe_doubts
+from compress.quantization.npu import list_warnings
 from compress.records.certificate import Certificate
 from compress.trimming import trim_file
 
@@ -77,7 +77,7 @@ def test_a_certificate_is_in_the_file_beside_what_was_there(file: Path) -> None:
 
 def test_a_score_that_other_answers_keep_is_warned_of() -> None:
     """As by a student that answers few questions, of which other ones are right."""
-    (warning,) = describe_doubts([replace(PROOF, certified=True, agreement=0.69)])
+    (warning,) = list_warnings([replace(PROOF, certified=True, agreement=0.69)])
     assert "31% of its answers" in warning
-    assert describe_doubts([replace(PROOF, certified=True, agreement=0.95)]) == []
-    assert describe_doubts([replace(PROOF, certified=False, agreement=0.69)]) == []
+    assert list_warnings([replace(PROOF, certified=True, agreement=0.95)]) == []
+    assert list_warnings([replace(PROOF, certified=False, agreement=0.69)]) == []
