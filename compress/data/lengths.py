@@ -60,8 +60,8 @@ class RowLengths:
     ) -> RowLengths:
         """Measure up to SAMPLE rows of a split.
 
-        positions  tokens that the model has positions for, if limited
-        teacher_length   tokens that a sentence encoder reads, if its checkpoint says so
+        positions       tokens that the model has positions for, if limited
+        teacher_length  tokens that a sentence encoder reads, if its checkpoint says so
         """
         longest = min(LONGEST_WINDOW if task.kind == "qa" else LONGEST, positions or LONGEST)
         if len(split) > SAMPLE:
