@@ -25,7 +25,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from benchmarks.common import make_parser, write_result
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import Recipe
+from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.models import student as students

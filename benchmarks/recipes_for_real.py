@@ -47,8 +47,9 @@ import compress
 from benchmarks.common import make_parser, write_result
 from compress.commands.distill import StageModels, prepare
 from compress.config.options import DataOptions, LengthOptions, RunOptions
-from compress.config.recipe import Recipe, Stage, Target
+from compress.config.recipe import Recipe, Target
 from compress.config.reference import Call
+from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data import load_task
 from compress.data.cache import home

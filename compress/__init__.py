@@ -42,7 +42,8 @@ if TYPE_CHECKING:
         SettingOptions,
         StudyOptions,
     )
-    from compress.config.recipe import Recipe, StudentSpec
+    from compress.config.recipe import Recipe
+    from compress.config.stages import StudentSpec
     from compress.config.term import Term
     from compress.data import Task, TaskData, load_task
     from compress.errors import CompressError
@@ -77,7 +78,8 @@ _NAMES = {
     "commands.trim": "forecast_trimming trim",
     "config.options": "CheckpointOptions ColumnOptions DataOptions DeviceOptions DeviceSettingOptions "
     "Int8Options LengthOptions MeasureOptions PruneOptions RunOptions SettingOptions StudyOptions",
-    "config.recipe": "Recipe StudentSpec",
+    "config.recipe": "Recipe",
+    "config.stages": "StudentSpec",
     "config.term": "Term",
     "data": "Task TaskData load_task",
     "errors": "CompressError",

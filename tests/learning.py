@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compress.config.recipe import Stage
+from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.training import stage as stages

@@ -8,8 +8,9 @@ import torch
 from accelerate import PartialState
 
 from compress.config import reference, user_code
-from compress.config.recipe import AnyStage, Recipe, Stage, StudentSpec, ancestor
+from compress.config.recipe import Recipe, ancestor
 from compress.config.reference import Call
+from compress.config.stages import AnyStage, Stage, StudentSpec
 from compress.data.lengths import RowLengths
 from compress.errors import RecipeError
 from compress.models import checkpoints

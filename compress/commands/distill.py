@@ -28,8 +28,9 @@ from compress.config import user_code
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.limits import check_number
 from compress.config.options import DataOptions, LengthOptions, RunOptions
-from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, ancestor, spec_of
+from compress.config.recipe import WHOLE, Recipe, ancestor, spec_of
 from compress.config.reference import Call
+from compress.config.stages import AnyStage, Prune, Stage
 from compress.console import print_note, warn
 from compress.data import load_task
 from compress.data.collate import Collate

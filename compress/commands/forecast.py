@@ -28,9 +28,10 @@ from compress.commands.label import forecast_answers
 from compress.commands.ship import LENGTHS
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
-from compress.config.recipe import AnyStage, Prune, Recipe, Stage, Target
+from compress.config.recipe import Recipe, Target
 from compress.config.reference import Call
 from compress.config.reference import options as options_of
+from compress.config.stages import AnyStage, Prune, Stage
 from compress.data.cache import is_whole
 from compress.data.collate import LengthGrouped, Order
 from compress.data.objects import teacher_path

@@ -19,7 +19,7 @@ from compress.commands.forecast import ROWS, SCORED, Trials, forecast_stages
 from compress.commands.search import STUDY, TRIALS, check_stages, make_config, make_recipe, parts
 from compress.commands.ship import BUDGETED_LIMIT
 from compress.config.options import DataOptions, MeasureOptions, RunOptions, StudyOptions
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.data.cache import is_whole
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator

@@ -16,8 +16,9 @@ from compress.commands.checks import load_functions, on_cpu
 from compress.commands.distill import distill
 from compress.config.loader import names
 from compress.config.options import DataOptions, LengthOptions, PruneOptions, RunOptions, SettingOptions
-from compress.config.recipe import BUDGETS, SIZES, Recipe, Stage, Target
+from compress.config.recipe import BUDGETS, SIZES, Recipe, Target
 from compress.config.reference import options as options_of
+from compress.config.stages import Stage
 from compress.data.objects import data_path, teacher_path
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle

@@ -20,7 +20,8 @@ from compress.commands.distill import StageModels, load_inputs
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
 from compress.config.options import DataOptions, MeasureOptions, RunOptions, StudyOptions
-from compress.config.recipe import AnyStage, Recipe, Stage
+from compress.config.recipe import Recipe
+from compress.config.stages import AnyStage, Stage
 from compress.console import print_note
 from compress.data import load_task
 from compress.data.objects import data_path, teacher_path

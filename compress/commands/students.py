@@ -15,8 +15,9 @@ from rich.table import Table
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from compress.config.loader import names
-from compress.config.recipe import INITS, Recipe, StudentSpec
+from compress.config.recipe import Recipe
 from compress.config.reference import Call
+from compress.config.stages import INITS, StudentSpec
 from compress.errors import ObjectiveError, PruneError, StudentError, TeacherError
 from compress.models import heads
 from compress.models.checkpoints import config_folder

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from compress.config.recipe import INITS, Recipe
+from compress.config.recipe import Recipe
+from compress.config.stages import INITS
 
 PURPOSES: Final = {
     "prompted": "Without labels: a prompted language model provides them",

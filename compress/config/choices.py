@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from compress.config.loader import explain, folder, load_yaml, locate
-from compress.config.recipe import Effort, Frozen, Recipe
+from compress.config.recipe import Recipe
+from compress.config.stages import Effort, Frozen
 from compress.errors import RecipeError
 
 AUTO = "auto"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from compress.config.recipe import Head
+    from compress.config.stages import Head
 
 CLASSES: Final[Mapping[Kind, str]] = {
     "classification": "AutoModelForSequenceClassification",

@@ -10,8 +10,8 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
-from compress.config.recipe import INITS, Head, StudentSpec
 from compress.config.reference import Call, options
+from compress.config.stages import INITS, Head, StudentSpec
 from compress.data.masking import Words
 from compress.data.task import Kind
 from compress.errors import StudentError, TeacherError, did_you_mean

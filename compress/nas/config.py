@@ -18,19 +18,9 @@ from compress import io
 from compress.config import loader, user_code
 from compress.config.loader import parse_yaml, plain_tree
 from compress.config.options import BudgetOptions, DataOptions
-from compress.config.recipe import (
-    ALL_KINDS,
-    FINETUNE,
-    SIZES,
-    TEACHER_LM,
-    Frozen,
-    Line,
-    Paper,
-    Recipe,
-    Stage,
-    StudentSpec,
-)
+from compress.config.recipe import FINETUNE, SIZES, TEACHER_LM, Paper, Recipe
 from compress.config.reference import Call
+from compress.config.stages import ALL_KINDS, Frozen, Line, Stage, StudentSpec
 from compress.errors import RecipeError, SearchError, did_you_mean
 from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from compress.config.recipe import Stage
+from compress.config.stages import Stage
 from compress.console import warn
 from compress.data.task import TaskData
 from compress.errors import SearchError

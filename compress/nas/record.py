@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from rich.console import Console
 
 from compress.benchmark.local import machine
-from compress.config.recipe import Stage
+from compress.config.stages import Stage
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import atomic_file

@@ -30,8 +30,8 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compress.config.recipe import Stage
 from compress.config.reference import options
+from compress.config.stages import Stage
 from compress.evaluation.evaluator import EvaluationBatches
 from compress.io import load_json, write_json
 from compress.latency.model import model_cost

@@ -34,7 +34,7 @@ from typing_extensions import TypedDict
 
 from compress import io as digest
 from compress.config import loader
-from compress.config.recipe import Frozen
+from compress.config.stages import Frozen
 from compress.errors import PromptError, RecipeError, TeacherError
 from compress.prompting.answers import Likelihood, UnansweredError
 from compress.terminal import one_line

@@ -32,7 +32,8 @@ from rich.console import Console
 from scipy.special import log_softmax, logsumexp
 
 from compress import io as digest
-from compress.config.recipe import INITS, Recipe
+from compress.config.recipe import Recipe
+from compress.config.stages import INITS
 from compress.console import print_note
 from compress.data.task import Task, TaskData
 from compress.errors import ObjectiveError, PromptError, RecipeError, TeacherError, did_you_mean

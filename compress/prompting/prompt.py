@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from compress.config import loader
-from compress.config.recipe import Frozen
+from compress.config.stages import Frozen
 from compress.errors import PromptError, RecipeError, did_you_mean
 
 VARIABLES = ("text", "text_pair", "label")

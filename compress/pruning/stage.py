@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, set_seed
 
 from compress import io
-from compress.config.recipe import Prune, Recipe
+from compress.config.recipe import Recipe
+from compress.config.stages import Prune
 from compress.console import print_note
 from compress.errors import PruneError
 from compress.io import atomic_folder

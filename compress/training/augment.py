@@ -31,8 +31,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compress.config.recipe import AnyStage, Prune, Recipe
+from compress.config.recipe import Recipe
 from compress.config.reference import Call, source_files
+from compress.config.stages import AnyStage, Prune
 from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Corpus

@@ -10,8 +10,9 @@ from datasets import Dataset
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from compress.config.recipe import Recipe, Stage, spec_of
+from compress.config.recipe import Recipe, spec_of
 from compress.config.reference import Call
+from compress.config.stages import Stage
 from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from compress import io
-from compress.config.recipe import Head, Recipe, Stage
+from compress.config.recipe import Recipe
+from compress.config.stages import Head, Stage
 from compress.console import warn
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.optimization import Adafactor
 
-from compress.config.recipe import Stage
+from compress.config.stages import Stage
 
 
 def choose_optimizer(stage: Stage) -> tuple[type[Optimizer], dict[str, Any]] | None:

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
-from compress.config.recipe import AnyStage
+from compress.config.stages import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
 from compress.io import atomic_file, keep_if_intact, load_json, lock, make_folder, name_disk_errors, write_json

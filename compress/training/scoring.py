@@ -12,8 +12,8 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from compress.config.recipe import Stage
 from compress.config.reference import find
+from compress.config.stages import Stage
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import measure_perplexity

@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
-from compress.config.recipe import Stage
 from compress.config.reference import Call, options
+from compress.config.stages import Stage
 from compress.console import warn
 from compress.data.cache import home
 from compress.data.collate import (

@@ -30,7 +30,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from compress import io
-from compress.config.recipe import Stage
+from compress.config.stages import Stage
 from compress.data.collate import Batching, LengthGrouped, Order
 from compress.errors import CompressError, DamagedError
 from compress.io import atomic_file, load_json, make_folder, move_into_place, name_disk_errors, seal, verify

@@ -9,7 +9,8 @@ from transformers import GPT2Config
 
 from compress.commands.distill import distill
 from compress.commands.pretrain import pretrain
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import Recipe
+from compress.config.stages import Stage
 from compress.errors import RecipeError, TeacherError
 from compress.models.flops import warn_if_larger
 from compress.training.stage import explain_repetition, plan_steps

@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 import compress
 from compress.config.options import RunOptions
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.data.task import Task
 from compress.data.tokenize import encode
 from compress.data.vector_index import Form, find_nearest, pack

@@ -16,7 +16,8 @@ from transformers import AutoModel, AutoModelForPreTraining
 import compress
 from compress.commands import ship as shipping
 from compress.config.loader import names
-from compress.config.recipe import Prune, Recipe, Stage, StudentSpec, Target
+from compress.config.recipe import Recipe, Target
+from compress.config.stages import Prune, Stage, StudentSpec
 from compress.config.term import Term
 from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import compress
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.data.collate import Collate
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity, to_onnx

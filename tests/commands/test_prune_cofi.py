@@ -10,7 +10,8 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 
 import compress
 from compress.commands.prune import prune
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import Recipe
+from compress.config.stages import Stage
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity
 from compress.models.flops import count_parameters

@@ -12,7 +12,8 @@ from compress.commands.distill import distill, prepare
 from compress.commands.pretrain import prepare as prepare_pretraining
 from compress.commands.search import make_config
 from compress.config.options import DataOptions, LengthOptions, MeasureOptions, RunOptions, StudyOptions
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import Recipe
+from compress.config.stages import Stage
 from compress.data.lengths import RowLengths
 from compress.data.task import Kind, Task
 from compress.errors import RecipeError

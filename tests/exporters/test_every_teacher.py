@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
 import compress
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.config.term import Term
 from compress.data import TaskData, load_task
 from compress.data.collate import Collate

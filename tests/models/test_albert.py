@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from compress.config.recipe import Recipe, StudentSpec
+from compress.config.recipe import Recipe
+from compress.config.stages import StudentSpec
 from compress.models import heads
 from compress.models.student import build, config_for
 from tests import tiny

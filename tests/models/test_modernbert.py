@@ -10,7 +10,7 @@ from tokenizers import processors
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 import compress
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.exporters.artifact import Bundle
 from compress.records.run_report import Report
 from tests import command, tiny, unshipped

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.errors import StudentError
 from compress.exporters.onnx import to_onnx
 from compress.models import heads

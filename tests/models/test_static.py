@@ -11,7 +11,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 import compress
 from compress.commands.students import list_students
-from compress.config.recipe import Recipe, StudentSpec
+from compress.config.recipe import Recipe
+from compress.config.stages import StudentSpec
 from compress.data.masking import Words
 from compress.errors import StudentError
 from compress.exporters.onnx import parity, to_onnx

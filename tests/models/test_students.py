@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
 
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.errors import CompressError, StudentError
 from compress.models.init_weights import APART, KNOWN
 from compress.models.signals import open_attention, read

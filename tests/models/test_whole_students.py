@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.errors import StudentError
 from compress.models.init_weights import copy_whole
 from compress.models.student import build, choose_units, config_for, resolve_init

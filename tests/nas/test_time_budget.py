@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compress.config.recipe import Stage
+from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.errors import DamagedError, SearchError
 from compress.nas import finalists

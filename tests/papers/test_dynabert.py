@@ -12,8 +12,9 @@ from torch.nn.functional import linear
 
 from compress.config import reference
 from compress.config.loader import locate
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import Recipe
 from compress.config.reference import Call
+from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
 from compress.models.signals import read

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import Recipe
+from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, MobileBertConfig
 
-from compress.config.recipe import Recipe, StudentSpec
+from compress.config.recipe import Recipe
 from compress.config.reference import Call
+from compress.config.stages import StudentSpec
 from compress.config.term import Term
 from compress.errors import ObjectiveError, StudentError
 from compress.models.ibbert import IBBertConfig

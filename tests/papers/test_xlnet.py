@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import XLNetConfig, XLNetLMHeadModel
 
-from compress.config.recipe import Recipe, StudentSpec
+from compress.config.recipe import Recipe
+from compress.config.stages import StudentSpec
 from compress.data.constants import IGNORE_INDEX
 from compress.models.student import build, config_for
 from compress.papers.bert import masked_lm

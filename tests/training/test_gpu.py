@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import compress
-from compress.config.recipe import StudentSpec
+from compress.config.stages import StudentSpec
 from compress.config.term import Term
 from compress.models import student as students
 from compress.models.signals import read

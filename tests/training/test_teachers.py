@@ -18,7 +18,8 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from compress.config.recipe import FINETUNE, Stage
+from compress.config.recipe import FINETUNE
+from compress.config.stages import Stage
 from compress.data import Task, TaskData, load_task
 from compress.data.collate import Collate
 from compress.data.tokenize import encode

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compress.config.recipe import Stage
+from compress.config.stages import Stage
 from compress.config.term import Term
 from compress.data.collate import LengthGrouped
 from compress.errors import CompressError
