@@ -63,6 +63,7 @@ from compress.training.finetune import (
     TeacherCheck,
     check_head,
     check_logits,
+    is_ready,
     load_task_teacher,
     load_with_head,
     with_pretrained_head,
@@ -147,13 +148,13 @@ def distill(
 
 def describe_run(models: "StageModels", *, prompted: bool) -> str:
     """List the parts of a run that are still to do, in their order, the stages with their names."""
-    teacher, data = models.base_teacher, models.context.data
+    teacher, data, stage = models.base_teacher, models.context.data, models.recipe.teacher
     verbs = {stage.name: "prune" if isinstance(stage, Prune) else stage.kind for stage in models.recipe.stages}
     parts = {name: f"{verb} ({name})" for name, verb in verbs.items()}
     if prompted:
         parts = {"": f"ask {teacher.name}", **parts}
-    elif teacher.recorded is None and not teacher.trained:
-        parts = {models.recipe.teacher.name: f"fine-tune {teacher.name}", **parts}
+    elif teacher.recorded is None and not is_ready(teacher, stage, models.context, models.run):
+        parts = {stage.name: f"fine-tune {teacher.name}", **parts}
     done = [at for at, name in enumerate(parts) if name and models.run.result(name).is_dir()]
     left = [*list(parts.values())[max(done, default=-1) + 1 :], "export to ONNX"]
     rows = len(data.validation if data.test is None else data.test)
@@ -287,8 +288,11 @@ def choose_recipe(
         task_data = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted)
         folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
     family = teachers.load_config(folder).model_type if folder else ""
+    reranker = folder is not None and teachers.is_reranker(folder)
     scored = recorded or "teacher" in task_data.train.column_names
-    recipe, reason = candidates.decide(kind=task_data.task.kind, family=family, prompted=prompted, scored=scored)
+    recipe, reason = candidates.decide(
+        kind=task_data.task.kind, family=family, prompted=prompted, scored=scored, reranker=reranker
+    )
     print_note(console, f"recipe {recipe.name}: {reason}")
     return recipe
 

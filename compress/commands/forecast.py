@@ -57,7 +57,7 @@ from compress.records.latency import Setting
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model, trains_language_model
 from compress.training.context import TrainingContext
-from compress.training.finetune import cache_folder, load_with_head, with_head
+from compress.training.finetune import cache_folder, is_ready, load_with_head, with_head
 from compress.training.objective import Objective
 from compress.training.run import Run
 from compress.training.stage import (
@@ -295,10 +295,10 @@ class Trials:
 
     def try_teacher(self, stage: Stage, base_teacher: Teacher) -> tuple[Phase, Teacher]:
         """Forecast the fine-tuning of a teacher; return it with a head for the task, trained or not."""
-        data, teacher = self.context.data, base_teacher
+        teacher = base_teacher
         if teacher.trained:
             phase = Phase(stage.name, cached=True, note="has a head for the task")
-        elif is_whole(cache_folder(teacher, (data.name, data.fingerprint), stage, self.context, self.run)):
+        elif is_ready(teacher, stage, self.context, self.run):
             phase, teacher = Phase(stage.name, cached=True), with_head(teacher, stage, self.context, self.run)
         else:
             phase, _ = self.try_stage(stage, copy.deepcopy(teacher.model).requires_grad_(True), None)

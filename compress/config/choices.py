@@ -21,6 +21,7 @@ class Choice(Frozen):
     kinds, families   kinds of task, and model types of the teacher; left out: any
     prompted          whether the teacher is a prompted language model
     scored            whether the data bring a teacher's scores, or the teacher is vectors alone; left out: either
+    reranker          whether the teacher is a cross-encoder; left out: either
     set               overrides of its numbers; those of `target` give way to a target of the user's
     because           the reason, shown to the user
     """
@@ -31,12 +32,14 @@ class Choice(Frozen):
     families: tuple[str, ...] | None = None
     prompted: bool = False
     scored: bool | None = None
+    reranker: bool | None = None
     set: tuple[str, ...] = ()
 
-    def fits(self, kind: str, family: str, prompted: bool, scored: bool) -> bool:
+    def fits(self, kind: str, family: str, *, prompted: bool, scored: bool, reranker: bool) -> bool:
         """Return True if all conditions hold."""
         fits = (self.kinds is None or kind in self.kinds) and (self.families is None or family in self.families)
-        return fits and self.prompted == prompted and self.scored in (None, scored)
+        fits = fits and self.prompted == prompted and self.scored in (None, scored)
+        return fits and self.reranker in (None, reranker)
 
 
 class Choices(Frozen):
@@ -91,10 +94,12 @@ class CandidateRecipes:
         """Return the candidates with their open-ended stages at this effort."""
         return replace(self, options=tuple((choice, recipe.with_effort(effort)) for choice, recipe in self.options))
 
-    def decide(self, *, kind: str, family: str, prompted: bool, scored: bool = False) -> tuple[Recipe, str]:
+    def decide(
+        self, *, kind: str, family: str, prompted: bool, scored: bool = False, reranker: bool = False
+    ) -> tuple[Recipe, str]:
         """Return the first recipe that fits, and the reason. Raises RecipeError if none does."""
         for choice, recipe in self.options:
-            if choice.fits(kind, family, prompted, scored):
+            if choice.fits(kind, family, prompted=prompted, scored=scored, reranker=reranker):
                 return recipe, choice.because
         tried = ", ".join(recipe.name for _, recipe in self.options)
         case = "prompted teacher" if prompted else f"{family} teacher and a task of {kind}"

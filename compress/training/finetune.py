@@ -53,6 +53,12 @@ def with_head(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run
     return replace(load(teacher.name, folder, data.task), tokenizer=teacher.tokenizer)
 
 
+def is_ready(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run) -> bool:
+    """Return True if `with_head` has nothing to train: the teacher has a head, or an earlier run fine-tuned it."""
+    key = context.data.name, context.data.fingerprint
+    return teacher.trained or is_whole(cache_folder(teacher, key, stage, context, run))
+
+
 def _train_once(
     teacher: Teacher,
     data: tuple[str, str],

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from rich.console import Console
 
-from compress.commands.distill import distill
+from compress.commands.distill import choose_recipe, distill
+from compress.config.choices import CandidateRecipes
 from compress.config.options import DataOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import load_task
@@ -155,6 +157,20 @@ def test_vectors_learn_from_scores(teacher: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(tiny.checkpoint(tmp_path_factory.mktemp("reranker"), tiny.bert(labels=1)))
+
+
+def test_auto_takes_the_recipe_for_a_cross_encoder(reranker: Path, teacher: Path, tmp_path: Path) -> None:
+    table, data = CandidateRecipes.load("auto"), str(marked.beir(tmp_path / "beir"))
+    for name, kind, expected in (
+        (reranker, "embedding", "margin-mse-vectors"),
+        (teacher, "embedding", "prune-taylor"),
+        (reranker, "ranking", "prune-taylor"),
+    ):
+        recipe = choose_recipe(
+            table, str(name), data, DataOptions(kind=kind), prompted=False, recorded=False, options=RunOptions(),
+            console=Console(quiet=True),
+        )  # fmt: skip
+        assert recipe.name == expected
 
 
 def test_a_cross_encoder_scores_every_judged_passage(reranker: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from compress.models.checkpoints import resolve
 from compress.models.teacher import Teacher, load
 from compress.training import finetune
 from compress.training.context import TrainingContext
-from compress.training.finetune import TeacherCheck, check_logits, with_head
+from compress.training.finetune import TeacherCheck, check_logits, is_ready, with_head
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
 from tests import tiny
@@ -330,9 +330,10 @@ def test_a_time_limit_takes_a_teacher_that_was_trained_without_one(
 ) -> None:
     whole = tuned(headless, data, tmp_path / "first")
     monkeypatch.setattr(finetune, "run_stage", None)
-    given = load("tiny", headless, data.task)
+    given, run = load("tiny", headless, data.task), Run(tmp_path / "second", seed=0, main=True)
     limited = replace(context(given, data), time_limit=TimeLimit(0.0, (), minutes=1.0))
-    assert with_head(given, stage(), limited, Run(tmp_path / "second", seed=0, main=True)).folder == whole.folder
+    assert is_ready(given, stage(), limited, run)
+    assert with_head(given, stage(), limited, run).folder == whole.folder
 
 
 @pytest.mark.parametrize("change", ["seed", "stage", "teacher"])
@@ -347,8 +348,10 @@ def test_anything_it_depends_on_makes_another(
     run = Run(tmp_path / "second", seed=int(change == "seed"), main=True)
 
     monkeypatch.setattr(finetune, "run_stage", mock.Mock(side_effect=KeyboardInterrupt))
+    needed = stage(lr=2e-2) if change == "stage" else stage()
+    assert not is_ready(given, needed, context(given, data), run)
     with pytest.raises(KeyboardInterrupt):
-        with_head(given, stage(lr=2e-2) if change == "stage" else stage(), context(given, data), run)
+        with_head(given, needed, context(given, data), run)
 
 
 def test_a_teacher_with_a_head_is_left_alone(trained: Path, data: TaskData, tmp_path: Path) -> None:
