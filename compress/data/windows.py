@@ -7,6 +7,7 @@ that has more context around it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +22,9 @@ SHARED_CONTEXT = 128
 """Tokens that two windows of a context share, at most a third of a row: 128 of 384 (the authors' code)."""
 SHARED_WORDS = 32
 """Tokens that two windows of a sentence share, at most a quarter of a row."""
+WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
+"""The pattern of a word: a URL, a name with its @ or #, letters and digits joined by single marks; any other mark
+alone. Data sets of tagged words are split about like this."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Predict with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,9 +26,6 @@ from compress.progress import show_progress
 Text = str | tuple[str, str]
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
 """The outputs of a file that hold the answer, where it has others too."""
-WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
-"""The pattern of a word: a URL, a name with its @ or #, letters and digits joined by single marks; any other mark
-alone. Data sets of tagged words are split about like this."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +192,8 @@ class Predictor:
         return answers
 
     def _mark(self, texts: Sequence[str]) -> list[Marked]:
-        """Find the entities of each text, split into words by WORDS."""
-        words = [[match.span() for match in WORDS.finditer(text)] for text in texts]
+        """Find the entities of each text, split into words by `windows.WORDS`."""
+        words = [[match.span() for match in windows.WORDS.finditer(text)] for text in texts]
         split = [[text[start:end] for start, end in spans] for text, spans in zip(texts, words, strict=True)]
         read = list(windows.read_words(self.tokenizer, split, self.max_length))
         values_TV = _check_finite(self.logits(_feed(window.row) for each in read for window in each))

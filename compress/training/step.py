@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.config.term import Term
-from compress.data.constants import IGNORE_INDEX
+from compress.data.constants import IGNORE_INDEX, MISSING_TAG
 from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
@@ -92,7 +92,7 @@ class Distillation(nn.Module):
         batch = {name: column for name, column in columns.items() if column is not None} | more
         teacher = self.read_teacher(batch)
         if labels is not None and teacher is not None and teacher.logits is not None:
-            batch["labels"] = fill_labels(labels, teacher.logits)
+            batch["labels"] = fill_labels(labels, teacher.logits, tags=self.objective.kind == "tagging")
         at_BL = self.find_labelled(self.student, batch)
         student = read(self.student, batch, self.objective.student_wants, at_BL=at_BL)
         parts = self.objective(student, teacher, batch, items)
@@ -166,11 +166,14 @@ class WrappedStep(nn.Module):
         return self
 
 
-def fill_labels(labels: Tensor, teacher_BV: Tensor) -> Tensor:
-    """Fill in missing labels of examples with the teacher's answers: -100 for classes (B,), nan for floating labels.
+def fill_labels(labels: Tensor, teacher_BV: Tensor, *, tags: bool = False) -> Tensor:
+    """Fill in missing labels with the teacher's answers: -100 for classes (B,), nan for floating labels, and for `tags`
+    (B, L) MISSING_TAG, where the teacher's are (B, L, classes).
 
-    Labels of tokens stay as they are: -100 marks tokens to ignore.
+    Other labels of tokens stay as they are: -100 marks tokens to ignore.
     """
+    if tags:
+        return torch.where(labels == MISSING_TAG, teacher_BV.argmax(-1), labels)
     if labels.is_floating_point():
         answers = teacher_BV.view_as(labels) if teacher_BV.shape[-1] == 1 else teacher_BV > 0
         return torch.where(labels.isnan(), answers.to(labels.dtype), labels)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from compress.data import cache
+from compress.data.constants import MISSING_TAG
 from compress.data.corpus import Corpus, split_sentences
+from compress.data.windows import WORDS
 from compress.errors import DataError
 from compress.training.augment import missing_label
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from compress.data.task import TaskData
 
-ENCODING: Final = "1"
+ENCODING: Final = "2"
 """Part of every cache key: raise it when the rows of the same texts change."""
 MOST_TEXTS: Final = 40_000
 """The most texts that are added: as many as eight variants of 5,000 rows."""
@@ -34,7 +36,7 @@ UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (lambda text: [text],
 
 def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
     """Return True if there is a corpus whose texts, labelled by a teacher, are rows of this task."""
-    return corpus is not None and not (corpus.parallel or data.task.pair or data.task.tokenwise)
+    return corpus is not None and not (corpus.parallel or data.task.pair or data.task.kind == "qa")
 
 
 def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
@@ -52,25 +54,36 @@ def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
 def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: int) -> Dataset:
     """Return these rows of a task, followed by up to MOST_TEXTS texts drawn from the corpus.
 
-    Their labels are missing (-100, or nan), and `Distillation` fills in the teacher's answers. Documents are split into
-    lines, into sentences or not at all, whichever is nearest to the task's texts in length; texts of any split and
-    repeated texts are left out. The result is cached. Raises DataError like `check_texts`.
+    Their labels are missing (-100, or nan; MISSING_TAG for each word), and `Distillation` fills in the teacher's
+    answers. Documents are split into lines, into sentences or not at all, whichever is nearest to the task's texts in
+    length, and for tagging into words as `windows.WORDS` are; texts of any split and repeated texts are left out. The
+    result is cached. Raises DataError like `check_texts`.
     """
     corpus = check_texts(data, corpus)
     splits = [split for split in (rows, data.train, data.validation, data.test) if split is not None]
     key = cache.digest("unlabelled", ENCODING, corpus.fingerprint, *(each._fingerprint for each in splits), str(seed))
     schema = data.train.features.arrow_schema
+    tagged = data.task.kind == "tagging"
 
-    missing = missing_label(data.train[0]["label"])
+    def read(split: Dataset) -> Iterator[str]:
+        return map(" ".join, split["words"]) if tagged else iter(split["text"])
+
+    def unlabelled(text: str) -> dict[str, Any]:
+        if not tagged:
+            return {"text": text, "label": missing}
+        words = WORDS.findall(text)
+        return {"words": words, "tags": [MISSING_TAG] * len(words)}
+
+    missing = None if tagged else missing_label(data.train[0]["label"])
 
     def batches() -> Iterator[pa.RecordBatch]:
-        seen = {hash(text) for split in splits for text in split["text"]}
-        texts = draw(cut(corpus, data.train["text"][:COMPARED]), seen, np.random.default_rng(seed))
+        seen = {hash(text) for split in splits for text in read(split)}
+        texts = draw(cut(corpus, list(islice(read(data.train), COMPARED))), seen, np.random.default_rng(seed))
         for table in rows.with_format("arrow").iter(1000):
             yield from table.cast(schema).to_batches()
         for start in range(0, len(texts), 1000):
-            added = [{"text": text, "label": missing} for text in texts[start : start + 1000]]
-            yield pa.RecordBatch.from_pylist(added, schema=schema)
+            added = map(unlabelled, texts[start : start + 1000])
+            yield pa.RecordBatch.from_pylist(list(added), schema=schema)
 
     return cache.rows("unlabelled", key, batches, empty="the training split has no rows.")
 

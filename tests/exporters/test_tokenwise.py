@@ -13,10 +13,10 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.conll import entities
+from compress.data.windows import WORDS
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
-from compress.exporters.predictor import WORDS
 from tests import marked, tiny
 
 HEADS = {"qa": AutoModelForQuestionAnswering, "tagging": AutoModelForTokenClassification}

@@ -23,6 +23,7 @@ from compress.config.reference import Call
 from compress.config.reference import check as check_call
 from compress.data import cache, load_task
 from compress.data.corpus import Corpus
+from compress.data.tokenize import encode
 from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
@@ -30,7 +31,7 @@ from compress.training.augment import FEW_ROWS, add_stages, augment, missing_lab
 from compress.training.replacements import CandidateOptions, find_candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, takes_texts, with_texts
-from tests import tiny
+from tests import marked, tiny
 from tests.papers.case import authors
 from tests.unshipped import Trained
 
@@ -594,6 +595,22 @@ def test_a_corpus_gives_a_task_rows_without_labels(tmp_path: Path, home: Path) -
     assert set(rows["text"][len(data.train) :]) == {"good film", "bad film"}
     assert rows["label"][len(data.train) :] == [-100, -100]
     assert rows.features == data.train.features
+
+
+def test_a_corpus_gives_a_tagger_sentences_without_tags(tmp_path: Path, home: Path) -> None:
+    for split in ("train", "dev", "test"):
+        marked.sentences(tmp_path / f"{split}.conll", seed=len(split))
+    data = load_task(str(tmp_path))
+    known = " ".join(data.validation[0]["words"])
+    rows = with_texts(data.train, data, corpus_of(known, "so good, the film!", "@me: bad"), seed=0)
+    assert rows.features == data.train.features
+    count = len(data.train)
+    assert rows[:count] == data.train[:]
+    added = {tuple(row["words"]): set(row["tags"]) for row in rows.select(range(count, len(rows)))}
+    assert added == {("so", "good", ",", "the", "film", "!"): {-1}, ("@me", ":", "bad"): {-1}}
+    encoded = encode(rows, tiny.tokenizer(), 32)
+    labels = encoded[len(encoded) - 1]["labels"]
+    assert {label for label in labels if label != -100} == {-1}, "predicted, but without a tag"
 
 
 def test_tasks_without_texts_are_refused_before_training(

@@ -250,6 +250,12 @@ def test_the_teacher_answers_for_examples_without_a_label(labels: Any, teacher_B
     assert torch.equal(filled, torch.tensor(expected))
 
 
+def test_the_teacher_answers_for_words_without_a_tag() -> None:
+    tags = torch.tensor([[-100, 2, -1], [-1, -100, -100]])
+    teacher_BLC = torch.nn.functional.one_hot(torch.tensor([[0, 1, 2], [1, 1, 1]]), 3).float()
+    assert fill_labels(tags, teacher_BLC, tags=True).tolist() == [[-100, 2, 2], [1, -100, -100]]
+
+
 def test_a_missing_label_is_learned_as_the_teachers_answer() -> None:
     step, given = distillation(), labelled()
     with torch.no_grad():

@@ -33,7 +33,6 @@ from compress.data.conll import OUTSIDE
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import (
-    WORDS,
     Answer,
     Marked,
     Prediction,
@@ -262,7 +261,7 @@ def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Pre
 
 def _marked(text: str, answers: Mapping[str, Any]) -> Marked:
     """Find the entities among the words that a text file labels; words without a token are outside."""
-    spans = [match.span() for match in WORDS.finditer(text)]
+    spans = [match.span() for match in windows.WORDS.finditer(text)]
     tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
     at = {start: number for number, (start, _) in enumerate(spans)}
     for label, score, (start, _) in zip(answers["label"], answers["score"], answers["words"], strict=True):
@@ -309,7 +308,7 @@ def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelPr
     """Build the graph of a tokenizer, or load it from the cache, which saves seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
-    others = [WORDS.pattern, unidata_version, str(frame.question)]  # defined outside of this package
+    others = [windows.WORDS.pattern, unidata_version, str(frame.question)]  # defined outside of this package
     key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *others, *code)
 
     def build(folder: Path) -> None:
@@ -421,7 +420,7 @@ def _row(ids: list[int], types: list[int]) -> dict[str, list[Any]]:
 
 
 def _read_words(tokenizer: Tokenizer, frame: RowTemplate, text: str) -> dict[str, list[Any]]:
-    spans = [match.span() for match in WORDS.finditer(text)]
+    spans = [match.span() for match in windows.WORDS.finditer(text)]
     ((window, *_),) = windows.read_words(tokenizer, [[text[start:end] for start, end in spans]], frame.max_length)
     made = tokenizer.encode(
         [f" {text[start:end]}" for start, end in spans], is_pretokenized=True, add_special_tokens=False

@@ -15,10 +15,10 @@ from onnx import TensorProto, ValueInfoProto, helper
 from tokenizers import Tokenizer
 
 from compress.data.task import Kind, Task
-from compress.data.windows import LONGEST_QUESTION
+from compress.data.windows import LONGEST_QUESTION, WORDS
 from compress.errors import ExportError
 from compress.evaluation.qa import LONGEST
-from compress.exporters.predictor import VECTORS, WORDS
+from compress.exporters.predictor import VECTORS
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
 from compress.exporters.tokenizer.unigram import Unigram
@@ -316,7 +316,7 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
 
 
 def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens:
-    """Add the tokens of the words of each text, split by `predictor.WORDS`, every word tokenised by itself. Spans are
+    """Add the tokens of the words of each text, split by `windows.WORDS`, every word tokenised by itself. Spans are
     (T, 4): the characters of the token, and those of the word that begins with it, (0, 0) at its other tokens."""
     letters, spaces = (characters(_list_matches(pattern)) for pattern in (r"\w", r"\s"))
     pattern = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(r"\w", f"[{letters}]")
