@@ -23,7 +23,7 @@ from compress.training.objective import check_terms, find_loss
 from compress.training.stage import shares
 
 if TYPE_CHECKING:
-    from compress.data.task import TaskData
+    from compress.data.task import Kind, TaskData
 
 
 def on_cpu() -> bool:
@@ -77,6 +77,24 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
                 problems += [f"{recipe.name}: {problem}" for problem in error.problems]
     if problems:
         raise RecipeError(problems)
+
+
+def check_kind(recipe: Recipe, kind: "Kind") -> None:
+    """Raise RecipeError for stages on the task whose losses are for other kinds of task, or that need labels where the
+    data are texts without any."""
+    problems = []
+    for where, stage in list_stages(recipe):
+        if not isinstance(stage, Stage) or stage is recipe.teacher or (stage.data, stage.head) != ("task", "task"):
+            continue
+        terms = [term for term in stage.objective if term.serves(kind)]
+        labels = [term.name for term in terms if find_loss(term).reading.against == "labels"]
+        if stage.objective and not terms:
+            problems.append(f"{where} has no loss for {kind}: {', '.join(term.name for term in stage.objective)}")
+        elif labels and kind == "embedding":
+            problems.append(f"{where} needs labels, and texts for embedding have none: {', '.join(labels)}")
+    if problems:
+        remedy = "use another recipe (`compress recipes`), or --recipe auto, which chooses one for the kind of task"
+        raise RecipeError([f"{recipe.name}: {problem}; {remedy}" for problem in problems])
 
 
 def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
 from compress.commands import preflight
 from compress.commands.checks import (
+    check_kind,
     check_lengths,
     describe_cuts,
     find_reranker,
@@ -238,6 +239,7 @@ def prepare(
             vectors=(vectors or open_source(teacher)) if vectors_alone else None, reranker=reranker,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
+        check_kind(recipe, context.data.task.kind)
         if reads_scores(recipe) and context.kind == "embedding" and not any(map(len, context.data.train["scores"][:])):
             raise TeacherError(
                 f"{recipe.name} learns from a cross-encoder's scores, and {context.data.name} has none: name a "
@@ -258,7 +260,8 @@ def prepare(
             if any(stage.corpus for stage in recipe.training):
                 check_texts(context.data, context.corpus)
         if corpus is not None and not reads_corpus(recipe):
-            warn(console, f"no stage of {recipe.name} reads --corpus")
+            remedy = "; add these texts to --data" if context.kind == "embedding" else ""
+            warn(console, f"no stage of {recipe.name} reads --corpus{remedy}")
         if length.minutes is not None:
             untrained = () if base_teacher.trained or recorded else (recipe.teacher,)
             context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))

@@ -36,7 +36,7 @@ UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (lambda text: [text],
 
 def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
     """Return True if there is a corpus whose texts, labelled by a teacher, are rows of this task."""
-    return corpus is not None and not (corpus.parallel or data.task.pair or data.task.kind == "qa")
+    return corpus is not None and not (corpus.parallel or data.task.pair or data.task.kind in ("qa", "embedding"))
 
 
 def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
@@ -45,7 +45,7 @@ def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
         raise DataError("`corpus: true` needs unlabelled text: give --corpus, or leave it out of the recipe")
     if not takes_texts(data, corpus):
         raise DataError(
-            f"`corpus: true` needs a task of single texts and a corpus in one language; {data.name} is a "
+            f"`corpus: true` needs a task with labels for single texts and a corpus in one language; {data.name} is a "
             f"{'pair ' if data.task.pair else ''}{data.task.kind} task. Leave it out of the recipe"
         )
     return corpus

@@ -1,16 +1,19 @@
 """What is settled before anything is trained: heads that the teacher has, students that are smaller, steps worth it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from datasets import Dataset
 from transformers import GPT2Config
 
+from compress.commands.checks import check_kind
 from compress.commands.distill import distill
 from compress.commands.pretrain import pretrain
+from compress.config import loader
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
+from compress.data.task import Kind
 from compress.errors import RecipeError, TeacherError
 from compress.models.flops import warn_if_larger
 from compress.training.stage import explain_repetition, plan_steps
@@ -34,6 +37,40 @@ def test_a_recipe_without_a_task_is_not_distilled(recipe: str, tmp_path: Path) -
     with pytest.raises(RecipeError, match="compress pretrain"):
         distill(teacher="minilm", recipe=recipe, data="intents", out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "losses"),
+    [
+        ("dpr", "classification", "karpukhin.in_batch"),
+        ("hinton", "embedding", "bert.labels"),
+        ("tinybert", "tagging", ""),
+    ],
+)
+def test_a_recipe_for_another_kind_of_task(recipe: str, kind: Kind, losses: str) -> None:
+    found = Recipe.load(recipe)
+    if not losses:
+        check_kind(found, kind)
+        return
+    with pytest.raises(RecipeError) as refused:
+        check_kind(found, kind)
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"{recipe}: stages[0]")
+    assert losses in problem
+    assert "--recipe auto" in problem
+
+
+def test_every_kind_of_task_has_a_recipe() -> None:
+    fitting = {kind: [name for name in loader.names() if fits(name, kind)] for kind in get_args(Kind)}
+    assert all(len(names) > 5 for names in fitting.values()), fitting
+
+
+def fits(name: str, kind: Kind) -> bool:
+    try:
+        check_kind(Recipe.load(name), kind)
+    except RecipeError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

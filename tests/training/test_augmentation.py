@@ -621,6 +621,8 @@ def test_tasks_without_texts_are_refused_before_training(
     with pytest.raises(DataError, match="pair classification"):
         with_texts(pair.train, pair, corpus_of("good film"), seed=0)
     assert not takes_texts(data, replace(corpus_of("good film"), parallel=True))
+    for kind in ("qa", "embedding"):
+        assert not takes_texts(replace(data, task=replace(data.task, kind=kind)), corpus_of("good film"))
     monkeypatch.setattr(distilling, "load_task_teacher", lambda *_, **__: pytest.fail("was trained"))
     recipe = tiny.recipe(tmp_path / "recipe", OPEN.replace("augment: auto", "corpus: true"))
     with pytest.raises(DataError, match="--corpus"):
