@@ -14,7 +14,6 @@ from compress.slicing.cut import cut
 from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
 from compress.slicing.rules import GROUPED, place
 from compress.slicing.select import Kept
-from compress.slicing.shape import Shape
 from compress.slicing.sizes import select_layers
 
 KNOWN = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "ernie", "deberta-v2")
@@ -23,12 +22,11 @@ APART = ("modernbert",)
 """Families with blocks of their own: a student can only be cut out of a teacher of the same family."""
 SLICED = ("gpt2", *GROUPED)
 """Families whose students are cut out of a teacher of the same family by the names of the weights."""
-WHOLE = ("t5",)
-"""Families whose layers are copied whole, to students of any depth."""
 HEADS = ("score.", "classifier.", "qa_outputs.")
 """Prefixes of the weights of task heads, which depend on the number of labels."""
 
-_LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers))\.(\d+)\.(.*)")
+_LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers|attentions|layer_norm1|ffns|layer_norm2))\.(\d+)\.(.*)")
+"""A weight of a layer: its stack, its number there, and its name; the last four stacks are XLM's."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +79,16 @@ def copy_from_teacher(
     """Copy every weight that both models have; the others stay as they are.
 
     rule   the layers to copy whole, see `select_layers`
-    kept   the units of the teacher that the student consists of; None if its family is copied whole
+    kept   the units of the teacher that the student consists of; None if layers of its family are copied whole
 
     A teacher on the meta device has no weights to cut. Raises StudentError.
     """
     if kept is None:
-        mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
-        if mine.family != theirs.family or (mine.family not in WHOLE and mine.layers != theirs.layers):
+        mine, theirs = student.config.model_type, teacher.config.model_type
+        if mine != theirs:
             raise StudentError(
-                f"student.init: teacher knows the weights of {', '.join((*KNOWN, *APART, *SLICED, *WHOLE))}, not of "
-                f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every "
-                "size"
+                f"student.init: teacher: a student of a {theirs} model can only begin as a {mine} model if both are of "
+                f"{', '.join(KNOWN)}; use family: teacher, init: scratch, or the folder of a checkpoint"
             )
         copy_whole(student, teacher, rule)
         return
@@ -150,8 +147,8 @@ def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | S
 
     _copy_by_name(
         own, {name: source[there] for name in own if (there := name_in_teacher(name)) in source},
-        remedy=f"the layers of a {teacher.config.model_type} are copied whole: leave out hidden, ffn and heads, or use "
-        "init: scratch",
+        remedy=f"layers of {teacher.config.model_type} models are copied whole: leave out every size but layers, or "
+        "use init: scratch",
     )  # fmt: skip
 
 

@@ -214,8 +214,11 @@ def resolve_init(spec: StudentSpec, teacher: Any) -> StudentSpec:
 def _can_cut(spec: StudentSpec, teacher: Any, config: Any) -> bool:
     """Return True if a student of this config can be cut out of its teacher."""
     mine, theirs = Shape.from_config(config), Shape.from_config(teacher)
-    if any(getattr(mine, size) > getattr(theirs, size) for size in _SIZES) or not cuts(theirs.family, mine.family):
+    if any(getattr(mine, size) > getattr(theirs, size) for size in _SIZES):
         return False
+    if not cuts(theirs.family, mine.family):
+        same = all(getattr(mine, size) == getattr(theirs, size) for size in _SIZES[1:])
+        return same and mine.family == theirs.family
     if theirs.family in GROUPED:
         together = mine.heads * teacher.num_key_value_heads == theirs.heads * config.num_key_value_heads
         return together and mine.head_size == theirs.head_size

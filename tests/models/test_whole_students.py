@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2LMHeadModel, XLMConfig
 
 from compress.config.stages import StudentSpec
 from compress.errors import StudentError
@@ -87,7 +87,7 @@ def test_any_size_from_scratch(family: str) -> None:
 
 
 def test_a_narrower_copy_of_t5() -> None:
-    with pytest.raises(StudentError, match=r"\(\d+, 16\) in the student.* the layers of a t5 are copied whole"):
+    with pytest.raises(StudentError, match=r"\(\d+, 16\) in the student.* layers of t5 models are copied whole"):
         made("t5", StudentSpec(hidden=16, init="teacher"))
 
 
@@ -164,3 +164,27 @@ def test_another_head_is_not_copied() -> None:
     copy_whole(student, teacher, "even")
     assert torch.equal(student.score.weight, before)
     assert torch.equal(student.transformer.wte.weight, teacher.transformer.wte.weight)
+
+
+@pytest.mark.parametrize("family", ["albert", "mobilebert", "deberta", "xlnet", "xlm", "mpnet", "camembert"])
+@pytest.mark.parametrize("init", ["teacher", "auto"])
+def test_whole_layers_of_any_family(family: str, init: str) -> None:
+    """A student of layers 1 and 3 equals its teacher without the others; those of ALBERT are all the same."""
+    xlm = XLMConfig(vocab_size=45, emb_dim=32, n_layers=4, n_heads=4, num_labels=3, pad_index=0, init_std=0.2)
+    config = xlm if family == "xlm" else tiny.config(family, layers=4)
+    teacher = AutoModelForSequenceClassification.from_config(config).eval()
+    student = build(StudentSpec(layers=2, copy_layers=(1, 3), init=init), teacher).eval()
+    assert Shape.from_config(student.config).layers == 2
+    for module in teacher.modules():
+        for name, stack in module.named_children():
+            if isinstance(stack, torch.nn.ModuleList) and len(stack) == 4:
+                setattr(module, name, torch.nn.ModuleList([stack[1], stack[3]]))
+                stack[1].layer_id, stack[3].layer_id = 0, 1  # places in XLM's cache
+    encoder = teacher.base_model.encoder if family == "albert" else teacher.base_model
+    encoder.config.num_hidden_layers = encoder.n_layers = 2  # XLM and ALBERT count
+    assert torch.equal(families.logits(student), families.logits(teacher))
+
+
+def test_a_student_of_another_family_has_nothing_to_copy() -> None:
+    with pytest.raises(StudentError, match="a student of a mobilebert model can only begin as a bert model if both"):
+        build(StudentSpec(family="bert", init="teacher"), tiny.model("mobilebert"))
