@@ -121,15 +121,18 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
         )
         return graph.op("Reshape", flat, shape, allowzero=1)
 
-    segments = [part.segment for part in frame.parts if part.token is None]
-    types_R = graph.op("Concat", *(graph.full(batch, segment) for segment in segments), axis=0)
-    types = [graph.select(graph.op("Gather", types_R, lines_T), fits_T)]
-    types += [graph.full(batch, part.segment) for _, part in own]
+    if any(part.segment for part in frame.parts):
+        segments = [part.segment for part in frame.parts if part.token is None]
+        types_R = graph.op("Concat", *(graph.full(batch, segment) for segment in segments), axis=0)
+        types = [graph.select(graph.op("Gather", types_R, lines_T), fits_T)]
+        types_BL = placed([*types, *(graph.full(batch, part.segment) for _, part in own)], 0)
+    else:
+        types_BL = graph.full(shape)
     real = graph.op("Less", graph.numbers(longest), graph.op("Unsqueeze", ends, graph.constant([1])))
     made = {
         "input_ids": placed(values, frame.padding),
         "attention_mask": graph.integers(real),
-        "token_type_ids": placed(types, 0),
+        "token_type_ids": types_BL,
     }
     if not frame.outputs:
         return made
@@ -213,10 +216,11 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
     highest = graph.op("GatherElements", probabilities, best, axis=axis)
     graph.name_output("score", graph.op("Squeeze", highest, graph.constant([2])) if tokens else graph.flat(highest))
     graph.name_output("probabilities", probabilities)
-    labels = graph.constant(list(task.labels))
+    labels = graph.constant([*task.labels, ""] if tokens else list(task.labels))
     if tokens:
-        of_token = graph.op("Gather", labels, graph.op("Squeeze", best, graph.constant([2])))
-        graph.name_output("label", graph.op("Where", _covers(graph, "words"), of_token, graph.constant([""])))
+        found = graph.op("Squeeze", best, graph.constant([2]))
+        found = graph.op("Where", _covers(graph, "words"), found, graph.constant(len(task.labels)))
+        graph.name_output("label", graph.op("Gather", labels, found))
     elif several:
         likely = graph.op("GreaterOrEqual", probabilities, graph.constant(np.array(LIKELY, np.float32)))
         graph.name_output("label", graph.op("Where", likely, labels, graph.constant([""])))
