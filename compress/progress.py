@@ -45,7 +45,11 @@ class Progress:
     always   print the end of the phase to a log, however short it was
     seconds  the phase ends after these, even if less than `total` is done then
     share    returns the share of the phase's time that so many items take; None: each takes as long as another
+
+    Set `at_most` while the phase may end before `total`.
     """
+
+    at_most = False
 
     def __init__(
         self, name: str, total: float | None = None, unit: str = "", *, console: "Console | None" = None,
@@ -126,7 +130,7 @@ class Progress:
         if self.total is not None and rate and self.done < self.total:
             share, first = self.share(self.done), self.share(self.first)
             left = min(passed * (1 - share) / (share - first), max(0.0, self.seconds - passed))
-            parts.append(f"{left / 60:.1f} min left")
+            parts.append(f"{'at most ' if self.at_most else ''}{left / 60:.1f} min left")
         return ", ".join(parts)
 
     def _share_of_items(self, done: float) -> float:

@@ -77,6 +77,15 @@ def test_a_phase_with_a_limit_has_no_more_time_left_than_that(printed: Console) 
     assert lines(printed)[0] == "scoring: 1/100 rows (1%), 25 s each, 1.0 min left"
 
 
+def test_a_phase_that_may_end_early(printed: Console) -> None:
+    clock = Clock()
+    with Progress("learning", 4, "steps", console=printed, clock=clock) as bar:
+        for at_most in (True, False):
+            clock.now, bar.at_most = clock.now + 30.0, at_most
+            bar.advance()
+    assert [line.rpartition(", ")[2] for line in lines(printed)] == ["at most 1.5 min left", "1.0 min left"]
+
+
 def test_a_terminal_shows_a_bar() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     run(0.001, console)

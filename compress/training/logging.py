@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from compress.io import atomic_file, flush, name_disk_errors
 from compress.progress import Progress
+from compress.training.schedule import AutoLength
 
 
 def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -72,9 +73,10 @@ class Journal(TrainerCallback):
     """Log one stage; used in the main process only."""
 
     def __init__(
-        self, stage: str, log: Path, tensorboard: Path, console: Console, *, batch: int, seconds: float | None = None
-    ) -> None:
-        self.stage, self.log, self.batch, self.console = stage, log, batch, console
+        self, stage: str, log: Path, tensorboard: Path, console: Console, *, batch: int, seconds: float | None = None,
+        length: AutoLength | None = None,
+    ) -> None:  # fmt: skip
+        self.stage, self.log, self.batch, self.console, self.length = stage, log, batch, console, length
         self.seconds = math.inf if seconds is None else seconds
         self.scalars = _Scalars(tensorboard / stage)
         self.bar: Progress | None = None
@@ -95,6 +97,7 @@ class Journal(TrainerCallback):
         speed = (state.global_step - self.first) * self.batch / max(self.bar.clock() - self.began, 1e-9)
         self.bar.facts = {"speed": f"{speed:,.0f} samples/s", **self.facts}
         self.bar.total = state.max_steps
+        self.bar.at_most = self.length is not None and self.length.is_open(state.global_step)
         self.bar.advance(state.global_step - self.bar.done)
 
     def on_log(

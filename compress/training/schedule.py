@@ -164,6 +164,10 @@ class AutoLength(TrainerCallback):
         self.start: int | None = None
         self.began, self.first = time.perf_counter(), 0
 
+    def is_open(self, step: int) -> bool:
+        """Return True if the stage may still end before its most steps."""
+        return self.start is None and self.length.least < self.length.most and step < self.length.last_start
+
     def schedule(self, optimizer: Any) -> LambdaLR:
         """Make the scheduler for this rate."""
         return LambdaLR(optimizer, self._factor)

@@ -146,7 +146,7 @@ def train(
             forget_after(run.path / "log.jsonl", stage.name, read_steps(checkpoint), partial(warn, console))
             journal = Journal(
                 stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, batch=stage.batch,
-                seconds=seconds,
+                seconds=seconds, length=trainer.length,
             )  # fmt: skip
             trainer.add_callback(journal)
             trainer.on_save = run.save_seconds

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from compress.training.logging import Journal, curves, forget_after, mend
+from compress.training.schedule import AutoLength, Length
 
 
 def test_tensorboard_has_the_values_of_the_log(tmp_path: Path) -> None:
@@ -22,6 +23,25 @@ def test_tensorboard_has_the_values_of_the_log(tmp_path: Path) -> None:
     assert curves(tmp_path / "log.jsonl") == {
         "lesson": [{"step": 1, "loss": 0.5, "bert.labels": 1.0}, {"step": 3, "loss": 0.25, "bert.labels": 0.5}]
     }
+
+
+def test_a_stage_of_open_length_takes_at_most_its_most_steps(tmp_path: Path) -> None:
+    length = AutoLength(Length(least=10, most=40, every=5), None, tmp_path / "limit.json")
+    journal = Journal("lesson", tmp_path / "log.jsonl", tmp_path / "tb", Console(quiet=True), batch=8, length=length)
+    arguments, state, control = (
+        TrainingArguments(output_dir=str(tmp_path)),
+        TrainerState(max_steps=40),
+        TrainerControl(),
+    )
+    journal.on_train_begin(arguments, state, control)
+    assert journal.bar is not None
+    found = []
+    for step, start in ((5, None), (29, None), (30, None), (29, 20)):
+        state.global_step, length.start = step, start
+        journal.on_step_end(arguments, state, control)
+        found.append(journal.bar.at_most)
+    assert found == [True, True, False, False]
+    journal.close()
 
 
 LINES = ('{"stage": "a", "step": 1, "loss": 0.5}', '{"stage": "a", "step": 2, "loss": 0.25}')
