@@ -105,7 +105,7 @@ def distill(
     data       embedded set, folder, hub id, DataFrame, Dataset, or {split: any of these}; `columns` name what cannot be
                detected
     recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices, chooses one for teacher and task
-    corpus     unlabelled text: for stages on text, and as more rows of tasks with single texts
+    corpus     unlabelled text: for stages on text, and as more rows of tasks of single texts or their words
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file) that
                labels the data by answering the prompt; the recipe's student names the checkpoint to start from
     out        the run's directory; `options.resume` continues an interrupted run, to the same final weights

@@ -15,7 +15,7 @@ from compress.reporting.format import GAP, capitalise, join_names
 
 MACRO = 0.05
 """The most by which macro F1 may fall further than the score without a remark."""
-LITTLE = 0.9
+LITTLE = 0.95
 """A student has lost much that keeps less than this share of its teacher's score."""
 BARELY = 0.1
 """A teacher has learned little that makes less than this share of a baseline's errors good."""
@@ -141,10 +141,12 @@ def _remark_loss(report: Report) -> list[str]:
         return []
     is_choice_of_auto = report.recipe.startswith("prune") or report.kind == "embedding"
     remedy = "a larger student" if is_choice_of_auto else "--recipe auto, which prunes the teacher where it can,"
-    metric = units.metric(report.metric)
+    reads_texts = report.kind in ("classification", "multilabel", "regression", "tagging")
+    texts = ", and similar texts without labels (--corpus) help tasks of single texts"
+    ends = texts if reads_texts and "--corpus" not in report.command else ""
     return [
-        f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s {metric}: {remedy} is likely to keep "
-        "more, and --effort best trains longer."
+        f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s {units.metric(report.metric)}: {remedy} "
+        f"is likely to keep more, --effort best trains longer{ends}."
     ]
 
 

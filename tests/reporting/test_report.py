@@ -142,10 +142,14 @@ def test_a_student_that_lost_much_is_warned_of_with_what_helps() -> None:
     lossy = with_student(score={"accuracy": 0.8})
     assert run_warnings(lossy) == [
         f"Student int8 keeps 88.9{units.GAP}% of the teacher’s accuracy: --recipe auto, which prunes the teacher where "
-        "it can, is likely to keep more, and --effort best trains longer."
+        "it can, is likely to keep more, --effort best trains longer, and similar texts without labels (--corpus) help "
+        "tasks of single texts."
     ]
     assert "a larger student is likely" in run_warnings(replace(lossy, recipe="prune-taylor"))[0]
-    assert run_warnings(with_student(score={"accuracy": 0.82})) == []
+    for change in ({"kind": "ranking"}, {"command": "compress distill --corpus wiki.txt"}):
+        (warning,) = run_warnings(replace(lossy, **change))
+        assert warning.endswith("is likely to keep more, --effort best trains longer.")
+    assert run_warnings(with_student(score={"accuracy": 0.86})) == []
 
 
 def test_a_lost_class_is_in_the_headline_the_warnings_and_the_remarks() -> None:
