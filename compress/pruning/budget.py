@@ -36,6 +36,7 @@ from compress.exporters.onnx import makes_segments
 from compress.io import write_json
 from compress.latency.measure import choose_spread, exported, race
 from compress.latency.model import Estimate, ShapeTimer, keep_within
+from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.signals import read
 from compress.models.teacher import Teacher
 from compress.pruning import importance
@@ -373,6 +374,10 @@ def decide(
     the model itself keeps.
     """
     stage, target = recipe.pruning[0], recipe.target
+    if isinstance(task_teacher.model, SentenceEncoder):  # vectors keep their width however narrow the shape is
+        encoder = copy.deepcopy(task_teacher.model)
+        project(encoder)
+        task_teacher = replace(task_teacher, model=encoder)
     model = task_teacher.model.to(PartialState().device)
     plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.length, stage.rows, run.seed)

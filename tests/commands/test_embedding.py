@@ -363,13 +363,15 @@ def test_quantise_and_trim(bundle: Bundle, data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hastened")
-def test_pruning_keeps_the_width_of_vectors(bundle: Bundle, data: Path, tmp_path: Path) -> None:
-    sizes = ["target.hidden=0.5", "target.heads=0.5", "target.ffn=0.5"]
+@pytest.mark.parametrize(
+    "sizes", [["target.hidden=0.5", "target.heads=0.5", "target.ffn=0.5"], ["target.max_params=3500"]]
+)
+def test_pruning_keeps_the_width_of_vectors(bundle: Bundle, data: Path, tmp_path: Path, sizes: list[str]) -> None:
     lengths = [f"stages.{stage}.{line}" for stage in ("recover-half", "recover") for line in ("epochs=1", "lr=1e-3")]
     options = RunOptions(overrides=(*sizes, *lengths))
     made = compress.prune(model=bundle.path, data=data, out=tmp_path / "run", options=options)
     weights = load_file(made.path / "2_Dense/model.safetensors")["linear.weight"]
-    assert weights.shape == (32, 8)
+    assert len(weights) == 32 > weights.shape[1] == json.loads((made.path / "config.json").read_text())["hidden_size"]
     assert (made.task.kind, made.task.width) == ("embedding", 32)
 
 
