@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
 from compress import io
@@ -153,6 +153,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
             f"{bad[0]}: weights and config do not belong together, or the file is incomplete; download both again"
         )
     check_vocabulary(folder, tokenizer, model)
+    if task.pair or task.kind == "qa":
+        _check_types(folder, tokenizer, config)
     if trained:
         _align_labels(model, task, name)
     return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained, allow_pickle)
@@ -228,6 +230,16 @@ def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: Pr
         raise TeacherError(
             f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
             "together; use the tokenizer that the model was trained with"
+        )
+
+
+def _check_types(folder: Path, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Raise TeacherError for a tokenizer that gives a pair of texts token types that the model does not have."""
+    known, highest = getattr(config, "type_vocab_size", 0), max(tokenizer("a", "a").get("token_type_ids", [0]))
+    if known and highest >= known:  # without any, the model does not read them
+        raise TeacherError(
+            f"{folder}: its tokenizer gives the second text of a pair the type {highest}, and the model knows {known} "
+            "types: they do not belong together; use the tokenizer that the model was trained with"
         )
 
 

@@ -17,6 +17,7 @@ from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModel
 
 from compress.config.recipe import FINETUNE
 from compress.config.stages import Stage
@@ -198,6 +199,14 @@ def test_a_tokenizer_of_another_model(copied: Path) -> None:
         TeacherError, match=r"makes token ids up to 46, the model knows 45: they do not belong together"
     ):
         load("tiny", copied, TASK)
+
+
+def test_a_tokenizer_with_other_token_types(tmp_path: Path) -> None:
+    """BERT's with a RoBERTa, which reads single texts like this, but no pairs."""
+    folder = Path(tiny.checkpoint(tmp_path, tiny.model("roberta", head=AutoModel)))
+    load("tiny", folder, TASK)
+    with pytest.raises(TeacherError, match="second text of a pair the type 1, and the model knows 1 types"):
+        load("tiny", folder, replace(TASK, text=("one", "other")))
 
 
 # Heads and labels
