@@ -65,24 +65,27 @@ def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: in
     schema = data.train.features.arrow_schema
     tagged = data.task.kind == "tagging"
 
+    missing = None if tagged else missing_label(data.train[0]["label"])
+
     def read(split: Dataset) -> Iterator[str]:
         return map(" ".join, split["words"]) if tagged else iter(split["text"])
 
     def unlabelled(text: str) -> dict[str, Any]:
         if not tagged:
             return {"text": text, "label": missing}
-        words = WORDS.findall(text)
+        words = text.split(" ")
         return {"words": words, "tags": [MISSING_TAG] * len(words)}
-
-    missing = None if tagged else missing_label(data.train[0]["label"])
 
     def batches() -> Iterator[pa.RecordBatch]:
         seen = {hash(text) for split in splits for text in read(split)}
-        texts = draw(cut(corpus, list(islice(read(data.train), COMPARED))), seen, np.random.default_rng(seed))
+        texts = cut(corpus, list(islice(read(data.train), COMPARED)))
+        if tagged:
+            texts = filter(None, (" ".join(WORDS.findall(text)) for text in texts))
+        drawn = draw(texts, seen, np.random.default_rng(seed))
         for table in rows.with_format("arrow").iter(1000):
             yield from table.cast(schema).to_batches()
-        for start in range(0, len(texts), 1000):
-            added = map(unlabelled, texts[start : start + 1000])
+        for start in range(0, len(drawn), 1000):
+            added = map(unlabelled, drawn[start : start + 1000])
             yield pa.RecordBatch.from_pylist(list(added), schema=schema)
 
     return cache.rows("unlabelled", key, batches, empty="the training split has no rows.")

@@ -601,8 +601,10 @@ def test_a_corpus_gives_a_tagger_sentences_without_tags(tmp_path: Path, home: Pa
     for split in ("train", "dev", "test"):
         marked.sentences(tmp_path / f"{split}.conll", seed=len(split))
     data = load_task(str(tmp_path))
-    known = " ".join(data.validation[0]["words"])
-    rows = with_texts(data.train, data, corpus_of(known, "so good, the film!", "@me: bad"), seed=0)
+    known = "  ".join(data.validation[0]["words"])
+    rows = with_texts(
+        data.train, data, corpus_of(known, "so good, the film!", "@me: bad", "so good , the film !"), seed=0
+    )
     assert rows.features == data.train.features
     count = len(data.train)
     assert rows[:count] == data.train[:]
