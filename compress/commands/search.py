@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
-from compress.commands.checks import check_lengths, check_recipe, measure_lengths, on_cpu
+from compress.commands.checks import check_kind, check_lengths, check_recipe, measure_lengths, on_cpu
 from compress.commands.distill import StageModels, load_inputs
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
@@ -346,6 +346,7 @@ def check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training: 
     try:
         check_recipe(recipe, 1)
         check_lengths(recipe, base_teacher)
+        check_kind(recipe, training.data.task.kind)
         StageModels(recipe, base_teacher, None, training, run).check()
     except RecipeError as error:
         problems = error.problems
