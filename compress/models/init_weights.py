@@ -28,6 +28,8 @@ HEADS = ("score.", "classifier.", "qa_outputs.")
 _LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers|attentions|layer_norm1|ffns|layer_norm2))\.(\d+)\.(.*)")
 """A weight of a layer: its stack, its number there, and its name; the last four stacks are XLM's."""
 
+_NUMBERED = re.compile(r"\.\d+\.")
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -138,6 +140,12 @@ def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | S
     chosen = {
         stack: select_layers(rule, depths[stack], teacher_depths[stack]) for stack in depths.keys() & teacher_depths
     }
+    lost = [name for name in source.keys() - own.keys() if _NUMBERED.search(name)]
+    if lost and not chosen:
+        raise StudentError(
+            f"student.init: teacher: layers of {teacher.config.model_type} models cannot be told by the names of their "
+            f"weights, such as {min(lost)}: leave out layers, or use init: scratch"
+        )
 
     def name_in_teacher(name: str) -> str:
         found = _LAYER.fullmatch(name)

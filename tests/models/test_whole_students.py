@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2LMHeadModel, XLMConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    FunnelConfig,
+    GPT2LMHeadModel,
+    XLMConfig,
+)
 
 from compress.config.stages import StudentSpec
 from compress.errors import StudentError
@@ -188,3 +194,13 @@ def test_whole_layers_of_any_family(family: str, init: str) -> None:
 def test_a_student_of_another_family_has_nothing_to_copy() -> None:
     with pytest.raises(StudentError, match="a student of a mobilebert model can only begin as a bert model if both"):
         build(StudentSpec(family="bert", init="teacher"), tiny.model("mobilebert"))
+
+
+def test_layers_that_cannot_be_told_are_refused() -> None:
+    """Funnel's weights are numbered by block and layer."""
+    config = {"vocab_size": 45, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "num_labels": 3}
+    teacher, student = (
+        AutoModelForSequenceClassification.from_config(FunnelConfig(block_sizes=[count], **config)) for count in (4, 2)
+    )
+    with pytest.raises(StudentError, match="layers of funnel models cannot be told by the names of their weights"):
+        copy_whole(student, teacher, "even")

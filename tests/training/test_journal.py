@@ -28,11 +28,8 @@ def test_tensorboard_has_the_values_of_the_log(tmp_path: Path) -> None:
 def test_a_stage_of_open_length_takes_at_most_its_most_steps(tmp_path: Path) -> None:
     length = AutoLength(Length(least=10, most=40, every=5), None, tmp_path / "limit.json")
     journal = Journal("lesson", tmp_path / "log.jsonl", tmp_path / "tb", Console(quiet=True), batch=8, length=length)
-    arguments, state, control = (
-        TrainingArguments(output_dir=str(tmp_path)),
-        TrainerState(max_steps=40),
-        TrainerControl(),
-    )
+    arguments, control = TrainingArguments(output_dir=str(tmp_path)), TrainerControl()
+    state = TrainerState(max_steps=40)
     journal.on_train_begin(arguments, state, control)
     assert journal.bar is not None
     found = []
