@@ -29,6 +29,7 @@ _LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers|attentions|layer_norm1|
 """A weight of a layer: its stack, its number there, and its name; the last four stacks are XLM's."""
 
 _NUMBERED = re.compile(r"\.\d+\.")
+"""A weight of a module in a list, such as a layer."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | S
     """Copy the teacher's weights, choosing the layers of each stack (encoder, decoder) by the same `rule`.
 
     See `select_layers`. Weights that the teacher does not have, such as another head, stay as they are. Raises
-    StudentError if a weight has another shape than the teacher's.
+    StudentError if a weight has another shape than the teacher's, or if no stack of layers is known.
     """
     own, source = (strip_prefix(model, dict(model.named_parameters())) for model in (student, teacher))
     depths, teacher_depths = _count_layers(own), _count_layers(source)
