@@ -212,8 +212,8 @@ def place(family: str, name: str) -> Place | None:
         layer = named.get("layer")
         span = match.span("layer") if layer is not None else (-1, -1)
         dims = tuple(tuple(each.split("+")) for each in axes.split())
-        if part == "bias":  # along the outputs, which GPT-2's convolutions have last
-            dims = (dims[-1],) if family == "gpt2" and role != "projection" else dims[:1]
+        if part == "bias":  # along the outputs, which the convolutions in GPT-2's layers have last
+            dims = (dims[-1],) if family == "gpt2" and layer is not None else dims[:1]
         return Place(role, named.get("block") or layer or "", None if layer is None else int(layer), span, dims)
     return None
 

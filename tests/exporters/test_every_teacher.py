@@ -122,7 +122,12 @@ def test_a_smaller_student_learns_logits_and_hidden_states(
     family: str, kind: str, tasks: dict[str, TaskData], tmp_path: Path
 ) -> None:
     teacher = loaded(tmp_path, family, tasks[kind])
-    student = students.build(StudentSpec(layers=1), teacher.model, head="task", kind=tasks[kind].task.kind)  # type: ignore[call-arg]
+    student = students.build(
+        StudentSpec(layers=1, init="teacher"),  # type: ignore[call-arg]
+        teacher.model,
+        head="task",
+        kind=tasks[kind].task.kind,
+    )
     terms = [Term("hinton.soft_targets"), Term("bert.labels"), Term("tinybert.hidden", project=True)]
     objective = Objective(
         terms, Shape.from_config(student.config), Shape.from_config(teacher.model.config), kind=tasks[kind].task.kind
