@@ -228,7 +228,7 @@ def compare_encodings(before: Tokenizer, after: Tokenizer, texts: Iterable[str])
 @torch.no_grad()
 def trim_model(model: Any, kept: Sequence[int]) -> None:
     """Keep only the rows `kept` (ascending) of the word embedding and of an output layer over the vocabulary, in place,
-    and renumber the special tokens of the config."""
+    and renumber the special tokens of the config; None for one beyond the vocabulary, as GPT-2's by default."""
     rows = torch.tensor(kept)
     new = {old: index for index, old in enumerate(kept)}
     words, outputs = model.get_input_embeddings(), model.get_output_embeddings()
@@ -243,7 +243,8 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
     model.get_input_embeddings().padding_idx = None if padding is None else new[padding]
     for config in (model.config, getattr(model, "generation_config", None)):
         for name, number in special_ids(config).items():
-            setattr(config, name, new[number] if isinstance(number, int) else [new[each] for each in number])
+            ids = new.get(number) if isinstance(number, int) else [new[each] for each in number if each in new]
+            setattr(config, name, ids)
 
 
 def special_ids(config: Any) -> dict[str, int | list[int]]:

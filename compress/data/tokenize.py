@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from compress.data.task import Task
 
-ENCODING: Final = "1"
+ENCODING: Final = "2"
 """Part of every cache key; raise it when `encode` writes something else."""
 SEQ2SEQ_ENCODING: Final = "1"
 """The same for `encode_task`."""
@@ -47,10 +47,10 @@ def encode(
     """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
     the split has any), length (in tokens), index (row number). No padding.
 
-    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. `prompts` are prepended to
-    queries and to passages; texts without judgements get the one and the other in turn. Words and questions take
-    several rows if they are too long for one (see `windows`), with more columns: example (their number in the split),
-    and
+    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. One without tokens (empty,
+    and the tokenizer adds none) is a padding token: models cannot run on nothing. `prompts` are prepended to queries
+    and to passages; texts without judgements get the one and the other in turn. Words and questions take several rows
+    if they are too long for one (see `windows`), with more columns: example (their number in the split), and
 
     words       labels: the tag at the first token of each word, -100 elsewhere; word: the number of the word there, -1
     questions   labels: [first, last] token of the answer, both `null` if the row does not contain it; null: the token
@@ -163,6 +163,8 @@ def _texts(
             tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
             names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
             rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
+            nothing = {name: [tokenizer.pad_token_id if name == "input_ids" else 0] for name in names}
+            rows = [row if row["input_ids"] else nothing for row in rows]
             batch = _record_batch(rows, first)
             for name, column in (("labels", "label"), ("query", "query")):
                 if column in table.column_names:

@@ -113,8 +113,8 @@ def read_questions(
 def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Iterator[list[WordWindow]]:
     """Yield the windows, of at most `max_length` tokens, of every sentence of words; a word is predicted in one.
 
-    Every word is read as after a space. A word without tokens (a zero-width space) is predicted in none. Raises
-    DataError if a window has no room for a word.
+    Every word is read as after a space. A word without tokens (a zero-width space) is predicted in none, and a sentence
+    without any tokens, special ones included, has no window. Raises DataError if a window has no room for a word.
     """
     room = max_length - tokenizer.num_special_tokens_to_add(is_pair=False)
     if room < 1:
@@ -135,6 +135,7 @@ def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_len
             whole = tokenizer.post_process(window)
             text = [k for k, of in enumerate(whole.sequence_ids) if of is not None]
             row = Window(whole.ids, whole.type_ids, text)
-            of_sentence.append(WordWindow(row, row.per_token(word)))
+            if row.ids:
+                of_sentence.append(WordWindow(row, row.per_token(word)))
             at += room - shared
         yield of_sentence

@@ -1,5 +1,6 @@
 """Predict with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -123,7 +124,7 @@ class Predictor:
     Rows are run one at a time, without padding: an int8 graph scales activations by the whole batch, so a row's logits
     would depend on the others; alone they are what a device computes. (Batches of 16 were 15 % faster in int8, 6 layers
     x 384, 27 tokens.) `threads` rows run in parallel. `threshold`: qa, the margin over the best span from which "no
-    answer" is returned.
+    answer" is returned. `padding`: the id of the padding token.
     """
 
     task: Task
@@ -132,6 +133,7 @@ class Predictor:
     max_length: int
     threads: int
     threshold: float = math.inf
+    padding: int = 0
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
         """Predict for each text, or pair of texts, in order: an Answer for (question, context) pairs, Marked for
@@ -141,10 +143,15 @@ class Predictor:
             return self._answer([(text[0], text[1]) for text in checked])
         if self.task.kind == "tagging":
             return self._mark([text for text in checked if isinstance(text, str)])
-        rows = encode(self.tokenizer, checked)
+        rows = self.encode(checked)
         if self.task.kind == "embedding":
             return [Vector(tuple(each)) for each in _check_finite(self.logits(rows)).tolist()]
         return [_predict(self.task, *row) for row in zip(texts, self.logits(rows), strict=True)]
+
+    def encode(self, texts: Sequence[Text]) -> list[EncodedRow]:
+        """Encode texts, or pairs of texts. One without tokens (empty, and the tokenizer adds none) is a padding token,
+        as in `data.tokenize`."""
+        return encode(self.tokenizer, texts, self.padding)
 
     def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
         """Compute the logits (rows, outputs) of encoded rows, in order; columns that the file does not read are
@@ -288,13 +295,17 @@ def open_predictor(
     """Open the ONNX file with the tokenizer of the folder."""
     limit = None if task.tokenwise else max_length  # tokenwise tasks split long texts into several rows
     tokenizer = open_tokenizer(folder, limit)
-    return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    padding = config.get("pad_token_id") or 0
+    return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold, padding)
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[EncodedRow]:
-    """Encode texts, or pairs of texts."""
+def encode(tokenizer: Tokenizer, texts: Sequence[Text], padding: int = 0) -> list[EncodedRow]:
+    """Encode texts, or pairs of texts: see `Predictor.encode`."""
     return [
         {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
+        if row.ids
+        else {"input_ids": [padding], "attention_mask": [1], "token_type_ids": [0]}
         for row in tokenizer.encode_batch(list(texts))
     ]
 
@@ -392,14 +403,14 @@ class NearestTexts:
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
         prompted = [predictor.task.prompts[1] + text for text in texts]
-        return NearestTexts(predictor, texts, predictor.logits(encode(predictor.tokenizer, prompted)), count)
+        return NearestTexts(predictor, texts, predictor.logits(predictor.encode(prompted)), count)
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the texts nearest to each text."""
         if not texts:
             return []
         queries = [f"{self.task.prompts[0]}{text}" for text in texts]
-        queries_QE = self.predictor.logits(encode(self.predictor.tokenizer, queries))
+        queries_QE = self.predictor.logits(self.predictor.encode(queries))
         nearest, cosines = find_nearest(queries_QE, self.packed_NP, self.count)
         return [
             Nearest(tuple((self.texts[n], cosine) for n, cosine in zip(numbers, row, strict=True)))

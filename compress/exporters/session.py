@@ -261,7 +261,7 @@ def token_tables(graph: onnx.GraphProto) -> set[str]:
     ids = {"input_ids"}
     found: dict[str, int] = {}
     for node in graph.node:
-        if node.op_type in ("Cast", "Identity", "Slice", "Transpose") and node.input[0] in ids:  # transposed by XLNet
+        if node.op_type in ("Cast", "Identity", "Reshape", "Slice", "Transpose") and node.input[0] in ids:
             ids.add(node.output[0])
         elif node.op_type in ("Gather", "GatherBlockQuantized", "EmbedLayerNormalization") and ids & set(node.input):
             read = list(node.input[2:3] if node.op_type == "EmbedLayerNormalization" else node.input)

@@ -231,6 +231,7 @@ FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "mobilebert": ("mobilebert", AutoModelForSequenceClassification, {}),
     "deberta-v2": ("deberta-v2", AutoModelForTokenClassification, {}),
     "llama": ("llama", AutoModelForCausalLM, {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}),
+    "gpt2": ("gpt2", AutoModelForCausalLM, {"pad_token_id": 1, "eos_token_id": 2}),  # its bos_token_id is 50256
     "roberta masked": ("roberta", AutoModelForMaskedLM, {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}),
 }
 
@@ -238,7 +239,7 @@ FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
     family, head, changes = FAMILIES[name]
-    tokenizer = byte_bpe() if family in ("llama", "roberta") else wordpiece()
+    tokenizer = byte_bpe() if family in ("gpt2", "llama", "roberta") else wordpiece()
     model = tiny.model(family, head=head, **{"vocab_size": len(tokenizer), **changes})
     folder = tmp_path / "whole"
     model.save_pretrained(folder)

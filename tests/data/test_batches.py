@@ -10,7 +10,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import ByteLevel, TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from compress.data.collate import Collate, LanguageSampled, LengthGrouped, Order, QueryGrouped, TokenBudget
@@ -92,6 +92,15 @@ def test_encode_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     other.add_tokens(["d"])
     encode(PAIRS, other, max_length=6)
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize("names", [["input_ids", "attention_mask"], ["input_ids", "token_type_ids", "attention_mask"]])
+def test_a_text_without_tokens_is_a_padding_token(names: list[str]) -> None:
+    bare = tokenizer(model_input_names=names, pad_token="c")
+    bare.backend_tokenizer.post_processor = ByteLevel()
+    rows = encode(Dataset.from_dict({"text": ["", "a b"]}), bare, max_length=6).to_list()
+    assert [row["input_ids"] for row in rows] == [[bare.pad_token_id], bare.convert_tokens_to_ids(["a", "b"])]
+    assert all(len(row[name]) == row["length"] == len(row["input_ids"]) for row in rows for name in names)
 
 
 def test_an_empty_split_is_refused() -> None:

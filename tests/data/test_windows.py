@@ -18,7 +18,7 @@ from compress.data import windows
 from compress.data.collate import Collate
 from compress.data.tokenize import encode
 from compress.errors import DataError
-from tests import tiny
+from tests import generative, tiny
 
 HERE = Path(os.environ.get("COMPRESS_DATA", Path(__file__).parents[3] / "shared" / "data")) / "tokenizers"
 REAL = ("bert-base-uncased", "roberta-base")
@@ -189,6 +189,13 @@ def test_encoded_words() -> None:
     assert batch["labels"].shape == batch["input_ids"].shape
     assert batch["labels"].dtype == torch.int64
     assert (batch["labels"][1, 3:] == -100).all()
+
+
+def test_a_sentence_without_tokens_has_no_window() -> None:
+    bare = windows.copy_unpadded(generative.gpt2_tokenizer().backend_tokenizer)
+    none, one = windows.read_words(bare, [[], ["a"]], 8)
+    assert none == []
+    assert [len(window.row.ids) for window in one] == [2]
 
 
 def test_slow_tokenizer() -> None:

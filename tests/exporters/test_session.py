@@ -45,12 +45,14 @@ def test_vocabulary_is_found_in_plain_int8_and_fused_graphs(tmp_path: Path) -> N
     assert vocabulary_size(foreign([cast, looked_up], {"words": (77, 4)}), tmp_path / "x.onnx") == 77
     cut = helper.make_node("Slice", ["input_ids", "begin", "end"], ["wide"])
     assert vocabulary_size(foreign([cut, looked_up], {"words": (77, 4)}), tmp_path / "x.onnx") == 77
+    flat = helper.make_node("Reshape", ["input_ids", "shape"], ["wide"])  # as GPT-2's
+    assert vocabulary_size(foreign([flat, looked_up], {"words": (77, 4)}), tmp_path / "x.onnx") == 77
     fused = helper.make_node("EmbedLayerNormalization", ["input_ids", "", "words", "positions"], ["logits"])
     assert vocabulary_size(foreign([fused], {"words": (99, 4), "positions": (12, 4)}), tmp_path / "x.onnx") == 99
 
 
 def test_vocabulary_comes_from_the_config_where_the_graph_hides_it(tmp_path: Path) -> None:
-    hidden = foreign([helper.make_node("Reshape", ["input_ids", "shape"], ["flat"])], {})
+    hidden = foreign([helper.make_node("Abs", ["input_ids"], ["flat"])], {})
     with pytest.raises(ExportError, match=r"no config\.json beside it gives vocab_size"):
         vocabulary_size(hidden, tmp_path / "onnx" / "model.onnx")
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 31}))

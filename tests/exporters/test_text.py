@@ -160,6 +160,7 @@ def test_questions_are_truncated_alike(max_length: int) -> None:
 MASK = AddedToken("<mask>", lstrip=True, normalized=False, special=True)
 AS_ROBERTA = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
 KEEPING = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=True)
+AS_GPT2 = processors.ByteLevel(trim_offsets=False)
 UNTRIMMED = processors.TemplateProcessing(
     single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 0), ("</s>", 2)]
 )
@@ -225,6 +226,12 @@ def test_random_texts_are_read_as_byte_level_bpe_reads_them(settings: dict[str, 
     texts = ["".join(draw.choice(draw.choice(sets)) for _ in range(30)) for _ in range(400)]
     pairs = list(zip(texts, reversed(texts), strict=True))
     assert read(byte_level(**settings), pairs, kind="qa", pair=True, max_length=200) == []
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging"])
+def test_a_text_without_tokens_is_a_padding_token(kind: Kind) -> None:
+    assert read(byte_level(prefix=True, processor=AS_GPT2, added=()), ["", "a", ""], kind=kind) == []
+    assert read(byte_level(prefix=True, processor=AS_GPT2, added=()), [""], kind=kind) == []
 
 
 def test_repeated_letters_are_merged_from_the_left() -> None:
@@ -446,7 +453,11 @@ def test_unigram_with_other_parts_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("make", "kind", "operators"),
-    [(byte_level, "BPE", {("com.microsoft", "MurmurHash3")}), (unigram, "Unigram", set())],
+    [
+        (byte_level, "BPE", {("com.microsoft", "MurmurHash3")}),
+        (lambda: byte_level(processor=AS_GPT2), "BPE", {("com.microsoft", "MurmurHash3")}),
+        (unigram, "Unigram", set()),
+    ],
 )
 def test_a_model_of_another_family_answers_as_its_bundle(
     make: Callable[[], PreTrainedTokenizerFast], kind: str, operators: set[tuple[str, str]], tmp_path: Path
@@ -454,7 +465,7 @@ def test_a_model_of_another_family_answers_as_its_bundle(
     tokenizer = make()
     model = tiny.model("roberta", labels=2, vocab_size=len(tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=2)
     bundle = text_model(tiny.bundle(tmp_path, model=model, tokenizer=tokenizer, max_length=32), precision="fp32")
-    found, expected = run_text(bundle.path / TEXT, TEXTS), bundle.predict(TEXTS, precision="fp32")
+    found, expected = run_text(bundle.path / TEXT, ["", *TEXTS]), bundle.predict(["", *TEXTS], precision="fp32")
     for mine, theirs in zip(found, expected, strict=True):
         assert isinstance(mine, Prediction) and isinstance(theirs, Prediction)
         assert mine.label == theirs.label

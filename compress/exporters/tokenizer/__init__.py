@@ -38,6 +38,7 @@ from compress.exporters.predictor import (
     Prediction,
     Text,
     Vector,
+    encode,
     join_answers,
     mark,
     open_tokenizer,
@@ -412,7 +413,7 @@ def read_rows(tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]) -
         return [_read_words(tokenizer, frame, text) for text in texts if isinstance(text, str)]
     reference = windows.copy_unpadded(tokenizer)
     reference.enable_truncation(frame.max_length, strategy="longest_first")
-    return [_row(row.ids, row.type_ids) for row in reference.encode_batch(list(texts))]
+    return encode(reference, texts, frame.padding)
 
 
 def _row(ids: list[int], types: list[int]) -> dict[str, list[Any]]:
@@ -421,7 +422,10 @@ def _row(ids: list[int], types: list[int]) -> dict[str, list[Any]]:
 
 def _read_words(tokenizer: Tokenizer, frame: RowTemplate, text: str) -> dict[str, list[Any]]:
     spans = [match.span() for match in windows.WORDS.finditer(text)]
-    ((window, *_),) = windows.read_words(tokenizer, [[text[start:end] for start, end in spans]], frame.max_length)
+    (found,) = windows.read_words(tokenizer, [[text[start:end] for start, end in spans]], frame.max_length)
+    if not found:
+        return _row([frame.padding], [0]) | {name: [[0, 0]] for name in frame.outputs}
+    window = found[0]
     made = tokenizer.encode(
         [f" {text[start:end]}" for start, end in spans], is_pretokenized=True, add_special_tokens=False
     )

@@ -105,6 +105,8 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
     kept = _truncate(graph, frame, counts_R)
     batch = graph.size(kept[0], 0)
     ends, starts, own = _offsets(graph, frame, kept)
+    if not own:  # a text without tokens is a padding token, as in `predictor.encode`
+        ends = graph.op("Max", ends, graph.constant(1))
     longest = graph.op("Reshape", graph.op("ReduceMax", ends, keepdims=0), graph.constant([1]))
     line_B = graph.op("Mul", graph.numbers(batch), longest)
     fits_T = graph.op("Less", place_T, graph.op("Gather", graph.op("Concat", *kept, axis=0), lines_T))
