@@ -166,7 +166,8 @@ def _explain_excess(
         least = _round_up(prices[name])
         if name == "latency":
             fixed = f", of which {fixed_ms:.3g} ms are fixed for any shape" if fixed_ms else ""
-            exceeded.append(f"takes {latency.ms:.3g} +- {latency.error_ms:.2g} ms{fixed}; allowed are {limit:.3g} ms")
+            margin = f"+- {SURE * latency.error_ms:.2g} ms (95 %)"
+            exceeded.append(f"takes {latency.ms:.3g} {margin}{fixed}; allowed are {limit:.3g} ms")
             advice.append(f"--max-latency-ms of at least {least}, fewer tokens")
         else:
             option = "--max-params" if name == "parameters" else "--max-file-mb"

@@ -399,7 +399,9 @@ def find_differences(
     return list({each.text: each for each in found if each is not None}.values())
 
 
-def read_rows(tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]) -> list[dict[str, list[Any]]]:
+def read_rows(
+    tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
+) -> Sequence[Mapping[str, Sequence[Any]]]:
     """Encode texts with the tokenizer, as `Bundle.predict` does; of texts that take several rows, the first row."""
     if frame.kind == "qa":
         questions, contexts = zip(*texts, strict=True)
@@ -449,12 +451,12 @@ def make_feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
 
 
 def _compare(
-    text: Text, expected: Mapping[str, list[Any]], found: Mapping[str, list[Any]], frame: RowTemplate
+    text: Text, expected: Mapping[str, Sequence[Any]], found: Mapping[str, list[Any]], frame: RowTemplate
 ) -> TokenDifference | None:
     """Compare a row; None where it equals the tokenizer's, followed by padding."""
     beyond = len(found["input_ids"]) - len(expected["input_ids"])
     filling: dict[str, Any] = {"input_ids": frame.padding} | {name: [0, 0] for name in frame.outputs}
-    whole = {name: values + [filling.get(name, 0)] * beyond for name, values in expected.items()}
+    whole = {name: [*values, *[filling.get(name, 0)] * beyond] for name, values in expected.items()}
     name = next((name for name, values in whole.items() if values != found[name]), None)
     if name is None:
         return None
