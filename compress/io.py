@@ -20,6 +20,8 @@ from compress.errors import DamagedError
 
 FULL = 2**16
 """A disk with fewer free bytes counts as full: writers leave less than their next block unused."""
+TORN = re.compile("unexpected pos|PytorchStreamWriter")
+"""How torch says that a file could not be written to its end; another process may have made room since."""
 CHECKSUMS = "checksums.json"
 WINDOWS = sys.platform == "win32"
 BEYOND = 2**30
@@ -40,7 +42,8 @@ def name_disk_errors(path: Path) -> Iterator[None]:
         raise
     except BaseException as error:
         code = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
-        if not code and shutil.disk_usage(path.parent).free >= FULL:
+        torn = isinstance(error, RuntimeError) and TORN.search(str(error))
+        if not code and not torn and shutil.disk_usage(path.parent).free >= FULL:
             raise
         number = int(code[1]) if code else errno.ENOSPC
         raise OSError(number, os.strerror(number), str(path)) from error

@@ -5,10 +5,11 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
 
 from compress import io
 from compress.errors import DamagedError
-from compress.io import CHECKSUMS, atomic_file, atomic_folder, move_into_place, verify
+from compress.io import CHECKSUMS, atomic_file, atomic_folder, move_into_place, name_disk_errors, verify
 
 
 def test_files_are_replaced_atomically(tmp_path: Path) -> None:
@@ -82,6 +83,14 @@ def test_flush_comes_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with atomic_file(tmp_path / "file") as partial:
         partial.write_text("x")
     assert events == [("fsync", ".file.partial"), ("rename", "file"), ("fsync", tmp_path.name)]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+def test_a_file_that_torch_could_not_finish_is_a_full_disk(tmp_path: Path) -> None:
+    """Although the disk of the folder has room by then."""
+    with pytest.raises(OSError, match="No space left") as refused, name_disk_errors(tmp_path / "optimizer.pt"):
+        torch.save(torch.ones(100_000), "/dev/full")
+    assert refused.value.filename == str(tmp_path / "optimizer.pt")
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])

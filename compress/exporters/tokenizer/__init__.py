@@ -399,9 +399,7 @@ def find_differences(
     return list({each.text: each for each in found if each is not None}.values())
 
 
-def read_rows(
-    tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
-) -> Sequence[Mapping[str, Sequence[Any]]]:
+def read_rows(tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]) -> Sequence[Mapping[str, Sequence[Any]]]:
     """Encode texts with the tokenizer, as `Bundle.predict` does; of texts that take several rows, the first row."""
     if frame.kind == "qa":
         questions, contexts = zip(*texts, strict=True)
