@@ -152,6 +152,10 @@ class Recipe(Frozen):
     @model_validator(mode="after")
     def _check_pruning(self) -> "Recipe":
         if not self.pruning:
+            if self.target.model_fields_set:
+                raise ValueError(
+                    "target: no stage prunes: set the sizes of `student`, or take a recipe that prunes, as prune-taylor"
+                )
             return self
         new = [stage.name for stage in self.training if stage.student is not None]
         if self.student != WHOLE or new:

@@ -100,6 +100,11 @@ def test_every_prune_stage_goes_further_and_the_last_all_of_the_way(tmp_path: Pa
     assert f"`way` of the prune stages is {ways[0]:g}, {ways[1]:g}; each goes further than the one before" in found
 
 
+def test_a_target_needs_a_stage_that_prunes() -> None:
+    with pytest.raises(RecipeError, match=r"target: no stage prunes"):
+        Recipe.load("distilbert", ["target.speedup=3"])
+
+
 def test_a_stage_with_a_student_of_its_own_cannot_follow(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, "stages.recover.student={layers: 1}")
     assert "stage recover: student: a recipe that prunes begins with the teacher itself" in found
