@@ -276,7 +276,7 @@ class Prune(ReadsRows):
     way          how far this stage goes from the teacher's sizes (0) to the target's (1, as the last stage must). At 0
                  nothing is cut, but units are sorted by importance, as a supernet needs them
     copy_layers  which layers stay: importance (the most important), or a rule of StudentSpec.copy_layers
-    rows         how many training rows to measure importance on, with this batch
+    rows         how many rows to measure importance on, with this batch; of a task's, the validation split's come first
     data, head   as in other stages
     """
 

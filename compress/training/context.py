@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import numpy as np
 from accelerate import PartialState
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
@@ -98,15 +98,24 @@ class TrainingContext:
             return group_rows(split, rows) if grouped else rows
 
     def sample(self, data: Literal["task", "text"], max_length: int, count: int, seed: int) -> Dataset:
-        """Encode a random sample of `count` rows to train on, of the task or of unlabelled text."""
-        with PartialState().main_process_first():
-            if data == "text":
-                rows = encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)
-            else:
-                rows = encode(self.data.train, self.tokenizer, max_length, prompts=self.data.task.prompts)
-        if len(rows) <= count:
-            return rows
-        return rows.select(np.sort(np.random.default_rng(seed).choice(len(rows), count, replace=False)))
+        """Encode a random sample of `count` rows of the task, or of unlabelled text, to find out what a model needs.
+
+        The task's rows are those of the validation split, and of the training split if there are fewer: a fine-tuned
+        model knows its training rows by heart, and the gradients of its loss there are noise (docs/LOG.md).
+        """
+        rng, parts = np.random.default_rng(seed), list[Dataset]()
+        for split in (self.data.validation, self.data.train) if data == "task" else (None,):
+            with PartialState().main_process_first():
+                if split is None:
+                    rows = encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)
+                else:
+                    rows = encode(split, self.tokenizer, max_length, prompts=self.data.task.prompts)
+            left = count - sum(map(len, parts))
+            chosen = rng.choice(len(rows), left, replace=False) if left < len(rows) else np.arange(len(rows))
+            parts.append(rows.select(np.sort(chosen)))
+            if left <= len(rows):
+                break
+        return concatenate_datasets(parts)
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
         if self.corpus is not None:

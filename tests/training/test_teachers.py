@@ -73,6 +73,17 @@ def trained(headless: Path, data: TaskData, tmp_path_factory: pytest.TempPathFac
         return tuned(headless, data, folder / "run").folder
 
 
+@pytest.mark.parametrize(("count", "held_out", "learned"), [(8, 8, 0), (60, 40, 20), (1000, 40, 96)])
+def test_a_sample_begins_with_rows_that_were_not_learned_by_heart(
+    count: int, held_out: int, learned: int, headless: Path, data: TaskData
+) -> None:
+    teacher = load("tiny", headless, data.task)
+    rows = context(teacher, data).sample("task", 32, count, 0)["input_ids"][:]
+    own, others = (encode(each, teacher.tokenizer, 32)["input_ids"][:] for each in (data.validation, data.train))
+    assert [row in own for row in rows[:held_out]] == [True] * held_out
+    assert [row in others for row in rows[held_out:]] == [True] * learned
+
+
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
     """To be spoilt."""
