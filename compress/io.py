@@ -21,7 +21,7 @@ from compress.errors import DamagedError
 FULL = 2**16
 """A disk with fewer free bytes counts as full: writers leave less than their next block unused."""
 TORN = re.compile("unexpected pos|PytorchStreamWriter")
-"""How torch says that a file could not be written to its end; another process may have made room since."""
+"""Messages of torch for a file that it could not write to its end; another process may have made room since."""
 CHECKSUMS = "checksums.json"
 WINDOWS = sys.platform == "win32"
 BEYOND = 2**30

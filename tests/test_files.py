@@ -87,7 +87,7 @@ def test_flush_comes_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
 def test_a_file_that_torch_could_not_finish_is_a_full_disk(tmp_path: Path) -> None:
-    """Although the disk of the folder has room by then."""
+    """The folder's own disk has room, as after another process made some."""
     with pytest.raises(OSError, match="No space left") as refused, name_disk_errors(tmp_path / "optimizer.pt"):
         torch.save(torch.ones(100_000), "/dev/full")
     assert refused.value.filename == str(tmp_path / "optimizer.pt")

@@ -103,18 +103,17 @@ class TrainingContext:
         The task's rows are those of the validation split, and of the training split if there are fewer: a fine-tuned
         model knows its training rows by heart, and the gradients of its loss there are noise (docs/LOG.md).
         """
-        rng, parts = np.random.default_rng(seed), list[Dataset]()
-        for split in (self.data.validation, self.data.train) if data == "task" else (None,):
-            with PartialState().main_process_first():
-                if split is None:
-                    rows = encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)
-                else:
-                    rows = encode(split, self.tokenizer, max_length, prompts=self.data.task.prompts)
-            left = count - sum(map(len, parts))
-            chosen = rng.choice(len(rows), left, replace=False) if left < len(rows) else np.arange(len(rows))
-            parts.append(rows.select(np.sort(chosen)))
-            if left <= len(rows):
-                break
+        with PartialState().main_process_first():
+            if data == "text":
+                parts = [encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)]
+            else:
+                prompts, splits = self.data.task.prompts, (self.data.validation, self.data.train)
+                parts = [encode(split, self.tokenizer, max_length, prompts=prompts) for split in splits]
+        rng, left = np.random.default_rng(seed), count
+        for at, rows in enumerate(parts):
+            if left < len(rows):
+                parts[at] = rows.select(np.sort(rng.choice(len(rows), left, replace=False)))
+            left -= len(parts[at])
         return concatenate_datasets(parts)
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
