@@ -42,7 +42,12 @@ class _SharedCommand:
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the arguments; help and completion come first. Click would silently take an option's last value."""
         words = list(args)
-        rest = super().parse_args(ctx, args)  # type: ignore[misc]  # of the Click class that it is mixed into
+        try:
+            rest = super().parse_args(ctx, args)  # type: ignore[misc]  # of the Click class that it is mixed into
+        except typer.BadParameter as error:
+            if not error.message and (about := getattr(error.param, "help", None)):  # a missing one
+                error.message = f"Expected: {about}"
+            raise
         if not ctx.resilient_parsing:
             given = self.make_parser(ctx).parse_args(args=words)[2]  # type: ignore[attr-defined]  # of the same class
             for option, count in Counter(given).items():

@@ -445,7 +445,7 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, name: str) -> Non
         ("destill", "Did you mean 'distill'?"),
         ("recipes tinybrt", "Did you mean 'tinybert'?"),
         ("distill --techer minilm", "--teacher"),
-        ("distill --teacher minilm", "Missing option '--data'"),
+        ("distill --teacher minilm", "Missing option '--data'. Expected: intents, a folder"),
         ("distill --kind clasification", "'classification'"),
         ("bench", "Missing argument 'bundles'"),
     ],
