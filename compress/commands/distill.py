@@ -72,7 +72,7 @@ from compress.training.finetune import (
 from compress.training.reranker import load_reranker, score_passages
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
-from compress.training.stage import run_stage
+from compress.training.stage import build_objective, run_stage
 from compress.training.teacher_vectors import VectorSource, with_teacher, with_vectors
 from compress.training.unlabelled import check_texts, takes_texts
 
@@ -489,7 +489,8 @@ class StageModels:
     def check(self) -> list[str]:
         """Check the student and the teacher of every stage before anything is trained; return warnings.
 
-        Raises StudentError or PruneError for a student that cannot be built, TeacherError if the teacher lacks a head.
+        Raises StudentError or PruneError for a student that cannot be built, TeacherError if the teacher lacks a head,
+        ObjectiveError for losses that cannot compare the two.
         """
         configs: dict[str, PreTrainedConfig] = {}
         config, notes = self.base_teacher.model.config, list[str]()
@@ -503,14 +504,16 @@ class StageModels:
                 continue
             if stage.kind == "distill" and stage.teacher == "general":
                 check_head(self.base_teacher, stage.head, self.context.kind)
+            source, taught = self.base_teacher.model.config, stage.kind == "distill"
+            if taught and stage.teacher == "previous":
+                source = configs[ancestor(self.recipe.stages, stage).name]
             if (spec := spec_of(self.recipe, stage)) is not None:
-                previous = stage.teacher == "previous" and stage.kind == "distill"
-                before = configs[ancestor(self.recipe.stages, stage).name] if previous else None
-                source = before or self.base_teacher.model.config
                 config = students.plan_config(spec, source)
                 prompted = spec.init == self.base_teacher.name  # the teacher is another model, a prompted one
-                if stage.kind == "distill" and spec != WHOLE and not prompted:
+                if taught and spec != WHOLE and not prompted:
                     notes += warn_if_larger(stage.name, config, source)
+            if stage.objective:
+                build_objective(stage, config, source if taught else None, kind=self.context.kind)
             heads.model_class(config, stage.head, self.context.kind)
             configs[stage.name] = config
         return notes

@@ -110,7 +110,8 @@ def layer_pairs(layers: str | Sequence[tuple[int, int]], M: int, N: int) -> list
         pairs = [((n + 1) * M // N - 1, n) for n in range(N)]
     elif M > N:
         raise ObjectiveError(
-            f"layers: {layers} maps {M} student layers onto only {N} of the teacher; give explicit pairs"
+            f"layers: {layers} gives each of the {M} student layers one of the teacher, which has {N}: expected a "
+            f"student of at most {N} layers, or explicit pairs"
         )
     elif layers == "first":
         pairs = [(m, m) for m in range(M)]

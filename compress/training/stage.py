@@ -19,7 +19,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
 from torch import Tensor
-from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
 from compress.config.reference import Call, options
@@ -36,7 +36,8 @@ from compress.data.collate import (
     TokenBudget,
 )
 from compress.data.masking import Words, count_tokens
-from compress.errors import DamagedError, RecipeError
+from compress.data.task import Kind
+from compress.errors import DamagedError, ObjectiveError, RecipeError
 from compress.io import atomic_folder, verify
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import fit_new_output
@@ -402,6 +403,17 @@ def run_stage(
     return step.student
 
 
+def build_objective(
+    stage: Stage, student: PreTrainedConfig, teacher: PreTrainedConfig | None, *, kind: Kind | None, unit: float = 1.0
+) -> Objective:
+    """Build the objective of a stage for these models. Raises ObjectiveError if its losses cannot compare them."""
+    shapes = Shape.from_config(student), Shape.from_config(teacher) if teacher else None
+    try:
+        return Objective(stage.objective, *shapes, kind=kind if stage.head == "task" else None, unit=unit)
+    except ObjectiveError as error:
+        raise ObjectiveError(f"stage {stage.name}: {error}") from error
+
+
 def _make_step(
     stage: Stage,
     student: PreTrainedModel,
@@ -415,9 +427,8 @@ def _make_step(
 ) -> Step:
     objective = None
     if stage.objective:
-        shape = Shape.from_config(teacher.model.config) if teacher else None
-        kind = context.kind if stage.head == "task" else None
-        objective = Objective(stage.objective, Shape.from_config(student.config), shape, kind=kind, unit=unit)
+        taught_by = teacher.model.config if teacher else None
+        objective = build_objective(stage, student.config, taught_by, kind=context.kind, unit=unit)
         if stage.reads_unlabelled:
             objective.teacher_wants |= {"logits"}  # which label the rows without labels
         for map_DS in objective.projections.parameters() if origin_D is not None else ():

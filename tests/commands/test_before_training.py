@@ -88,9 +88,25 @@ def test_notes_come_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr("compress.training.finetune.with_head", stop)
-    result = command.run(*shelf.distill(tmp_path / "run", "--set", "student.layers=6", "--set", "student.hidden=64"))
+    result = command.run(*shelf.distill(tmp_path / "run", "--set", "student.hidden=64"))
     assert result.code == 130
     assert "larger than its teacher" in " ".join(result.out.split())
+
+
+@pytest.mark.parametrize(("layers", "expected"), [("3", "stage intermediate"), ("2", "")])
+def test_losses_that_cannot_compare_the_models(
+    layers: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student deeper than its teacher has no layers to learn from by TinyBERT's map."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compress.training.finetune.with_head", stop)
+    shelf = command.Shelf.fill(tmp_path)
+    result = command.run(*shelf.distill(tmp_path / "run", "--set", f"student.layers={layers}", recipe="tinybert"))
+    assert result.code == (2 if expected else 130)
+    assert expected in result.err
 
 
 def stage(**given: Any) -> Stage:
