@@ -23,8 +23,8 @@ from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
 from compress.models.signals import evaluating, read
-from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
-from compress.pruning.importance import Batches, Targets, answer_signal, rises_without_layers
+from compress.pruning.hooks import KEY, Tap, over_tokens, passing_over, watching, watching_layers
+from compress.pruning.importance import Batches, Targets, answer_signal
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance
 
@@ -39,21 +39,24 @@ def activation(
 ) -> Importance:
     """Sum the mean absolute activation of every unit (norm for a head) over these batches' real tokens.
 
-    depth: rank layers by block influence, or by how much the loss of `targets` rises without each, for which every
-    batch is computed once more per layer.
+    depth: rank layers by block influence, or by the increase of the loss of `targets` without each, for which every
+    batch is computed once per layer.
     """
     total: dict[Group, Tensor] = {}
     with torch.no_grad(), evaluating(student):
         for batch in batches:
             with batches.computing():
                 sums = _sum_activations(student, batch, plan)
+                if depth == "loss":
+                    loss = batches.loss(student, batch, targets)
+                    increases = []
+                    for number in range(plan.groups[LAYERS]):
+                        with passing_over(student, plan, number):
+                            increases.append(batches.loss(student, batch, targets) - loss)
+                    sums[LAYERS] = torch.stack(increases)
             for group, of_unit in sums.items():
                 total[group] = total.get(group, 0) + of_unit
-    return (
-        total
-        if depth == "influence"
-        else total | {LAYERS: rises_without_layers(student, batches, plan, targets=targets)}
-    )
+    return total
 
 
 def _sum_activations(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:

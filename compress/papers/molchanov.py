@@ -12,36 +12,21 @@ Deviations
 - 2019 squares the gate's gradient of a minibatch, so that the batch decides what is cancelled; here, as in 2017 and in
   Michel et al., the absolute value is that of each example. The squares of examples are `theis.fisher`.
 - scores are not normed within layers (2017, Sec. 2.3; Michel et al.): every block keeps as many units as the others.
-- layers: the gate of skipping a layer, or the loss without it, which the gate's gradient approximates; both are ours.
+- layers: the gate of skipping a layer, which is ours.
 """
-
-from typing import Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.pruning.importance import Batches, Targets, gradients, rises_without_layers
-from compress.slicing.plan import LAYERS, Group, SlicePlan
+from compress.pruning.importance import Batches, Targets, gradients
+from compress.slicing.plan import Group, SlicePlan
 from compress.slicing.select import Importance
 
 
-def taylor(
-    student: PreTrainedModel,
-    batches: Batches,
-    plan: SlicePlan,
-    *,
-    depth: Literal["gate", "loss"] = "gate",
-    targets: Targets = "labels",
-) -> Importance:
-    """Sum |dL/dg_u| of the gate g_u of every unit and layer, over the examples of these batches.
-
-    depth: rank layers by their gates, or by how much the loss of `targets` rises without each, for which every batch is
-    computed once more per layer.
-    """
+def taylor(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets = "labels") -> Importance:
+    """Sum |dL/dg_u| of the gate g_u of every unit and layer, over the examples of these batches."""
     found: dict[Group, Tensor] = {}
     for of_batch in gradients(student, batches, plan, targets=targets):
         for group, gradient_BU in of_batch.items():
             found[group] = found.get(group, 0) + gradient_BU.abs().sum(0)
-    if depth == "loss":
-        found[LAYERS] = rises_without_layers(student, batches, plan, targets=targets)
     return found

@@ -38,7 +38,7 @@ from compress.models.sentence_encoder import SentenceEncoder
 from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
 from compress.progress import show_progress
-from compress.pruning.hooks import KEY, Tap, over_tokens, passing_over, watching, watching_layers
+from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
 from compress.training.objective import MASKED
@@ -303,19 +303,6 @@ def gradients(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, ta
             "targets: teacher: the student answers as its teacher does, so importance cannot be computed from the "
             "difference; use targets: labels, or drawn"
         )
-
-
-def rises_without_layers(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets) -> Tensor:
-    """Sum over the examples of `batches` by how much the loss of `targets` rises without each layer: one per layer."""
-    rises_N = torch.zeros(plan.groups[LAYERS])
-    with torch.no_grad(), evaluating(student):
-        for batch in batches:
-            with batches.computing():
-                loss = batches.loss(student, batch, targets)
-                for number in range(len(rises_N)):
-                    with passing_over(student, plan, number):
-                        rises_N[number] += float(batches.loss(student, batch, targets) - loss)
-    return rises_N
 
 
 @dataclass
