@@ -6,7 +6,6 @@ This module imports neither torch nor transformers.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -218,19 +217,10 @@ class Recipe(Frozen):
         return self.model_copy(update={"teacher": self.teacher.with_length(fitting), "stages": stages})
 
     def with_effort(self, effort: Effort) -> "Recipe":
-        """Return the recipe with its open-ended stages at this effort.
-
-        With `quick` a recipe that prunes cuts at once: the cuts on the way, and the recovery after each, are left out.
-        """
+        """Return the recipe with its open-ended stages at this effort."""
         update = {"effort": effort}
-        stages, on_the_way = list[AnyStage](), False
-        for stage, following in zip_longest(self.stages, self.stages[1:]):
-            if isinstance(stage, Prune):
-                recovered = isinstance(following, Stage) and following.open_ended
-                on_the_way = effort == "quick" and recovered and 0 < stage.way < 1
-            if not on_the_way:
-                stages.append(stage.model_copy(update=update) if isinstance(stage, Stage) else stage)
-        return self.model_copy(update={"teacher": self.teacher.model_copy(update=update), "stages": tuple(stages)})
+        stages = tuple(stage.model_copy(update=update) if isinstance(stage, Stage) else stage for stage in self.stages)
+        return self.model_copy(update={"teacher": self.teacher.model_copy(update=update), "stages": stages})
 
     def plain(self) -> dict[str, Any]:
         """Return the recipe as plain data, defaults included."""

@@ -367,8 +367,7 @@ def test_quantise_and_trim(bundle: Bundle, data: Path, tmp_path: Path) -> None:
     "sizes", [["target.hidden=0.5", "target.heads=0.5", "target.ffn=0.5"], ["target.max_params=3500"]]
 )
 def test_pruning_keeps_the_width_of_vectors(bundle: Bundle, data: Path, tmp_path: Path, sizes: list[str]) -> None:
-    lengths = [f"stages.{stage}.{line}" for stage in ("recover-half", "recover") for line in ("epochs=1", "lr=1e-3")]
-    options = RunOptions(overrides=(*sizes, *lengths))
+    options = RunOptions(overrides=(*sizes, "stages.recover.epochs=1", "stages.recover.lr=1e-3"))
     made = compress.prune(model=bundle.path, data=data, out=tmp_path / "run", options=options)
     weights = load_file(made.path / "2_Dense/model.safetensors")["linear.weight"]
     assert weights.shape == (32, 8)

@@ -117,21 +117,6 @@ def test_effort_reaches_every_stage_and_a_recipe_too() -> None:
     assert {stage.effort for stage in (named.teacher, *named.training)} == {"best"}
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "effort", "stages"),
-    [
-        ("prune-taylor", [], "quick", ["all", "recover"]),
-        ("prune-taylor", [], "normal", ["half", "recover-half", "all", "recover"]),
-        ("prune-taylor", ["stages.1.epochs=1"], "quick", ["half", "recover-half", "all", "recover"]),
-        ("prune-dynabert", [], "quick", None),  # its first stage cuts nothing
-    ],
-)
-def test_quick_effort_cuts_at_once(recipe: str, overrides: list[str], effort: Any, stages: list[str] | None) -> None:
-    whole = preflight.load_recipe(recipe, overrides)
-    found = preflight.load_recipe(recipe, overrides, LengthOptions(effort=effort))
-    assert [stage.name for stage in found.stages] == (stages or [stage.name for stage in whole.stages])
-
-
 def test_a_recipe_has_no_paper_to_take_numbers_from() -> None:
     with pytest.raises(RecipeError, match="paper"):
         preflight.load_recipe(Recipe.load("tinybert"), length=LengthOptions(paper=True))

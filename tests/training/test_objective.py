@@ -75,7 +75,7 @@ def test_a_layer_that_does_not_exist_is_named_with_both_depths(pair: tuple[int, 
 
 @pytest.mark.parametrize("layers", ["uniform", "skip", "first", "top"])
 def test_a_deeper_student_needs_explicit_pairs(layers: str) -> None:
-    with pytest.raises(ObjectiveError, match="the 6 student layers .* at most 4 layers, or explicit pairs"):
+    with pytest.raises(ObjectiveError, match=r"the 6 student layers .* at most 4 layers, or explicit pairs"):
         layer_pairs(layers, 6, 4)
 
 
