@@ -151,10 +151,11 @@ def test_long_rows_that_are_cut_are_named(tmp_path: Path) -> None:
 
 def test_a_stage_on_text_alone_needs_no_rows(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good and the plot was warm .\n" * 40, encoding="utf-8")
+    heads = [f"stages.0.objective.{term}.heads=4" for term in range(3)]  # 48 do not divide the tiny teacher's width
     prepared = prepare_pretraining(
         teacher=tiny.checkpoint(tmp_path / "teacher"), recipe="minilm", out=tmp_path / "run",
         corpus=str(tmp_path / "corpus.txt"), data=None, length=LengthOptions(), console=Console(quiet=True),
-        options=RunOptions(overrides=["stages.0.max_length=32", "stages.0.steps=2"]),
+        options=RunOptions(overrides=["stages.0.max_length=32", "stages.0.steps=2", *heads]),
     )  # fmt: skip
     with prepared as models:
         assert models.recipe.stages[0].length == 32
