@@ -93,7 +93,7 @@ class Proof:
     """Say how a recipe is tried.
 
     without   what its control lacks: `teacher`, `training` but for a step, stages on `text`, a `step`, `variants` of
-              the rows, or the time between cuts (`gradual`); in its place `n-gram` is another model, `majority` the
+              the rows, or the `importance` of what is cut; in its place `n-gram` is another model, `majority` the
               most frequent class, `rate` how often each token is a replacement
     teacher   minilm, lm, electra, t5, or `vocabulary`: nothing but tokens
     student   sizes in the place of its own; text, task, teacher_lm: numbers of its stages on text, of its last
@@ -143,7 +143,7 @@ PROOFS: Mapping[str, Proof] = {
     **dict.fromkeys(("margin-mse", "listnet"), Proof("teacher")),
     **dict.fromkeys(("embed-mse", "embed-similarity", "leaf", "matryoshka"), Proof("training")),
     **dict.fromkeys(("dpr", "margin-mse-vectors"), Proof("training")),
-    **dict.fromkeys(("prune-taylor", "prune-minitron", "prune-cofi", "prune-dynabert"), Proof("gradual")),
+    **dict.fromkeys(("prune-taylor", "prune-minitron", "prune-cofi", "prune-dynabert"), Proof("importance")),
     **dict.fromkeys(("minilm", "minilm-v1", "tinybert-general"), general(layers=3, hidden=192, ffn=768)),
     "minilm-assistant": general(ffn=768),
     # what begins as layers of its teacher is spoiled by 1e-3: distilroberta lost 2.7 points
@@ -262,7 +262,7 @@ def adapt(recipe: Recipe, proof: Proof) -> Recipe:
                 found[line] = Call(call.by, dict(call.options) | options)
         if stage.student is not None:
             found["student"] = stage.student.model_copy(update=dict(proof.student))
-        rows_alone = proof.without == "gradual" or (shorter and proof.without == "text")
+        rows_alone = proof.without == "importance" or (shorter and proof.without == "text")
         return found | ({"augment": None} if rows_alone else {})
 
     chosen = [recipe.stages[at] for at in proof.stages or range(len(recipe.stages))]
@@ -290,7 +290,7 @@ def control(recipe: Recipe, proof: Proof, took: Mapping[str, Any]) -> Recipe:
             stages = [
                 stage.model_copy(update={"step": None}) if has_mechanism(stage) else stage for stage in recipe.stages
             ]
-        case "gradual":
+        case "importance":
             at_once = {"importance": Call("li.magnitude"), "way": 1.0, "copy_layers": "uniform"}
             cut = (recipe.pruning or Recipe.load("prune-taylor").pruning)[-1].model_copy(update=at_once)
             if not recipe.pruning:  # its gates are held to sizes of their own

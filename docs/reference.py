@@ -58,7 +58,7 @@ CONTROLS = {
     "without teacher": "the same student trained on the labels, or the text, alone",
     "without training": "the same student, cut out of its teacher and hardly trained",
     "without text": "the same recipe without its stages on text",
-    "without gradual": "the teacher cut in one step by weight magnitude, then trained for as long",
+    "without importance": "the teacher cut in one step by weight magnitude, then trained for as long",
     "without step": "the same stages without the mechanism",
     "without variants": "as many steps on the rows alone",
     "n-gram": "a bigram model of the rows it was trained on",

@@ -40,12 +40,15 @@ class _SharedCommand:
     """Mixin for all commands: help lists the options in groups, and an option that is given twice is refused."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parse the arguments; help and completion come first. Click would silently take an option's last value."""
+        """Parse the arguments; help and completion come first.
+
+        What is missing is named with its help. Click would silently take the last value of an option given twice.
+        """
         words = list(args)
         try:
             rest = super().parse_args(ctx, args)  # type: ignore[misc]  # of the Click class that it is mixed into
         except typer.BadParameter as error:
-            if not error.message and (about := getattr(error.param, "help", None)):  # a missing one
+            if not error.message and (about := getattr(error.param, "help", None)):  # it is missing, not wrong
                 error.message = f"Expected: {about}"
             raise
         if not ctx.resilient_parsing:
