@@ -79,8 +79,8 @@ def search(
             )  # fmt: skip
             return
         if teacher is None or data is None or out is None:
-            missing = [f"--{name}" for name, value in {"teacher": teacher, "data": data}.items() if value is None]
-            raise SearchError(f"search: missing {', '.join(missing)}; see compress search --help")
+            missing = next(each for each in context.command.params if each.name == ("data" if teacher else "teacher"))
+            context.fail(f"Missing option '{missing.opts[0]}'. Expected: {missing.help}")  # type: ignore[attr-defined]
         from compress.commands import preflight
         from compress.nas.config import Space
 

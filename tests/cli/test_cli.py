@@ -446,6 +446,8 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, name: str) -> Non
         ("recipes tinybrt", "Did you mean 'tinybert'?"),
         ("distill --techer minilm", "--teacher"),
         ("distill --teacher minilm", "Missing option '--data'. Expected: intents, a folder"),
+        ("search --teacher minilm", "Missing option '--data'. Expected: The data, as for distill"),
+        ("search --data intents", "Missing option '--teacher'. Expected: The teacher: an alias"),
         ("distill --kind clasification", "'classification'"),
         ("bench", "Missing argument 'bundles'"),
     ],
