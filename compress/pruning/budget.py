@@ -424,7 +424,8 @@ class _ShapeSearch:
 
     def decide_by_time(self, timer: ShapeTimer, margin: float) -> Decision:
         target, teacher = self.recipe.target, self.task_teacher
-        whole_ms = timer.measure({WHOLE: teacher.model.config})[WHOLE]
+        whole = {WHOLE: teacher.model.config}
+        whole_ms = timer.measure(whole)[WHOLE]
         limit = target.max_latency_ms if target.speedup is None else whole_ms / target.speedup
         assert limit is not None, "one of the two is given"
         if whole_ms <= limit and target.max_params is None:
@@ -432,7 +433,16 @@ class _ShapeSearch:
                 f"max_latency_ms {limit:g}: {teacher.name} itself takes {whole_ms:.3g} ms on {timer.about}: there is "
                 "nothing to prune"
             )
-        aim, estimates = limit / margin, timer.predict(self.configs)
+        aim = limit / margin
+
+        def load(whole_then: float) -> float:
+            """Return the factor from times measured or predicted beside this one of the whole model to those of the
+            limit. A speed-up is a ratio, and other processes may have ended or begun in between."""
+            return 1.0 if target.speedup is None else whole_ms / whole_then
+
+        predicted = timer.predict({**self.configs, **whole})
+        factor = load(predicted.pop(WHOLE).ms)
+        estimates = {name: Estimate(factor * each.ms, factor * each.error_ms) for name, each in predicted.items()}
 
         def race(aim: float) -> list[ShapeCandidate]:
             """Rank the shapes that are predicted to fill `aim`, and measure the first of them."""
@@ -446,8 +456,11 @@ class _ShapeSearch:
                     "than that, or for fewer tokens (seq)"
                 )
             ranked = self.rank({name: self.shapes[name] for name in fits}, estimates)
-            measured = timer.measure({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
-            return [replace(each, ms=measured.get(each.name)) for each in ranked]
+            finalists = {each.name: self.configs[each.name] for each in ranked[:FINALISTS]}
+            measured = timer.measure({**finalists, **whole})
+            factor = load(measured.pop(WHOLE))
+            times = {name: factor * ms for name, ms in measured.items()}
+            return [replace(each, ms=times.get(each.name)) for each in ranked]
 
         candidates = race(aim)
         fastest = min(each.ms for each in candidates if each.ms is not None)

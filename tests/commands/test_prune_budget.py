@@ -51,16 +51,20 @@ def cost(config: Any) -> float:
 
 @dataclass(frozen=True)
 class FakeTimer:
-    """Predictions are `cost`; files take `slower` times that."""
+    """Predictions are `cost`; files take `slower` times that. `loads` are the factors of other processes' work on
+    measuring the whole model, on predictions, and on each race."""
 
     slower: float = 1.0
     about: str = "a fake, int8"
+    loads: Sequence[float] = (1.0, 1.0, 1.0)
 
     def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
-        return {name: Estimate(cost(config), 0.01) for name, config in configs.items()}
+        return {name: Estimate(self.loads[1] * cost(config), 0.01) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
-        return {name: cost(config) * (1 if name == budget.WHOLE else self.slower) for name, config in configs.items()}
+        load = self.loads[0 if [*configs] == [budget.WHOLE] else 2]
+        slower = {budget.WHOLE: 1.0}
+        return {name: load * cost(config) * slower.get(name, self.slower) for name, config in configs.items()}
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, timer: FakeTimer) -> None:
@@ -128,6 +132,17 @@ def test_a_limit_in_milliseconds_gives_the_same_shape(
     halved: tuple[Path, Any], decide: Callable[..., Decision]
 ) -> None:
     assert decide(max_latency_ms=0.5) == replace(decided(halved[0]), budget={"max_latency_ms": 0.5})
+
+
+def test_a_speed_up_does_not_depend_on_when_other_processes_run(
+    halved: tuple[Path, Any], decide: Callable[..., Decision]
+) -> None:
+    """The whole model was measured beside other work, the other shapes mostly without."""
+    found, quiet = decide(FakeTimer(loads=(2.0, 1.2, 1.0)), speedup=2), decided(halved[0])
+    assert (found.chosen.name, found.limit_ms, found.whole_ms) == (quiet.chosen.name, 1.0, 2.0)
+    assert [each.name for each in found.candidates] == [each.name for each in quiet.candidates]
+    assert found.chosen.ms == pytest.approx(2 * (quiet.chosen.ms or 0))
+    assert found.chosen.predicted_ms == pytest.approx(2 * (quiet.chosen.predicted_ms or 0))
 
 
 def test_smaller_shapes_are_tried_once_if_files_are_slower_than_predicted(decide: Callable[..., Decision]) -> None:
