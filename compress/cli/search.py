@@ -80,7 +80,7 @@ def search(
             return
         if teacher is None or data is None or out is None:
             missing = next(each for each in context.command.params if each.name == ("data" if teacher else "teacher"))
-            context.fail(f"Missing option '{missing.opts[0]}'. Expected: {missing.help}")  # type: ignore[attr-defined]
+            context.fail(f"Missing option '{missing.opts[0]}'. Expected: {getattr(missing, 'help', '')}")
         from compress.commands import preflight
         from compress.nas.config import Space
 

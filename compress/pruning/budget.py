@@ -435,13 +435,13 @@ class _ShapeSearch:
             )
         aim = limit / margin
 
-        def load(whole_then: float) -> float:
-            """Return the factor from times measured or predicted beside this one of the whole model to those of the
-            limit. A speed-up is a ratio, and other processes may have ended or begun in between."""
+        def scale_from(whole_then: float) -> float:
+            """Return the factor from times taken beside this one of the whole model to those of the limit: a speed-up
+            is a ratio, and other processes may have ended or begun in between."""
             return 1.0 if target.speedup is None else whole_ms / whole_then
 
         predicted = timer.predict({**self.configs, **whole})
-        factor = load(predicted.pop(WHOLE).ms)
+        factor = scale_from(predicted.pop(WHOLE).ms)
         estimates = {name: Estimate(factor * each.ms, factor * each.error_ms) for name, each in predicted.items()}
 
         def race(aim: float) -> list[ShapeCandidate]:
@@ -458,9 +458,8 @@ class _ShapeSearch:
             ranked = self.rank({name: self.shapes[name] for name in fits}, estimates)
             finalists = {each.name: self.configs[each.name] for each in ranked[:FINALISTS]}
             measured = timer.measure({**finalists, **whole})
-            factor = load(measured.pop(WHOLE))
-            times = {name: factor * ms for name, ms in measured.items()}
-            return [replace(each, ms=times.get(each.name)) for each in ranked]
+            factor = scale_from(measured.pop(WHOLE))
+            return [replace(each, ms=factor * measured[each.name]) for each in ranked[:FINALISTS]] + ranked[FINALISTS:]
 
         candidates = race(aim)
         fastest = min(each.ms for each in candidates if each.ms is not None)
