@@ -26,9 +26,15 @@ if TYPE_CHECKING:
     from compress.data.task import Kind, TaskData
 
 
-def on_cpu() -> bool:
-    """Return True if training runs on the CPU: there is no GPU, or ACCELERATE_USE_CPU is set."""
-    return not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
+def join_processes() -> PartialState:
+    """Join the processes of this launch, on the CPU if there is no GPU or ACCELERATE_USE_CPU is set.
+
+    Returns once all of them have joined: the store that they meet in ends with the first process, which may be about to
+    refuse its arguments.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU")))
+    state.wait_for_everyone()
+    return state
 
 
 def load_functions(recipe: Recipe, processes: int, allow_code: str | Path | None) -> Recipe:

@@ -19,9 +19,9 @@ from compress.commands.checks import (
     check_lengths,
     describe_cuts,
     find_reranker,
+    join_processes,
     load_functions,
     measure_lengths,
-    on_cpu,
     reads_scores,
 )
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
@@ -212,7 +212,7 @@ def prepare(
     vectors_alone = gives_vectors(teacher, prompted=prompted)
     recorded = prompted or vectors_alone
     preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=recorded, options=options)
-    state = PartialState(cpu=on_cpu())
+    state = join_processes()
     if isinstance(recipe, CandidateRecipes):
         recipe = choose_recipe(
             recipe, MINILM if vectors_alone else teacher, data, columns,

@@ -12,7 +12,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress.commands import preflight
-from compress.commands.checks import check_lengths, load_functions, measure_lengths, on_cpu
+from compress.commands.checks import check_lengths, join_processes, load_functions, measure_lengths
 from compress.commands.distill import StageModels, limit_time
 from compress.config import user_code
 from compress.config.options import LengthOptions, RunOptions
@@ -101,7 +101,7 @@ def prepare(
     teacher, data = teacher_path(teacher), None if data is None else data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
-    state = PartialState(cpu=on_cpu())
+    state = join_processes()
     recipe = load_functions(preflight.without_task(recipe, corpus, data), state.num_processes, options.allow_code)
     number_format = precisions.choose(options.precision)
     identity = {

@@ -6,13 +6,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate import PartialState
 from pydantic import ValidationError
 from rich.console import Console
 
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
-from compress.commands.checks import load_functions, on_cpu
+from compress.commands.checks import join_processes, load_functions
 from compress.commands.distill import distill
 from compress.config.loader import names
 from compress.config.options import DataOptions, LengthOptions, PruneOptions, RunOptions, SettingOptions
@@ -54,7 +53,7 @@ def prune(
     model, data = teacher_path(model), data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=model, out=out, data=data, options=options)
-    recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, options.allow_code)
+    recipe = load_functions(recipe, join_processes().num_processes, options.allow_code)
     recipe = set_target(recipe, asdict(target), asdict(setting))
     if recipe.target.limits_time and recipe.target.device.partition(":")[0] not in ("browser", "adb"):
         with open_device(recipe.target.device, say=lambda _: None):  # fail before hours of training

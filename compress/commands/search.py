@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate import PartialState
 from rich.console import Console
 from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
-from compress.commands.checks import check_kind, check_lengths, check_recipe, measure_lengths, on_cpu
+from compress.commands.checks import check_kind, check_lengths, check_recipe, join_processes, measure_lengths
 from compress.commands.distill import StageModels, load_inputs
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
@@ -156,7 +155,7 @@ def make_config(
         task_data = load_task(data, **asdict(found), seed=options.seed)
         base_teacher = teachers.load(teacher, folder, task_data.task, allow_pickle=options.allow_pickle)
         space = space.with_length(measure_lengths(task_data, base_teacher, options.seed).fitting)
-    if PartialState(cpu=on_cpu()).num_processes > 1:
+    if join_processes().num_processes > 1:
         raise SearchError("a search runs in one process; start more with `compress search --storage URL --worker`")
     seq = min(128, space.final[-1].length) if device.seq is None else device.seq
     config = SearchConfig.parse(
@@ -386,7 +385,7 @@ def work(
     console: Console | None = None,
 ) -> None:
     """Join the search in this storage, and evaluate shapes for it: see `nas.worker.join`."""
-    PartialState(cpu=on_cpu())
+    join_processes()
     join(
         storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=console,
         stage_runner=stage_runner,

@@ -80,7 +80,7 @@ def _frozen(model: Any) -> Iterator[None]:
 
 
 ALIKE = 1.05
-"""So many times the FLOPs of the teacher are as many: a factorised embedding adds half a percent."""
+"""A student is larger beyond this many times its teacher's FLOPs: a factorised embedding adds half a percent."""
 
 
 def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> list[str]:
