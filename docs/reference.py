@@ -103,6 +103,8 @@ def tried() -> str:
             f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {control} | {lead} | {minutes} | "
             f"{each['verdict']} |"
         )
+    whys = [f"- `{name}`: {each['why']}" for name, each in found.items() if each["verdict"] != "works"]
+    parts += ["", f"Why {len(whys)} of them are no better than their controls here:\n", *whys]
     untried = [f"`{name}`" for name in loader.names() if name not in found]
     more = [f"Not tried here: {', '.join(untried)}."] if untried else []
     more.append("More of vectors and rankings: [embeddings](embeddings.md) and [a reranker](reranker.md).")

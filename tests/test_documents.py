@@ -81,6 +81,7 @@ def test_the_readme_lists_the_best_recipes() -> None:
     names = re.findall(r"`([\w-]+)`", listed[1])
     assert names == sorted(each["recipe"] for each in found if each["verdict"] == "works")
     assert {each["recipe"] for each in found} <= set(loader.names())
+    assert [each["recipe"] for each in found if each["verdict"] != "works" and not each.get("why")] == []
 
 
 def test_an_own_sentence_by_the_ways_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
