@@ -83,8 +83,8 @@ def tried() -> str:
         f"{len(found)} of {len(loader.names())} recipes were compared with a control, at small sizes and in minutes "
         f"on one core, or on the GPU that is named. {verdicts.count('works')} beat it by more than 1.645 standard "
         f"errors of the paired differences (95 %, one-sided{known_less}). `benchmarks/recipes_for_real.py` lists the "
-        "numbers that replaced those of each recipe. A recipe that is no better than its control here may need more "
-        "hours: tests prove its formulas and mechanisms, but we have not trained it at scale.\n",
+        "numbers that replaced those of each recipe. Tests prove the formulas and mechanisms of the others, which we "
+        "have not trained at scale; the list below the table says why they are no better here.\n",
         "| recipe | control | scored by | recipe | control | lead (standard error) | minutes | verdict |",
         "|---|---|---|---|---|---|---|---|",
     ]
