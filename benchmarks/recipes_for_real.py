@@ -17,8 +17,9 @@ tokens, and know little: `lm`, a GPT-2 of 4 x 192, `answering`, the same after 8
 each a prompt with its answer, `electra` and `t5`, both 3 x 128, the latter fine-tuned. What begins with random weights
 has a vocabulary of 2,000 pieces that is made here. A recipe works where it leads its control by more than 1.645 of the
 standard errors of the paired differences over all rows, or tokens, and seeds (95 %, one-sided). Results are written
-one JSON file a recipe, with the curve of its stage on text; the site's page "Recipes on real data" shows them. A GPU
-reads 64 times the text in as many minutes: `--longer 4 --wider 16 --hidden 256`.
+one JSON file a recipe, with the curve of its stage on text; the site's page "Recipes on real data" shows them, and
+`why` of each that does not lead its control, which is added to its file by hand. A GPU reads 64 times the text in as
+many minutes: `--longer 4 --wider 16 --hidden 256`.
 """
 
 import argparse
