@@ -63,7 +63,7 @@ from compress.data.task import TaskData
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import logits_at
-from compress.io import atomic_folder
+from compress.io import atomic_folder, hash_value
 from compress.models.signals import evaluating
 from compress.papers import q8bert
 from compress.prompting.labels import label_names, prompt_teacher
@@ -162,7 +162,7 @@ PROOFS: Mapping[str, Proof] = {
     ),
     **dict.fromkeys(("electra-small", "electra-base"), scratch("rate", (0,), student={"embedding": 128})),
     **dict.fromkeys(("mobilebert", "mobilebert-tiny"), scratch("step", (0, 1, 2), steps=500, lr=3e-3)),
-    # a student learns from a teacher that has read much more; labels alone go past one of twice the student's steps
+    # the teacher must have read much more than the student: labels alone go past one that has read twice as much
     "distilgpt2": Proof("teacher", "lm", LIKE_LM, SCRATCH | {"steps": 60}),
     "gkd": Proof("step", "lm", LIKE_LM, SCRATCH | {"steps": 500, "lr": 3e-4, "step": ON_OWN_TEXT}),
     "minillm": Proof("step", "lm", LIKE_LM, SCRATCH | {"steps": 500, "lr": 3e-4, "step": ON_OWN_TEXT}),
@@ -585,9 +585,10 @@ def from_scratch(name: str, proof: Proof, args: argparse.Namespace, folder: Path
     pretrained(folder, args.corpus, recipe.model_copy(update={"student": student}), teacher=teacher)
 
 
-def _answering(args: argparse.Namespace, folder: Path) -> None:
+def _teach_answers(args: argparse.Namespace, folder: Path) -> None:
     """Let the language model read prompts with their answers, of all rows that no student is given."""
-    (whole, order), prompt = draw(args.data), PROOFS["prompted"].prompt
+    whole, order = draw(args.data)
+    prompt = PROOFS["prompted"].prompt
     assert prompt is not None
     words = [prompt.labels[name][0] for name in label_names(prompt, whole.task.labels)]
     others = whole.train.select(np.sort(order[args.rows + 800 :]))
@@ -599,7 +600,7 @@ def _answering(args: argparse.Namespace, folder: Path) -> None:
         pretrained(folder, str(text), adapt(Recipe.load("minillm"), proof), teacher=load_made_teacher("lm", args))
 
 
-def _vocabulary(args: argparse.Namespace, folder: Path) -> None:
+def _make_vocabulary(args: argparse.Namespace, folder: Path) -> None:
     texts = load_corpus(args.corpus).documents()
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -623,9 +624,9 @@ def _vocabulary(args: argparse.Namespace, folder: Path) -> None:
 
 
 MADE: Mapping[str, Callable[[argparse.Namespace, Path], None]] = {
-    "vocabulary": _vocabulary,
+    "vocabulary": _make_vocabulary,
     "lm": partial(from_scratch, "minillm", LM),
-    "answering": _answering,
+    "answering": _teach_answers,
     "electra": partial(from_scratch, "electra-small", PROOFS["electra-small"]),
     "t5": partial(from_scratch, "t5-spans", PROOFS["t5-spans"]),
 }
@@ -637,6 +638,8 @@ def load_made_teacher(name: str, args: argparse.Namespace) -> str:
         sys.exit(f"{name}: give --corpus")
     enlarged = (1, 1, None) if name == "vocabulary" else (args.longer, args.wider, args.hidden)
     size = "" if enlarged == (1, 1, None) else "-{:g}-{}-{}".format(*enlarged)
+    if name == "answering":  # it must not have read the rows of another draw
+        size += f"-{hash_value([args.data, args.rows])[:12]}"
     folder = home() / "recipes-for-real" / f"{name}-{load_corpus(args.corpus).fingerprint[:12]}{size}"
     if not folder.is_dir():
         with atomic_folder(folder) as made:
