@@ -284,13 +284,14 @@ def _open(
 ) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.exporters.artifact import Bundle
-    from compress.exporters.row_files import open_index
 
     if top is not None and against is None:
         raise typer.BadParameter("give the file to search with --against", param_hint="--top")
     predictor = Bundle.load(bundle).open(precision, threads=threads)
     if against is None:
         return predictor
+    from compress.exporters.row_files import open_index
+
     return open_index(predictor, against, top or 5)
 
 

@@ -17,9 +17,8 @@ from compress.console import print_note
 from compress.data import load_task, schema, sources
 from compress.data.corpus import load_corpus
 from compress.data.objects import DataLike, data_path
-from compress.data.sources import SUFFIXES
+from compress.data.tables import SUFFIXES
 from compress.data.task import Task, TaskData
-from compress.data.text_files import lines
 from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
 from compress.io import atomic_file
@@ -216,18 +215,13 @@ def load_texts(
 ) -> TextsToLabel:
     """Load texts to label.
 
-    A .txt file holds one text per line, unless columns are named. A source with a label column is a task: its training
-    rows are read, and their labels only score the teacher. Of any other table the text columns are read. Everything
-    else is a corpus, with one text per document. Raises DataError for a source without text, or if the text column
-    cannot be detected.
+    A source with a label column is a task: its training rows are read, and their labels only score the teacher. Of any
+    other table the text columns are read; a .txt file whose lines have no columns is a table of one text per line.
+    Everything else is a corpus, with one text per document. Raises DataError for a source without text, or if the text
+    column cannot be detected.
     """
     source = data_path(source)
     path = sources.local(source)
-    if path.suffix.lower() == ".txt" and path.is_file() and text is None and label is None:
-        found = [line.strip() for line in lines(path) if line.strip()]
-        if not found:
-            raise DataError(f"{path}: it contains no text.")
-        return TextsToLabel(path.name, _rows([found]), None)
     if _is_corpus(source, path):
         corpus = load_corpus(source)
         return TextsToLabel(corpus.name, _rows([[each for each in corpus.documents() if each.strip()]]), None)
@@ -237,10 +231,18 @@ def load_texts(
         return TextsToLabel(data.name, data.train, data, data.notes)
     chosen, notes = schema.choose_text(splits.train, text)
     read: list[list[str]] = [[] for _ in chosen]
+    empty = 0
     for batch in splits.train.read(chosen):
-        for values, column in zip(read, batch.columns, strict=True):
-            values += [value or "" for value in column.to_pylist()]
-    return TextsToLabel(splits.name, _rows(read), None, (*splits.notes, *notes))
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            cells = [(cell or "").strip() for cell in row]
+            empty += not any(cells)
+            for column, cell in zip(read, cells, strict=True):
+                if any(cells):
+                    column.append(cell)
+    if not read[0]:
+        raise DataError(f"{source}: it contains no text.")
+    left_out = (f"{splits.name}: left out {empty:,} empty texts",) if empty else ()
+    return TextsToLabel(splits.name, _rows(read), None, (*splits.notes, *notes, *left_out))
 
 
 def _is_corpus(source: str, path: Path) -> bool:

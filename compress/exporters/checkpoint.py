@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from compress.data.conll import standard_labels
 from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
@@ -186,7 +187,7 @@ def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
     if kind == "qa":
         return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
     if kind == "tagging":
-        return Task("tagging", ("words",), "tags", names, METRICS["tagging"][0])
+        return Task("tagging", ("words",), "tags", standard_labels(names, str(folder)), METRICS["tagging"][0])
     text = ("text", "text_pair") if pair else ("text",)
     if config.problem_type == "multi_label_classification":
         return Task("multilabel", text, "labels", names, METRICS["multilabel"][0])

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
 from compress import io
+from compress.data.conll import standard_labels
 from compress.data.task import Task, TaskData
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
@@ -248,8 +249,11 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     if not task.labels:
         return
     names: dict[Any, Any] = dict(model.config.id2label or {})
-    theirs = [str(names[i]) for i in range(task.outputs)]
+    written = [str(names[i]) for i in range(task.outputs)]
+    theirs = list(standard_labels(written, f"teacher {name}")) if task.kind == "tagging" else written
     if theirs == list(task.labels):
+        model.config.id2label = dict(enumerate(theirs))
+        model.config.label2id = {label: i for i, label in enumerate(theirs)}
         return
     folded = {label.casefold().replace("-", "_"): i for i, label in enumerate(theirs)}
     order = [folded.get(label.casefold().replace("-", "_")) for label in task.labels]

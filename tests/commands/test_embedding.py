@@ -347,7 +347,7 @@ def test_the_rows_of_a_table_are_searched(bundle: Bundle, tmp_path: Path) -> Non
     result = command.run("predict", str(bundle.path), "so sad", "--against", str(tmp_path / "corpus.csv"))
     assert (result.code, "has the columns name, body" in result.err) == (2, True)
     (tmp_path / "corpus.tsv").write_text("name\ttext\nx\tso sad\tmore\n")
-    with pytest.raises(DataError, match="line 2: has 3 columns, the header 2"):
+    with pytest.raises(DataError, match="line 2: 3 cells, not 2 as expected"):
         open_index(bundle.open(), tmp_path / "corpus.tsv")
 
 

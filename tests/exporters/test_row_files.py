@@ -102,12 +102,17 @@ def test_an_iterator_is_answered_as_it_is_read(bundle: Bundle) -> None:
 
 
 BROKEN = [
-    (".csv", b"sentence,stars\na film,5\nno\xff,5\nfun,4\n", "line 3: is not UTF-8"),
-    (".csv", b"sentence,stars\na film,5\nfun\nfun,4\n", "line 3: has 1 columns, the header 2"),
-    (".jsonl", b'{"sentence": "a film"}\n[1]\n{"sentence": "fun"}\n', "line 2: holds a list"),
-    (".jsonl", b'{"sentence": "a film"}\n{"sentence": 5}\n{"sentence": "fun"}\n', "line 2: has no text in 'sentence'"),
-    (".jsonl", b'{"sentence": "a film"}\n{"sent\n{"sentence": "fun"}\n', "line 2: is not JSON"),
-    (".txt", b"a film\n\xff\nfun\n", "line 2: byte 1 (0xff)"),
+    (".csv", b"sentence,stars\na film,5\nno\xff,5\nfun,4\n", "line 3, byte 3: 0xff is not UTF-8"),
+    (".csv", b"sentence,stars\na film,5\nfun\nfun,4\n", "line 3: 1 cells, not 2 as expected"),
+    (
+        ".jsonl",
+        b'{"sentence": "a film"}\n[1]\n{"sentence": "fun"}\n',
+        "line 2: expected an object of column names and values, found list",
+    ),
+    (".jsonl", b'{"sentence": "a film"}\n{"sentence": []}\n{"sentence": "fun"}\n', "line 2: has a list in 'sentence'"),
+    (".ndjson", b'{"sentence": "a film"}\n{"sentence": {"a": 1}}\n{"sentence": "fun"}\n', "line 2: has an object"),
+    (".jsonl", b'{"sentence": "a film"}\n{"sent\n{"sentence": "fun"}\n', "line 2: not JSON"),
+    (".txt", b"a film\n\xff\nfun\n", "line 2, byte 1: 0xff is not UTF-8"),
 ]
 
 
@@ -145,7 +150,7 @@ def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        ("rows.xlsx", "a.csv", "--input .*ends in .txt, .csv, .tsv, .jsonl"),
+        ("rows.xlsx", "a.csv", "--input .*ends in .tsv, .csv, .txt, .jsonl, .ndjson, .json, .parquet"),
         ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl"),
         ("none.csv", "a.csv", "no such file"),
         ("rows.csv", "rows.csv", "expected a new file"),
