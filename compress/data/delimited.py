@@ -188,19 +188,21 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
         places = [names.index(column) for column in wanted]
         listed = [at for at, name in enumerate(wanted) if name in lists]
         least = max(places, default=-1) + 1 if lenient else len(names)
-        for row in islice(read_lines(look.path, look.dialect, position), int(own), None):
-            values = dict(zip(names, row.cells, strict=False))
-            if problem := row.error or _compare(row, least, repeated, look, lenient=lenient):
-                yield Row(row.number, values, error=problem)
+        for line, written, error in islice(read_lines(look.path, look.dialect, position), int(own), None):
+            problem = error
+            if not error and (len(written) != least or written == repeated):
+                problem = _compare(Line(line, written), least, repeated, look, lenient=lenient)
+            if problem:
+                yield Row(line, written, (), problem)
                 continue
-            cells: list[Cell] = [row.cells[at] for at in places]
+            cells: list[Cell] = [written[at] for at in places]
             for at in listed:
-                text = row.cells[places[at]]
+                text = written[places[at]]
                 value = _parse_list(text)
                 if text and value is None:
-                    problem = f"{place}, line {row.number}: {text[:40]!r} in {wanted[at]!r} is not a list, as above it."
+                    problem = f"{place}, line {line}: {text[:40]!r} in {wanted[at]!r} is not a list, as above it."
                 cells[at] = to_cell(value)
-            yield Row(row.number, values, cells, problem)
+            yield Row(line, written, cells, problem)
 
     notes = [*look.notes, *([header.note] if header and header.note else [])]
     notes += [f"{look.path.name}: {name!r} has lists, written as text" for name in lists]

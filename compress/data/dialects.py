@@ -36,6 +36,8 @@ UNCLOSED: Final = "unexpected end of data"
 """What csv.reader says of a quoted cell without an end."""
 NAMES: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars", "": "nothing"}
 
+Check = Callable[[str, int], None]
+
 _STATED = re.compile(r"sep=([^\"\r\n])\r?\n?", re.IGNORECASE)
 _ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
 """A quotation mark after an odd number of backslashes."""
@@ -71,25 +73,24 @@ class Dialect:
         quoting = f"quoted by {self.mark}" if self.mark else "without quoting"
         return f"separated by {between!r}, {quoting}{', with marks escaped by a backslash' if self.backslash else ''}"
 
-    def split(
-        self, numbered: Iterable[tuple[int, str]], check: Callable[[str, int], None], place: str
-    ) -> Iterator[Line]:
+    def split(self, numbered: Iterable[tuple[int, str]], check: Check, place: str) -> Iterator[Line]:
         """Yield the rows of numbered lines, without the blank ones of a file with delimiters.
 
-        check   raises DataError for a line that is not text
+        check   raises DataError for a line that is not text; it is asked about lines that are not ASCII
         """
         return self._split_quoted(numbered, check, place) if self.mark else self._split_lines(numbered, check)
 
-    def _split_lines(self, numbered: Iterable[tuple[int, str]], check: Callable[[str, int], None]) -> Iterator[Line]:
+    def _split_lines(self, numbered: Iterable[tuple[int, str]], check: Check) -> Iterator[Line]:
         for number, line in numbered:
             text = line.rstrip("\r\n")
             if not text and self.delimiter:
                 continue
-            try:
-                check(line, number)
-            except DataError as error:
-                yield Line(number, (), str(error))
-                continue
+            if "\0" in line or not line.isascii():
+                try:
+                    check(line, number)
+                except DataError as error:
+                    yield Line(number, (), str(error))
+                    continue
             yield Line(number, self._split_line(text))
 
     def _split_line(self, text: str) -> list[str]:
@@ -100,16 +101,14 @@ class Dialect:
         count = next((at for at, word in enumerate(words) if not word.startswith(FASTTEXT)), len(words))
         return [" ".join(words[count:]), "|".join(word.removeprefix(FASTTEXT) for word in words[:count])]
 
-    def _split_quoted(
-        self, numbered: Iterable[tuple[int, str]], check: Callable[[str, int], None], place: str
-    ) -> Iterator[Line]:
+    def _split_quoted(self, numbered: Iterable[tuple[int, str]], check: Check, place: str) -> Iterator[Line]:
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # global, so only ever raised
         feed = _Feed(numbered, check, escaped=self.backslash)
         reader = csv.reader(
             feed, delimiter=self.delimiter, quotechar=self.mark, skipinitialspace=self.spaces, strict=True
         )
         while True:
-            feed.begin_row()
+            feed.taken.clear()
             error = ""
             try:
                 cells = next(reader)
@@ -126,7 +125,7 @@ class Dialect:
                 if error:
                     feed.return_all_but_first()
             else:
-                if sum(self.mark in cell for cell in cells) > 1 and self._has_marks_outside(feed.text):
+                if "".join(cells).count(self.mark) > 1 and self._has_marks_outside(feed.text):
                     error = (
                         "has quotation marks in several cells that are not quoted: quote these, and double the marks"
                     )
@@ -176,18 +175,27 @@ class Dialect:
 class _Feed:
     """Feed numbered lines to csv.reader, and keep those of the present row, so that they can be read again."""
 
-    def __init__(
-        self, numbered: Iterable[tuple[int, str]], check: Callable[[str, int], None], *, escaped: bool
-    ) -> None:
+    def __init__(self, numbered: Iterable[tuple[int, str]], check: Check, *, escaped: bool) -> None:
         self.source = iter(numbered)
         self.check = check
         self.escaped = escaped
         self.returned: deque[tuple[int, str]] = deque()
-        self.begin_row()
-
-    def begin_row(self) -> None:
         self.taken: list[tuple[int, str]] = []
         self.size = 0
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> str:
+        numbered = self.returned.popleft() if self.returned else next(self.source)
+        number, line = numbered
+        self.size = len(line) + (self.size if self.taken else 0)
+        self.taken.append(numbered)
+        if self.size > LONGEST:
+            raise csv.Error(f"more than {LONGEST:,} characters")
+        if "\0" in line or not line.isascii():
+            self.check(line, number)
+        return self._unescape(line) if self.escaped else line
 
     @property
     def number(self) -> int:
@@ -197,24 +205,12 @@ class _Feed:
     @property
     def text(self) -> str:
         """Return the lines of the row as they were fed, without the last line end."""
-        return self._unescape("".join(line for _, line in self.taken)).rstrip("\r\n")
+        text = "".join(line for _, line in self.taken).rstrip("\r\n")
+        return self._unescape(text) if self.escaped else text
 
-    def __iter__(self) -> _Feed:
-        return self
-
-    def __next__(self) -> str:
-        numbered = self.returned.popleft() if self.returned else next(self.source)
-        self.taken.append(numbered)
-        number, line = numbered
-        self.size += len(line)
-        if self.size > LONGEST:
-            raise csv.Error(f"more than {LONGEST:,} characters")
-        self.check(line, number)
-        return self._unescape(line)
-
-    def _unescape(self, line: str) -> str:
+    def _unescape(self, text: str) -> str:
         """Double the marks that a backslash escapes."""
-        return _ESCAPED.sub(r'\1""', line) if self.escaped else line
+        return _ESCAPED.sub(r'\1""', text)
 
     def return_all_but_first(self) -> None:
         self.returned.extendleft(reversed(self.taken[1:]))

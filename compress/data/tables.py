@@ -54,14 +54,22 @@ class Row(NamedTuple):
     """Hold a row of a table.
 
     number  its line, item or row in the file: `Table.unit` says which
-    values  what the file has in every column; objects stay objects
+    record  what the file has in every column, by name or in their order; objects stay objects
     cells   the requested columns, in their order
     error   why the row cannot be read, with its place; it then has no cells
     """
 
     number: int
-    values: Record
+    record: Record | Sequence[str]
     cells: Sequence[Cell] = ()
+    error: str = ""
+
+
+class NumberedRecord(NamedTuple):
+    """Hold an object of a file and its number, or the error why it cannot be read."""
+
+    number: int
+    record: Record
     error: str = ""
 
 
@@ -112,6 +120,10 @@ class Table:
         from compress.data.arrow_tables import to_batches
 
         return to_batches(self, columns)
+
+    def values(self, row: Row) -> Record:
+        """Return what the file has in every column of a row, by name."""
+        return row.record if isinstance(row.record, Mapping) else dict(zip(self.columns, row.record, strict=False))
 
     def check(self) -> Table:
         """Return the table. Raises DataError if it has no rows, or some that cannot be read among the first."""
@@ -209,25 +221,27 @@ def class_folders(folder: Path) -> list[Path]:
     return classes if len(classes) > 1 else []
 
 
-def _class_texts(folder: Path) -> Iterator[Row]:
+def _class_texts(folder: Path) -> Iterator[NumberedRecord]:
     files = [(each.name, file) for each in class_folders(folder) for file in sorted(each.glob("*.txt"))]
     for number, (label, file) in enumerate(files, start=1):
-        yield Row(number, {"text": whole(file, "Remove it."), "label": label})
+        yield NumberedRecord(number, {"text": whole(file, "Remove it."), "label": label})
 
 
-def _object_lines(path: Path, position: Position | None) -> Iterator[Row]:
+def _object_lines(path: Path, position: Position | None) -> Iterator[NumberedRecord]:
     start = first_bytes(path)
+    place = str(path)
     for number, line in enumerate(lines(path, checked=False, position=position), start=1):
-        if not line.strip():
+        if line.isspace():
             continue
         try:
-            check_line(line, str(path), number, start)
-            value = parse_json(line, str(path), number, " Expected one object per line.")
-            record = json_object(value, f"{path}, line {number}")
+            if "\0" in line or not line.isascii():
+                check_line(line, place, number, start)
+            value = parse_json(line, place, number, " Expected one object per line.")
+            record = value if isinstance(value, dict) else json_object(value, f"{place}, line {number}")
         except DataError as error:
-            yield Row(number, {}, error=str(error))
+            yield NumberedRecord(number, {}, str(error))
         else:
-            yield Row(number, record)
+            yield NumberedRecord(number, record)
 
 
 def _has_object_lines(path: Path) -> bool:
@@ -242,16 +256,16 @@ def _has_object_lines(path: Path) -> bool:
         return False
 
 
-def _items(path: Path) -> Iterator[Row]:
+def _items(path: Path) -> Iterator[NumberedRecord]:
     place = str(path)
     remedy = f"Write one object per line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl"
     value = parse_json(whole(path, remedy, LARGEST_LIST), place)
     rows = value if isinstance(value, list) else _rows_of(json_object(value, place))
     for number, item in enumerate(rows, start=1):
         try:
-            yield Row(number, json_object(item, f"{place}, item {number}"))
+            yield NumberedRecord(number, json_object(item, f"{place}, item {number}"))
         except DataError as error:
-            yield Row(number, {}, error=str(error))
+            yield NumberedRecord(number, {}, str(error))
 
 
 def _rows_of(table: Record) -> Iterable[Any]:
@@ -274,27 +288,33 @@ def _rows_of(table: Record) -> Iterable[Any]:
     return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
-def from_records(place: str, records: Callable[[Position | None], Iterator[Row]], unit: str = "row") -> Table:
-    """Make a table of rows with values and without cells; every reading calls `records` again."""
-    found = take_first_rows(records(None), lambda row: count_characters(row.values.values()))
-    refusal = next((row.error for row in found if row.error), "" if found else explain_empty(place))
-    flat = [_flatten(row.values) for row in found if not row.error]
+def from_records(
+    place: str, records: Callable[[Position | None], Iterator[NumberedRecord]], unit: str = "row"
+) -> Table:
+    """Make a table of records; every reading calls `records` again, which yields errors in the place of some."""
+    first = take_first_rows(records(None), _size)
+    refusal = next((each.error for each in first if each.error), "" if first else explain_empty(place))
+    flat = [_flatten(each.record) for each in first if not each.error]
     nested = {name: repr(value) for record in reversed(flat) for name, value in record.items() if _is_nested(value)}
     columns = tuple(dict.fromkeys(name for record in flat for name in record if name not in nested))
     values = {name: [record.get(name) for record in flat] for name in columns}
 
     def rows(wanted: Sequence[str], position: Position | None) -> Iterator[Row]:
-        for row in records(position):
-            if row.error:
-                yield row
+        for number, written, error in records(position):
+            if error:
+                yield Row(number, {}, (), error)
                 continue
-            record = _flatten(row.values)
-            found = [record[name] if name in record else row.values.get(name) for name in wanted]
-            if odd := [name for name, value in zip(wanted, found, strict=True) if _is_nested(value)]:
-                error = f"has an object, or a list of lists or objects, in {odd[0]!r}; expected a text or a number."
-                yield Row(row.number, row.values, error=f"{place}, {unit} {row.number}: {error}")
-            else:
-                yield Row(row.number, row.values, [to_cell(value) for value in found])
+            record = _flatten(written)
+            cells: list[Cell] = []
+            problem = ""
+            for name in wanted:
+                value = record[name] if name in record else written.get(name)
+                if _is_nested(value):
+                    found = "has an object, or a list of lists or objects,"
+                    problem = f"{place}, {unit} {number}: {found} in {name!r}; expected a text or a number."
+                    break
+                cells.append(value if isinstance(value, str) else to_cell(value))
+            yield Row(number, written, () if problem else cells, problem)
 
     return Table(
         place,
@@ -306,6 +326,10 @@ def from_records(place: str, records: Callable[[Position | None], Iterator[Row]]
         nested=dict(sorted(nested.items())),
         refusal=refusal,
     )
+
+
+def _size(each: NumberedRecord) -> int:
+    return count_characters(each.record.values())
 
 
 def _flatten(record: Record) -> Record:
@@ -329,11 +353,9 @@ def to_cell(value: object) -> Cell:
         return value
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and math.isnan(value):
-        return None
     if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list) and not _is_nested(value):
+        return None if isinstance(value, float) and math.isnan(value) else repr(value)
+    if isinstance(value, list):
         return [item if item is None else str(to_cell(item)) for item in value]
     raise DataError(f"{type(value).__name__} is not a cell")
 

@@ -150,7 +150,7 @@ def decode_lines(
                         f"{place}, line {number}: is longer than {longest:,} characters. Check that it is text with "
                         "line ends; break the line, or remove it."
                     )
-                if checked:
+                if checked and ("\0" in line or not line.isascii()):
                     check_line(line, place, number, start, before)
                 yield line
                 number, before = (number + 1, 0) if ended else (number, before + len(line.encode(errors=errors)))
@@ -171,8 +171,6 @@ def check_line(line: str, place: str, number: int, start: bytes, before: int = 0
     start   the first bytes of the file, which show whether it is UTF-16
     before  bytes of the line before this piece of it
     """
-    if "\0" not in line and line.isascii():
-        return
     name = shlex.quote(Path(place).name)
     if "\0" in line:
         endian = next((each for each, byte in (("LE", start[1:2]), ("BE", start[:1])) if byte == b"\0"), None)
@@ -205,10 +203,25 @@ def head(path: Path) -> str:
     return start.decode(_encoding(start), errors="replace")
 
 
+class _DuplicateKeyError(Exception):
+    """An object of JSON has two values of one name, of which Python would keep the last."""
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateKeyError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_refuse_duplicates)
+
+
 def parse_json(text: str, place: str, line: int | None = None, expected: str = "") -> Any:
     """Parse JSON. DataError if it is invalid, or contains invalid Unicode; `line` is its number, if it is one line."""
     try:
-        value = json.loads(text)
+        value = _DECODER.decode(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -216,6 +229,8 @@ def parse_json(text: str, place: str, line: int | None = None, expected: str = "
         problem, line = f"not JSON: {error.msg}", line or error.lineno
     except RecursionError:
         problem = "JSON is nested too deeply"
+    except _DuplicateKeyError as error:
+        problem = f"an object has {str(error)!r} twice; remove one"
     except UnicodeEncodeError as error:
         problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is not text; write both halves"
     except ValueError:

@@ -88,11 +88,12 @@ def predict_file(
             if error and on_error == "stop":
                 raise DataError(f"{error} (Nothing was written; --on-error skip skips such rows.)")
             if not header:
-                header = [*dict.fromkeys(name for row in rows for name in row.values), *added]
+                header = [*dict.fromkeys(name for row in rows for name in table.values(row)), *added]
             texts = [_to_text(row.cells, chosen, second) for row in rows if not row.error]
             answers: Iterator[Any] = iter(predictor.predict(texts))
             for row in rows:
-                if taken := [name for name in added if name in row.values]:
+                values = table.values(row)
+                if taken := [name for name in added if name in values]:
                     raise DataError(
                         f"{table.place}, {table.unit} {row.number}: has {taken[0]!r}, which the output adds; rename "
                         "that column"
@@ -102,7 +103,7 @@ def predict_file(
                     answer: Values = {"prediction_error": row.error.removeprefix(f"{table.place}, ")}
                 else:
                     answer = _to_columns(next(answers), added)
-                write({**row.values, **answer}, header)
+                write({**values, **answer}, header)
             done += len(rows)
             say(done, position.tell())
     return done, skipped
