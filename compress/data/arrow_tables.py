@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from compress.data.tables import (
     SAMPLE_ROWS,
+    Cell,
     CellKind,
     Row,
     Table,
@@ -163,8 +164,7 @@ def _open_typed(
         raise DataError(f"{place}: two classes of the column {twice[0]!r} have the same name. Rename one.")
     fields = {field.name: (field.type, root.name) for root in schema for field in _fields(root)}
     roots = {name: root for name, (kind, root) in fields.items() if _is_readable(kind)}
-    kinds = {name: kind for name in roots if name not in classes and (kind := _kind(fields[name][0]))}
-    columns = tuple(roots)
+    unread = {name: str(kind) for name, (kind, _) in fields.items() if name not in roots}
 
     def flat(wanted: Sequence[str]) -> Iterator[pa.Table]:
         return map(_flatten, stream(list(dict.fromkeys(roots[name] for name in wanted))))
@@ -191,19 +191,27 @@ def _open_typed(
             if position is not None:
                 position.tell = partial(truediv, done, total)
 
-    first = next(flat(columns), None) if columns else None
-    empty = first is None or not first.num_rows
-    sample = {} if first is None else {name: cells(first.slice(0, SAMPLE_ROWS), name).to_pylist() for name in columns}
+    first = next(flat(list(roots)), None) if roots else None
+    sample: dict[str, list[Cell]] = {}
+    for name in roots:
+        try:
+            sample[name] = [] if first is None else cells(first.slice(0, SAMPLE_ROWS), name).to_pylist()
+        except DataError:
+            kind = fields[name][0]
+            items = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not _is_binary(items):
+                raise
+            unread[name] = f"{items}, not UTF-8"
     return Table(
         place,
-        columns,
-        sample or {name: [] for name in columns},
+        tuple(sample),
+        sample,
         rows,
         batches,
-        kinds,
-        classes,
-        nested={name: str(kind) for name, (kind, _) in fields.items() if name not in roots},
-        refusal=explain_empty(place) if empty else "",
+        kinds={name: kind for name in sample if name not in classes and (kind := _kind(fields[name][0]))},
+        classes=classes,
+        nested=unread,
+        refusal="" if first is not None and first.num_rows else explain_empty(place),
     )
 
 

@@ -47,6 +47,14 @@ _FORMS = (
 """How tags of entities are written, the usual form first."""
 
 
+class TagError(DataError):
+    """A tag does not fit the others; the message lacks the place, which is that of `tag`."""
+
+    def __init__(self, tag: str, message: str) -> None:
+        super().__init__(message)
+        self.tag = tag
+
+
 def is_conll(path: Path) -> bool:
     """Check whether the first lines are tagged words: several columns each, the last of them tags of entities."""
     tags = set[str]()
@@ -93,7 +101,7 @@ def _find_form(tags: Iterable[str]) -> re.Pattern[str] | None:
 def standard_tags(tags: Iterable[str]) -> dict[str, str]:
     """Map tags to the usual form, `B-PER` and O, by the rules at the top of this file; others to themselves.
 
-    Raises DataError for a tag that does not fit the others, without its place.
+    Raises TagError for a tag that does not fit the others.
     """
     distinct = sorted(set(tags))
     form = _find_form(distinct)
@@ -106,15 +114,15 @@ def standard_tags(tags: Iterable[str]) -> dict[str, str]:
     known = ("0", "o") if OUTSIDE in distinct else OUTSIDES
     outside = [tag for tag in plain if tag.lower() in known]
     if len(outside) > 1 and OUTSIDE not in distinct:
-        raise DataError(
-            f"the tags {' and '.join(map(repr, outside))} may both mean {OUTSIDE}. Write {OUTSIDE} for one."
-        )
+        message = f"the tags {' and '.join(map(repr, outside))} may both mean {OUTSIDE}. Write {OUTSIDE} for one."
+        raise TagError(outside[0], message)
     mapped |= dict.fromkeys(outside, OUTSIDE)
     if form and (odd := [tag for tag in plain if mapped[tag] == tag]):
         example = next(tag for tag in distinct if form.fullmatch(tag))
-        raise DataError(
+        raise TagError(
+            odd[0],
             f"the tag {odd[0]!r} is neither {OUTSIDE} nor written like {example!r}; expected all tags in one form. "
-            "Correct the tags, or write O for words that are in no entity."
+            "Correct the tags, or write O for words that are in no entity.",
         )
     return mapped
 
@@ -128,7 +136,7 @@ def standard_labels(names: Sequence[str], place: str) -> tuple[str, ...]:
         )
     try:
         mapped = standard_tags(names)
-    except DataError as error:
+    except TagError as error:
         raise DataError(f"{place}: {error}") from None
     found = tuple(mapped[name] for name in names)
     if len(set(found)) < len(found):
@@ -150,9 +158,9 @@ def read(path: Path) -> Examples:
     _refuse_reversed(words, tags, path)
     try:
         return _examples(words, tags, path.name)
-    except DataError as error:
-        odd = next((row for rows in sentences for row in rows if repr(row.columns[-1]) in str(error)), sentences[0][0])
-        raise DataError(f"{path}, line {odd.number}: {error}") from None
+    except TagError as error:
+        line = next(row.number for rows in sentences for row in rows if row.columns[-1] == error.tag)
+        raise DataError(f"{path}, line {line}: {error}") from None
 
 
 def table_columns(split: Table, text: Sequence[str] | None, label: str | None) -> tuple[str, str] | None:
@@ -165,7 +173,10 @@ def table_columns(split: Table, text: Sequence[str] | None, label: str | None) -
 
 def read_table(split: Table, columns: tuple[str, str]) -> Examples:
     """Read the sentences of a table, see `table_columns`; rows without words are left out. Raises DataError."""
-    sentences, tagged, at = list[list[str]](), list[list[str]](), split.first
+    sentences = list[list[str]]()
+    tagged = list[list[str]]()
+    numbers = list[int]()
+    at = split.first
     for batch in split.read(columns):
         for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             words, tags = (cell or [] for cell in cells)
@@ -177,6 +188,7 @@ def read_table(split: Table, columns: tuple[str, str]) -> Examples:
             if words:
                 sentences.append(words)
                 tagged.append(tags)
+                numbers.append(at)
             at += 1
     if columns[1] not in split.classes and all(tag.isdigit() for tags in tagged for tag in tags):
         raise DataError(
@@ -185,8 +197,9 @@ def read_table(split: Table, columns: tuple[str, str]) -> Examples:
         )
     try:
         return _examples(sentences, tagged, split.name)
-    except DataError as error:
-        raise DataError(f"{split.place}, column {columns[1]!r}: {error}") from None
+    except TagError as error:
+        row = next(number for number, tags in zip(numbers, tagged, strict=True) if error.tag in tags)
+        raise DataError(f"{split.place}, row {row}, column {columns[1]!r}: {error}") from None
 
 
 def _examples(words: list[list[str]], tags: list[list[str]], name: str) -> Examples:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
@@ -248,9 +248,9 @@ class _Beginning:
         return len(widths) == 1 and widths.pop() > 1
 
     def count_alike(self, dialect: Dialect) -> int:
-        """Count the rows that have as many cells as most, and more than one."""
-        widths = Counter(len(row.cells) for row in self.parse(dialect) if len(row.cells) > 1)
-        return max(widths.values(), default=0)
+        """Count the rows that have as many cells as the first, and more than one."""
+        widths = [len(row.cells) for row in self.parse(dialect)]
+        return sum(width == widths[0] > 1 for width in widths)
 
 
 def detect_csv(path: Path) -> tuple[Dialect, str]:
@@ -302,8 +302,6 @@ def _list_variants(dialect: Dialect, begins: _Beginning) -> Iterator[Dialect]:
 
 def _with_spaces(dialect: Dialect, begins: _Beginning) -> Dialect:
     """Return the dialect with spaces after its delimiters if every delimiter is followed by one."""
-    if dialect.delimiter == "\t":
-        return dialect
     later = [cell for row in begins.parse(dialect) for cell in row.cells[1:]]
     every = bool(later) and all(cell.startswith(" ") for cell in later)
     spaced = replace(dialect, spaces=True)
@@ -323,10 +321,12 @@ def _decide(fitting: Sequence[Dialect], begins: _Beginning, path: Path) -> Diale
 
 
 def _is_punctuation(dialect: Dialect, begins: _Beginning) -> bool:
-    """Check whether the delimiter is followed by a space, or between digits, wherever it is."""
+    """Check whether the delimiter is always followed by a space, or is a comma that is always between two digits."""
     pairs = [pair for row in begins.parse(dialect) for pair in zip(row.cells, row.cells[1:], strict=False)]
-    spaced = all(after.startswith(" ") for _, after in pairs)
-    return spaced or all(before[-1:].isdigit() and after[:1].isdigit() for before, after in pairs)
+    if all(after.startswith(" ") for _, after in pairs):
+        return True
+    digits = all(before[-1:].isdigit() and after[:1].isdigit() for before, after in pairs)
+    return dialect.delimiter == "," and digits
 
 
 def detect_txt(first: Sequence[str]) -> str:
