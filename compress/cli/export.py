@@ -180,7 +180,8 @@ def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     texts: Annotated[list[str] | None, typer.Argument(help="Texts, or - for one per line of standard input.")] = None,
     rows: Annotated[
-        Path | None, opt.data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
+        Path | None,
+        opt.data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .json, .parquet, .txt."),
     ] = None,
     answers: Annotated[
         Path | None, opt.output("--output", help="Write answers here: .csv, .tsv, .jsonl, .npy.")
@@ -310,6 +311,8 @@ def _predict_file(
     from compress.progress import Progress
 
     row_files.check_files(rows, answers)
+    for note in row_files.list_notes(rows, predictor.task, columns, pair=pair is not None):
+        print(f"note: {note}", file=sys.stderr)
     began = time.monotonic()
     with Progress(rows.name, unit="rows", console=console(as_json)) as bar:
 

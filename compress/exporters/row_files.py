@@ -109,6 +109,11 @@ def predict_file(
     return done, skipped
 
 
+def list_notes(source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool) -> tuple[str, ...]:
+    """Return what is guessed about a file, such as its delimiter or header; see `predict_file`. Raises DataError."""
+    return _open(source, task, columns, pair=pair)[0].notes
+
+
 def _open(
     source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool = False, remedy: str = ""
 ) -> tuple[Table, list[str]]:
