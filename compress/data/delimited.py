@@ -214,7 +214,7 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
         {name: [to_cell(cell) for cell in lists.get(name, cells)] for name, cells in columns.items()},
         rows,
         kinds={name: kind for name, cells in lists.items() if (kind := kind_of(cells))},
-        first=1 + own,
+        first=1 + own + look.dialect.skipped,
         unit="line",
         headerless=header is None,
         notes=tuple(notes),

@@ -165,7 +165,7 @@ def keep_scorable(table: pa.Table, place: str) -> tuple[pa.Table, tuple[str, ...
 def _is_table(path: Path) -> bool:
     """Check the columns of a table: query and positive, and no label; or a query, a passage and its relevance or a
     teacher's score."""
-    if path.suffix.lower() not in SUFFIXES or path.is_dir():
+    if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".json" or path.is_dir():
         return False
     try:
         known = {plain(name) for name in open_table(path).columns}
