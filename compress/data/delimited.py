@@ -47,7 +47,7 @@ from compress.data.tables import (
 from compress.data.text_files import Position, lines
 from compress.errors import DataError
 
-SUFFIXES: Final = (".tsv", ".csv", ".txt")
+DELIMITED: Final = (".tsv", ".csv", ".txt")
 FIXED: Final = {"": ("text",), FASTTEXT: ("text", "label")}
 """The columns of lines that are one text each, and of fastText's."""
 HEADER_CELL: Final = 64
@@ -113,7 +113,7 @@ def _look(path: Path, *, quoted: bool) -> Look:
     else:
         dialect = Dialect("\t", mark)
     found = take_first_rows(read_lines(path, dialect), lambda row: count_characters(row.cells))
-    if found and found[0].error:
+    if found and found[0].error and dialect.delimiter not in FIXED:
         raise DataError(found[0].error)
     error = next((row.error for row in found if row.error), "")
     notes = (f"{path.name}: {note}",) if note else ()
@@ -122,12 +122,11 @@ def _look(path: Path, *, quoted: bool) -> Look:
 
 def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header | None:
     """Return the header of a file, by the rules at the top; None if it has none. DataError for a title above it."""
-    if not look.rows:
-        return None
+    if look.dialect.delimiter in FIXED or not look.rows:
+        fixed = FIXED.get(look.dialect.delimiter)
+        return Header(fixed, own=False) if fixed else None
     first = look.rows[0]
     names = tuple(cell.strip() for cell in first)
-    if look.dialect.delimiter in FIXED:
-        return Header(FIXED[look.dialect.delimiter], own=False)
     if set(named) & set(names):
         return Header(names, own=True)
     if len(first) > 2 and names[0] and not any(names[1:]):

@@ -157,7 +157,7 @@ def open_tables(paths: Sequence[Path], named: Sequence[str] = ()) -> dict[Path, 
     """Open the files of one folder; those without a header, or without proof of quoting, follow their siblings."""
     from compress.data import delimited
 
-    together = [path for path in paths if path.suffix.lower() in delimited.SUFFIXES and not path.is_dir()]
+    together = [path for path in paths if path.suffix.lower() in delimited.DELIMITED and not path.is_dir()]
     opened = delimited.open_texts(together, named)
     return {path: opened[path] if path in opened else open_file(path) for path in paths}
 

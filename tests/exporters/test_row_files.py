@@ -272,3 +272,9 @@ def test_text_files_are_read_without_arrow(bundle: Bundle, tmp_path: Path) -> No
         words = ["predict", str(bundle.path), "--input", str(source), "--output", str(tmp_path / "a.jsonl")]
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == ""
+
+
+def test_a_first_line_that_is_not_text_is_skipped(opened: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_bytes(b"\xff\nfun\n")
+    rows = outputs(opened, tmp_path / "rows.txt", on_error="skip")
+    assert [row.get("text") for row in rows] == [None, "fun"]
