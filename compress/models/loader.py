@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto import modeling_auto
 
 from compress.config.stages import Head
@@ -41,17 +41,6 @@ from compress.models.tensors import FLOATS, Fit, SavedTensors, compare, is_compu
 New = Literal["nothing", "pooler", "head"]
 """What of a model may be new, that is, drawn at random because the files lack it."""
 
-CHANGED_SINCE: Final[Mapping[str, tuple[Any, str]]] = {
-    "position_embedding_type": ("absolute", "relative positions, which transformers 5 no longer computes"),
-    "pruned_heads": ({}, "attention heads that transformers 4 removed when it loaded the model"),
-    "tie_encoder_decoder": (False, "one set of weights for encoder and decoder, which transformers 5 does not tie"),
-    "adapters": ({}, "adapters inside the layers, which only the library `adapters` computes"),
-    "use_conv": (False, "convolutions that no class of transformers computes"),
-}
-"""Settings that change what a model computes and that this version of transformers ignores, unless its config class
-declares them: the value that changes nothing, and what others mean."""
-
-
 # Configs
 
 
@@ -68,7 +57,6 @@ def load_config(folder: Path) -> Any:
     source.check()
     with explain_load_errors(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    _check_ignored(source, config)
     layers = getattr(config, "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
         raise TeacherError(
@@ -89,24 +77,6 @@ def set_labels(config: Any, names: Collection[str]) -> None:
     """Name the outputs of a config's head, in their order."""
     config.id2label = dict(enumerate(names))
     config.label2id = {name: index for index, name in enumerate(names)}
-
-
-def _check_ignored(source: ModelFolder, config: PreTrainedConfig) -> None:
-    """Raise TeacherError for a setting that changes what the model computes and that its config class does not know."""
-    declared = {*type(config).__dataclass_fields__, *type(config).attribute_map}
-    for name, (neutral, meaning) in CHANGED_SINCE.items():
-        value = source.config.get(name)
-        if name in declared or value is None or value == neutral or _is_empty(value):
-            continue
-        raise TeacherError(
-            f"{source.where}: {name} is {value!r}: {meaning} for {config.model_type} models, so that the model would "
-            f"compute something else; expected {neutral!r}. Choose another checkpoint"
-        )
-
-
-def _is_empty(value: Any) -> bool:
-    """Check whether a setting is a map of nothing, such as the adapters of a model that has none."""
-    return isinstance(value, dict) and all(not each or _is_empty(each) for each in value.values())
 
 
 # Tokenizers
@@ -335,7 +305,7 @@ def _judge(
             f"{len(extra)} tensors of its files have no place in a {type(model).__name__}: {write_names(extra)}"
         )
     if missing:
-        problems.append(f"{len(missing)} of the model's tensors are missing: {write_names(missing)}")
+        problems.append(f"{len(missing)} of its tensors are missing, such as {write_names(missing)}")
     if wrong:
         shapes = write_names(map(write_shapes, wrong.items()))
         problems.append(f"{len(wrong)} have another shape than config.json describes: {shapes}")
