@@ -412,15 +412,18 @@ class ModelFolder:
         weights, documentation, and what training and our own commands write beside a model.
         """
         weights = self.weights(allow_pickle=True)
-        found = {*weights.files, *self._module_files()}
+        found = {*weights.files, *self.module_files()}
         for path in self.path.iterdir():
             if path.is_file() and not _is_unread(path.name):
                 found.add(path)
         return sorted(found)
 
-    def _module_files(self) -> Iterator[Path]:
+    def module_files(self) -> Iterator[Path]:
+        """List the files that sentence-transformers adds to a checkpoint, if it saved the folder."""
         if not (self.path / MODULES).is_file():
             return
+        named = (self.path / MODULES, self.path / MODULE_SETTINGS, *self.path.glob("sentence_*_config.json"))
+        yield from (path for path in named if path.is_file())
         for module in _read_modules(self.path):
             folder = self.path / module["path"]
             if module["path"] and folder.is_dir():

@@ -244,15 +244,22 @@ def load_result(folder: Path, head: Head, kind: Kind | None) -> Any:
 def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> LoadedModel:
     """Load a checkpoint in the class that saved it and in the number format of its files, to write it again.
 
-    Raises TeacherError for one whose class is unknown.
+    Raises TeacherError for one whose class is unknown, or lacks a head that is in the files.
     """
     source, config = ModelFolder(folder), load_config(folder)
     head = find_head(source, config, allow_pickle=allow_pickle)
-    own = getattr(transformers, head.name, None)
-    model_class = own if isinstance(own, type) else heads.find_class(getattr(transformers, head.autos[0]), config)
-    if model_class is None:
+    if head.part == "unknown":
         raise TeacherError(explain_unknown_head(source, head))
-    return load_model(folder, model_class, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
+    own = getattr(transformers, head.name, None)
+    auto = own if isinstance(own, type) else getattr(transformers, head.autos[0])
+    loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
+    lost = sorted(name for name in loaded.dropped if not _POOLER.search(name))
+    if lost:
+        raise TeacherError(
+            f"{source.where}: a {head.name} does not have {len(lost)} tensors of the files, such as "
+            f"{write_names(lost)}, which would be lost; name the class that saved them in architectures"
+        )
+    return loaded
 
 
 _POOLER: Final = re.compile(r"(^|\.)pooler\.")
