@@ -198,9 +198,8 @@ def _load_encoder(
         set_pooling(config, pooling)
     tokenizer = load_tokenizer(folder)
     loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle)
+    loaded.remove_new_pooler()
     model = loaded.model
-    if loaded.new and hasattr(model, "pooler"):  # filled with random numbers
-        model.pooler = None
     check_vocabulary(folder, tokenizer, model)
     length = _length(name, model, tokenizer, max_length or pooling.max_length)
     return Checkpoint(name, model, tokenizer, length, pooling=pooling, origin=checkpoints.describe_origin(name, folder))

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError
+from compress.models.fit import New
 from compress.models.folder import ModelFolder, identify
 from compress.models.heads import PROBLEMS, output_names, task_class
 from compress.models.loader import (
-    New,
     check_token_types,
     check_vocabulary,
     load_config,
