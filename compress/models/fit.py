@@ -14,7 +14,7 @@ from compress.models.saved_head import (
     drop_heads_of_tasks,
     drop_pretraining,
     explain_outputs,
-    is_in_head,
+    list_head,
     suggest_class,
     write_names,
     write_shapes,
@@ -40,7 +40,7 @@ class LoadedModel:
 
     @property
     def has_new_head(self) -> bool:
-        return any(is_in_head(name, self.model) for name in self.new)
+        return bool(list_head(self.model, self.new))
 
     @property
     def dropped_heads(self) -> list[str]:
@@ -89,13 +89,15 @@ def judge(
     unread = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, model)]
     extra = drop_pretraining(unread, model.config, saved) if unread else []
     extra = drop_heads_of_tasks(extra, model.config, saved) if extra and drop_heads else extra
-    missing = sorted(name for name in fit.missing if not _may_be_new(name, model, new))
-    wrong = {name: fit.mismatched[name] for name in sorted(fit.mismatched) if not _may_be_new(name, model, new)}
+    head = list_head(model, fit.missing | fit.mismatched.keys())
+    accepted = _list_accepted(fit, head, new)
+    missing = sorted(fit.missing - accepted)
+    wrong = {name: fit.mismatched[name] for name in sorted(fit.mismatched.keys() - accepted)}
     twice = [names for names in fit.doubled.values() if not _are_equal(names, saved)]
     _check_quantised(folder, model, fit, saved)
     if not (extra or missing or wrong or twice):
         return frozenset(unread)
-    if wrong and not (extra or missing or twice) and all(is_in_head(name, model) for name in wrong):
+    if wrong and not (extra or missing or twice) and wrong.keys() <= head:
         raise TeacherError(explain_outputs(folder, wrong))
     problems = list[str]()
     if extra:
@@ -119,10 +121,12 @@ def judge(
     raise TeacherError(f"{folder}: {'; '.join(problems)}: {remedy}")
 
 
-def _may_be_new(name: str, model: PreTrainedModel, new: New) -> bool:
+def _list_accepted(fit: Fit, head: set[str], new: New) -> set[str]:
+    """List the tensors that may be missing, or of another shape, because they may be new."""
     if new == "nothing":
-        return False
-    return _POOLER.search(name) is not None or (new == "head" and is_in_head(name, model))
+        return set()
+    poolers = {name for name in (*fit.missing, *fit.mismatched) if _POOLER.search(name)}
+    return poolers | head if new == "head" else poolers
 
 
 def _are_equal(names: Collection[str], saved: SavedTensors) -> bool:
