@@ -224,13 +224,11 @@ class Bundle:
 
     def evaluator(self, split: "Dataset") -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
-        from transformers import AutoTokenizer  # takes seconds to import; prediction does not need it
-
+        # these take seconds to import; prediction does not need them
         from compress.evaluation.evaluator import Evaluator
+        from compress.models.loader import load_tokenizer
 
-        return Evaluator.from_split(
-            self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length
-        )
+        return Evaluator.from_split(self.task, split, load_tokenizer(self.path), self.manifest.max_length)
 
     def set_threshold(self, threshold: float) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""

@@ -23,6 +23,7 @@ from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
+from compress.models.loader import load_model
 from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
 from compress.models.teacher import load as load_teacher
@@ -113,7 +114,7 @@ def test_encoders_load_in_sentence_transformers(pooling: Pooling, tmp_path: Path
     model, texts = encoder(pooling), ["a good film", "so sad , and so slow !"]
     model.save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    again = AutoModelForSentenceEmbedding.from_pretrained(tmp_path).eval()
+    again = load_model(tmp_path, AutoModelForSentenceEmbedding).model
     assert torch.equal(vectors(model, texts), vectors(again, texts))
     theirs = library.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(theirs, vectors(model, texts), atol=1e-5)
@@ -138,10 +139,10 @@ def test_a_wrong_linear_map_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "2_Dense/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"out_features": 9}))
     with pytest.raises(TeacherError, match="tensors do not have the shapes"):
-        AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
+        load_model(tmp_path, AutoModelForSentenceEmbedding)
     (tmp_path / "2_Dense/model.safetensors").unlink()
     with pytest.raises(TeacherError, match="expected the weights of the linear map in safetensors"):
-        AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
+        load_model(tmp_path, AutoModelForSentenceEmbedding)
 
 
 def test_a_cross_encoder_is_no_teacher_of_vectors(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_vectors_are_the_same_everywhere(bundle: Bundle) -> None:
     assert exact.shape == (3, 32)
     np.testing.assert_allclose(bundle.embed(texts, precision="fp32"), exact, atol=1e-6)
     np.testing.assert_allclose(library.SentenceTransformer(str(bundle.path)).encode(texts), exact, atol=1e-5)
-    torched = AutoModelForSentenceEmbedding.from_pretrained(bundle.path).eval()
+    torched = load_model(bundle.path, AutoModelForSentenceEmbedding).model
     np.testing.assert_allclose(vectors(torched, texts), exact, atol=1e-5)
     assert load_file(bundle.path / "2_Dense/model.safetensors")["linear.weight"].shape == (32, 16)
 

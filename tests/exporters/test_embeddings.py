@@ -146,7 +146,7 @@ def test_both_forms_of_sentence_transformers_are_read(form: str, tmp_path: Path)
         ([{"path": "2_LSTM", "type": "x.LSTM"}], "LSTM: cannot be read"),
         ([{"path": "../../etc", "type": "x.Pooling"}], "expected modules in direct subfolders"),
         ([{"path": "/etc", "type": "x.Pooling"}], "expected modules in direct subfolders"),
-        ({}, "holds a dict; expected a list"),
+        ({}, "expected a list of modules"),
         ([1], "each with a type and a path"),
     ],
 )

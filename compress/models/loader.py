@@ -1,0 +1,245 @@
+"""Load configs, tokenizers and models of checkpoints. No other module of compress calls `from_pretrained`.
+
+Opening a tokenizer imports no model: what only models need is imported by the functions that load one.
+
+A model is loaded in float32 unless asked otherwise, whatever the number format of its files: a bfloat16 model hardly
+moves at the usual learning rates, and float16 overflows. Under `--precision bf16` its linear layers compute in bfloat16
+by autocast. Nothing that the files say is dropped without a word: tensors that are missing, have another shape or have
+no place in the model are named in one error, except those of `models.tensors.COMPUTED`, the heads and poolers of the
+family's own pre-training, and, where a new head is wanted, the heads of other tasks. docs/what-is-read.md lists them.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto import modeling_auto
+
+from compress.data.task import Kind
+from compress.errors import TeacherError
+from compress.models import heads
+from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from compress.config.stages import Head
+    from compress.models.fit import LoadedModel, New
+
+# Configs
+
+
+def load_config(folder: Path) -> Any:
+    """Load a checkpoint's config, without settings that choose code to download or run.
+
+    Its labels are complete: those of config.json if they can be right, else LABEL_0, LABEL_1, ...; whoever shows them
+    to a user asks `ModelFolder.labels`, which says what is wrong with them.
+
+    Raises TeacherError for a config that cannot be read, describes quantised weights, has an impossible size, or a
+    setting that changes what the model computes and that this version of transformers ignores.
+    """
+    import compress.models.families  # noqa: F401  # registers our families with transformers
+
+    source = ModelFolder(folder)
+    source.check()
+    with explain_load_errors(folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    layers = getattr(config, "num_hidden_layers", 0)
+    if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
+        raise TeacherError(
+            f"{folder}: its config.json has {layers!r} layers; expected 0 to {MOST_LAYERS:,}: correct it, or download "
+            "it again"
+        )
+    try:
+        names = source.labels()
+    except TeacherError:  # told where the names are needed
+        names = tuple(f"LABEL_{index}" for index in range(source.outputs))
+    set_labels(config, names)
+    config.return_dict = True
+    config._attn_implementation = config._experts_implementation = None  # let the library choose
+    return config
+
+
+def set_labels(config: Any, names: Collection[str]) -> None:
+    """Name the outputs of a config's head, in their order."""
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in enumerate(names)}
+
+
+# Tokenizers
+
+
+def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint; with its `config`, make it fit.
+
+    A tokenizer without a padding token pads with the token that ends a text, as GPT-2's users do: masks tell the two
+    apart. One that gives a pair two token types makes none for a model that knows one: such a model reads pairs
+    without types (klue/roberta, AlephBERT). Raises TeacherError.
+    """
+    with explain_load_errors(folder):
+        if ModelFolder(folder).tokenizer_settings().get("auto_map"):
+            raise TeacherError(
+                f"{folder / 'tokenizer_config.json'}: the tokenizer has code of its own (auto_map), which is never "
+                "run. Choose another checkpoint; or, if transformers' own class is meant, remove auto_map"
+            )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if config is not None:
+        _make_fit(folder, tokenizer, config)
+    return tokenizer
+
+
+def _make_fit(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Let tokenizer and config agree on the padding token, and leave out token types that the model does not know."""
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise TeacherError(
+                f"{folder}: its tokenizer has no pad_token and no eos_token to pad with; expected one: set pad_token "
+                "in tokenizer_config.json"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+        config.pad_token_id = tokenizer.pad_token_id
+    family = config.model_type
+    looks_back = family in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    looks_back = looks_back and family not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if getattr(config, "pad_token_id", None) is None or (looks_back and not config.is_encoder_decoder):
+        config.pad_token_id = tokenizer.pad_token_id  # such a classifier reads the last token that is not padding
+    if getattr(config, "type_vocab_size", None) == 1:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+
+
+def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") -> None:
+    """Raise TeacherError for a tokenizer without tokens, or with tokens or token types that the model does not have."""
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise TeacherError(
+            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is not a number: correct it "
+            "in tokenizer_config.json, or download it again"
+        )
+    known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # the library invents one
+        raise TeacherError(
+            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file; download all its files, "
+            "or save its tokenizer there"
+        )
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= known:
+        raise TeacherError(
+            f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
+            "together; use the tokenizer that the model was trained with"
+        )
+
+
+def check_token_types(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Raise TeacherError for a tokenizer that gives a pair of texts more token types than the model has."""
+    known = getattr(config, "type_vocab_size", 0)  # without any, the model does not read them
+    types = tokenizer("a", "a").get("token_type_ids", [0])
+    if known and max(types) >= known:
+        raise TeacherError(
+            f"{folder}: its tokenizer gives the second text of a pair the type {max(types)}, and the model knows "
+            f"{known} types: they do not belong together; use the tokenizer that the model was trained with"
+        )
+
+
+def compare_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
+    """Say how two tokenizers differ in their tokens, ids and special tokens; an empty text if they do not."""
+    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    every = ours.keys() | theirs.keys()
+    differing = sorted(token for token in every if ours.get(token) != theirs.get(token))
+    if differing:
+        example = differing[0]
+        first, second = (f"id {each[example]}" if example in each else "absent" for each in (ours, theirs))
+        return f"{len(differing):,} of {len(every):,} tokens have other ids, such as {example!r} ({first}, {second})"
+    for name, token in tokenizer.special_tokens_map.items():
+        known = other.special_tokens_map.get(name, token)
+        if known != token:
+            return f"{name} is {token!r} in the first and {known!r} in the second"
+    return ""
+
+
+# Models
+
+
+def load_model(
+    folder: Path,
+    auto: Any,
+    config: Any = None,
+    *,
+    new: "New" = "nothing",
+    drop_heads: bool = False,
+    allow_pickle: bool = False,
+    dtype: torch.dtype | None = torch.float32,
+) -> "LoadedModel":
+    """Load a model from a checkpoint.
+
+    auto        the Auto class of its head, or the model's own class
+    config      its config, if the caller has changed it
+    new         what may be drawn at random: nothing; a pooler, of an encoder whose tokens are read; a head
+    drop_heads  heads of the family for other tasks may be dropped, because the caller has no use for them
+    dtype       number format of the weights; None: that of the files
+
+    Raises TeacherError for files that are damaged or missing, and for tensors that are missing, have another shape or
+    have no place in the model; StudentError for a family without such a head.
+    """
+    from compress.models.fit import LoadedModel, account, check_formats, judge
+    from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder
+    from compress.models.tensors import SavedTensors
+
+    config = load_config(folder) if config is None else config
+    if auto is AutoModelForSentenceEmbedding:
+        config = AutoModelForSentenceEmbedding.configure(folder, config)
+    model_class: Any = heads.class_for(auto, config)
+    saved = SavedTensors(ModelFolder(folder).weights(allow_pickle=allow_pickle))
+    with explain_load_errors(folder):
+        check_formats(folder, saved)
+        model, info = model_class.from_pretrained(
+            folder,
+            config=config,
+            use_safetensors=None if saved.weights.pickled else True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            dtype=saved.dtype if dtype is None else dtype,
+        )
+        fit = account(model, saved, info)
+        if isinstance(model, SentenceEncoder):
+            model.load_modules(folder)
+        dropped = judge(folder, model, fit, saved, new=new, drop_heads=drop_heads)
+    model.eval().requires_grad_(False)
+    return LoadedModel(model, fit.missing | fit.mismatched.keys(), dropped)
+
+
+def load_result(folder: Path, head: "Head", kind: Kind | None) -> Any:
+    """Load the model that a stage of a run saved, with gradients, and restore what its layers share."""
+    from compress.models.sharing import share_again
+
+    config = load_config(folder)
+    loaded = load_model(folder, heads.auto(head, kind), heads.adapt_labels(config, head))
+    model = loaded.model.requires_grad_(True)
+    share_again(model)
+    return heads.restore_labels(config, model)
+
+
+def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> "LoadedModel":
+    """Load a checkpoint in the class that saved it and in the number format of its files, to write it again.
+
+    Raises TeacherError for one whose class is unknown, or lacks a head that is in the files.
+    """
+    import transformers
+
+    from compress.models.saved_head import explain_unknown_head, find_head, write_names
+
+    source, config = ModelFolder(folder), load_config(folder)
+    head = find_head(source, config, allow_pickle=allow_pickle)
+    if head.part == "unknown":
+        raise TeacherError(explain_unknown_head(source, head))
+    own = getattr(transformers, head.name, None)
+    auto = own if isinstance(own, type) else getattr(transformers, head.autos[0])
+    loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
+    loaded.remove_new_pooler()
+    lost = sorted(loaded.dropped_heads)
+    if lost:
+        raise TeacherError(
+            f"{source.where}: a {head.name} does not have {len(lost)} tensors of the files, such as "
+            f"{write_names(lost)}, which would be lost; name the class that saved them in architectures"
+        )
+    return loaded
