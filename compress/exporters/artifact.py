@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from compress.data.encoder import Text
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Text, Vector
+    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Vector
     from compress.exporters.session import EncodedRow
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
@@ -224,13 +225,10 @@ class Bundle:
 
     def evaluator(self, split: "Dataset") -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
-        from transformers import AutoTokenizer  # takes seconds to import; prediction does not need it
+        from compress.data.encoder import TextEncoder
+        from compress.evaluation.evaluator import Evaluator  # imports scipy, which prediction does not need
 
-        from compress.evaluation.evaluator import Evaluator
-
-        return Evaluator.from_split(
-            self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length
-        )
+        return Evaluator.from_split(self.task, split, TextEncoder.from_folder(self.path), self.manifest.max_length)
 
     def set_threshold(self, threshold: float) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""

@@ -20,6 +20,7 @@ from compress.data.task import Task, TaskData
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
+from compress.models.padding import align_padding, pads_left
 from compress.models.pooling import MODULES
 
 MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
@@ -128,10 +129,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = load_config(folder)
-        if tokenizer.pad_token is None:  # GPT-2, whose classifier reads the last token that is not padding
-            tokenizer.pad_token = tokenizer.eos_token
-            config.pad_token_id = tokenizer.pad_token_id
-        if config.model_type == "xlnet" and config.summary_type == "last":  # the last token must not be padding
+        align_padding(tokenizer, config)
+        if pads_left(config, task.kind):  # as must be done with the bundle too
             tokenizer.padding_side = "left"
         labels = dict(enumerate(output_names(task)))
         if not trained or all(str(label).startswith("LABEL_") for label in config.id2label.values()):

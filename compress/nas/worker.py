@@ -23,7 +23,8 @@ from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.latency.model import LatencyTable
 from compress.models import heads, teacher
-from compress.models.teacher import Teacher
+from compress.models.padding import pads_left
+from compress.models.teacher import Teacher, load_config
 from compress.nas.config import SearchConfig
 from compress.nas.context import RunStages, ScratchEvaluator, SearchContext, StudentEvaluator, SupernetEvaluator
 from compress.nas.costs import CostModel
@@ -124,7 +125,8 @@ def _make_evaluator(
     data = load_task(search.data, **asdict(search.columns), seed=search.seed)
     task = data.task
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    training = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
+    collate = Collate(tokenizer, left=pads_left(load_config(folder), task.kind))
+    training = TrainingContext(data, None, tokenizer, collate, inputs.bf16, console)
     evaluator = Evaluator.from_split(task, data.validation, tokenizer, search.max_length)
     latencies = LatencyTable.from_json(inputs.latencies)
     if search.space.mode == "supernet":

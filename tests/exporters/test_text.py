@@ -28,11 +28,12 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from compress.data.encoder import Text, TextEncoder, text_encoder_of
 from compress.data.task import Kind, Task
 from compress.errors import ExportError
 from compress.exporters import tokenizer as texting
 from compress.exporters.artifact import TEXT, Bundle, Precision
-from compress.exporters.predictor import Answer, Marked, Prediction, Text
+from compress.exporters.predictor import Answer, Marked, Prediction
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import (
     TEXTS,
@@ -76,26 +77,26 @@ def words(*, lower: bool = True, accents: bool | None = None, chinese: bool = Tr
 
 
 def build_reader(
-    backend: Tokenizer, *, pair: bool = False, max_length: int = 32, kind: Kind = "classification"
+    encoder: TextEncoder, *, pair: bool = False, max_length: int = 32, kind: Kind = "classification"
 ) -> tuple[onnx.ModelProto, RowTemplate]:
     """Build the graph of a tokenizer, and the template of its rows."""
-    frame = frames.read_template(backend, pair=pair, max_length=max_length, padding=0, kind=kind)
+    frame = frames.read_template(encoder, pair=pair, max_length=max_length, kind=kind)
     like = onnx.helper.make_model(
         onnx.helper.make_graph([], "none", [], []), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
-    described = json.loads(backend.to_str())
+    described = json.loads(encoder.backend.to_str())
     pieces = MODELS[described["model"]["type"]]
     assert pieces.list_unsupported(described) == []
-    return reader(pieces.from_tokenizer(backend, described), frame, like), frame
+    return reader(pieces.from_tokenizer(encoder.backend, described), frame, like), frame
 
 
 def read(tokenizer: Any, texts: Sequence[Text] = (), **settings: Any) -> list[TokenDifference]:
     """Compare a graph of this tokenizer with it, on the hard texts if none are given."""
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    model, frame = build_reader(backend, **settings)
+    encoder = text_encoder_of(tokenizer)
+    model, frame = build_reader(encoder, **settings)
     onnx.checker.check_model(model, full_check=False)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return find_differences(session, backend, frame, list(texts) or list_hard_texts(frame))
+    return find_differences(session, encoder, frame, list(texts) or list_hard_texts(frame))
 
 
 @pytest.fixture(scope="module")
@@ -696,9 +697,10 @@ def test_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
         tokenizer.backend_tokenizer.save(str(tmp_path / f"{name}.json"))
     code = (
         "import hashlib, sys; from pathlib import Path; from tokenizers import Tokenizer\n"
+        "from compress.data.encoder import TextEncoder\n"
         "from tests.exporters.test_text import build_reader\n"
         "for path in sorted(Path(sys.argv[1]).glob('*.json')):\n"
-        "    model = build_reader(Tokenizer.from_file(str(path)))[0]\n"
+        "    model = build_reader(TextEncoder.from_backend(Tokenizer.from_file(str(path))))[0]\n"
         "    print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())"
     )
     command, root = [sys.executable, "-c", code, str(tmp_path)], Path(__file__).parents[2]
