@@ -354,7 +354,7 @@ def load_inputs(
     for note in task_data.notes:
         print_note(console, note)
     tokenizer = base_teacher.tokenizer
-    collate = Collate(tokenizer, left=pads_left(base_teacher.model.config, task_data.task.kind))
+    collate = Collate(tokenizer, left=pads_left(base_teacher.model))
     bf16 = use_bf16(number_format, recipe, base_teacher, console)
     context = TrainingContext(
         task_data, texts, tokenizer, collate, bf16, console, base_teacher=base_teacher,

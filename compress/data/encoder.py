@@ -252,22 +252,24 @@ class TextEncoder:
         text: str = self.backend.decode(list(ids), skip_special_tokens=True)
         return clean_up(text) if self.settings.clean_up else text
 
-    def check_room(self, max_length: int, *, pair: bool) -> None:
-        """Raise DataError if rows of this length hold no text, and for pairs that cannot be truncated as required."""
+    def check_truncation(self, max_length: int, *, pair: bool) -> None:
+        """Raise DataError for a length without room for a text, and for a pair that is not truncated as transformers
+        truncates one."""
         _check_room(max_length, self.backend.num_special_tokens_to_add(pair), pair, self.name)
         if pair and self.settings.truncation_strategy != LONGEST_FIRST:
             raise DataError(
-                f"{self.name}: its tokenizer's truncation_strategy is {self.settings.truncation_strategy}, which "
-                f"transformers' own call ignores for a pair of texts; expected {LONGEST_FIRST}: if the model was "
-                f"trained with it, write it into {SETTINGS} and into truncation.strategy of {TOKENIZER}"
+                f"{self.name}: truncation_strategy of its tokenizer is {self.settings.truncation_strategy}; "
+                "transformers ignores it and cuts the longer text of a pair, so that the model may have learned either "
+                f"way. Expected {LONGEST_FIRST}: if it is right, set it in {SETTINGS}, or as truncation.strategy in "
+                f"{TOKENIZER}"
             )
 
     def truncate(self, max_length: int | None, *, pair: bool) -> None:
-        """Truncate rows to this length from now on. Raises DataError as `check_room` does."""
+        """Truncate rows to this length from now on. Raises DataError as `check_truncation` does."""
         if max_length is None:
             self.backend.no_truncation()
             return
-        self.check_room(max_length, pair=pair)
+        self.check_truncation(max_length, pair=pair)
         wanted: dict[str, Any] = {
             "max_length": max_length,
             "stride": 0,
@@ -362,6 +364,31 @@ def _calls_its_own(kind: type) -> bool:
         if owner is not None and owner.__module__.startswith("transformers.models."):
             return True
     return False
+
+
+def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise BundleError unless the tokenizer saved in a folder encodes some difficult texts as transformers does."""
+    saved = TextEncoder.from_folder(folder)
+    special = " ".join([*tokenizer.all_special_tokens, *map(str.lower, tokenizer.all_special_tokens)])
+    texts = (
+        "It's a GOOD film, isn't it?",
+        "  Zoë's café \n\t in Ångström,  1,000.50 % ",
+        "東京 ﬁne ½ 🙂👍🏽 e\u0301 \u200b",
+        special,
+        "x".join(special.split(" ")),
+        "a b c d " * 600,
+    )
+    limit = saved.settings.model_max_length
+    options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit, "padding": False}
+    for text in texts:
+        expected = tokenizer(text, verbose=False, **options)
+        (row,) = saved.encode([text], limit)
+        if any(row[name] != list(expected[name]) for name in row if name in expected):
+            raise BundleError(
+                f"{name_of(tokenizer)}: {type(tokenizer).__name__} encodes {text!r:.60} as "
+                f"{list(expected['input_ids'])[:8]}, the {TOKENIZER} that it saves as {row['input_ids'][:8]}: it does "
+                "more than this file says, and prediction would not. Choose a model with another tokenizer"
+            )
 
 
 def clean_up(text: str) -> str:

@@ -352,7 +352,10 @@ def _describe(task: Task) -> str:
 
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
-    """Raise BundleError unless model, tokenizer and task fit together; quick enough to call before training."""
+    """Raise BundleError unless model, tokenizer and task fit together, and DataError for a tokenizer that a bundle
+    cannot have; quick enough to call before training."""
+    from compress.data.encoder import text_encoder_of
+
     kind = type(model).__name__
     outputs = count_outputs(model.config, task.kind)
     if outputs != task.outputs:
@@ -362,6 +365,8 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
             f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle needs; expected a fast "
             "tokenizer, as AutoTokenizer loads for all common models"
         )
+    if not task.tokenwise:
+        text_encoder_of(tokenizer).check_truncation(max_length, pair=task.pair)
     size = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > size:
         raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")

@@ -12,30 +12,24 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from compress.data.task import Kind
 from compress.errors import TeacherError
 
-SUMMARISED: Final = ("flaubert", "xlm", "xlnet")
-"""Model types whose classifiers have a `summary_type`."""
 LAST: Final = ("last", "cls_index")
-"""The `summary_type`s that take the last place of a row: no model of these passes an index."""
+"""The `summary_type`s that take the last place of a row: no model here passes an index."""
 
 
-def pads_left(config: Any, kind: Kind | None) -> bool:
-    """Check whether a model with a head of this kind needs its rows padded on the left.
-
-    Raises TeacherError for one that averages over the padding too.
-    """
-    if config.model_type not in SUMMARISED or kind in (None, "tagging", "qa", "embedding"):
-        return False
-    if config.summary_type == "mean":
+def pads_left(model: nn.Module) -> bool:
+    """Check whether a model needs its rows padded on the left. Raises TeacherError for one that averages over the
+    padding too."""
+    summary = getattr(getattr(model, "sequence_summary", None), "summary_type", "first")
+    if summary == "mean":
         raise TeacherError(
-            f"{config.model_type}: summary_type of its config.json is mean, an average over a batch's padding too; "
+            f"{type(model).__name__}: summary_type in its config.json is mean, an average over a batch's padding too; "
             "expected first or last, whose rows can be trained in batches"
         )
-    return config.summary_type in LAST
+    return summary in LAST
 
 
 def align_padding(tokenizer: Any, config: Any) -> None:

@@ -20,7 +20,7 @@ from compress.data.task import Task, TaskData
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
-from compress.models.padding import align_padding, pads_left
+from compress.models.padding import LAST, align_padding
 from compress.models.pooling import MODULES
 
 MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
@@ -130,8 +130,6 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = load_config(folder)
         align_padding(tokenizer, config)
-        if pads_left(config, task.kind):  # as must be done with the bundle too
-            tokenizer.padding_side = "left"
         labels = dict(enumerate(output_names(task)))
         if not trained or all(str(label).startswith("LABEL_") for label in config.id2label.values()):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
@@ -144,6 +142,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
             trust_remote_code=False,
             output_loading_info=True,
         )
+    if getattr(config, "summary_type", "first") in LAST and hasattr(model, "sequence_summary"):
+        tokenizer.padding_side = "left"  # also for whoever loads the bundle
     missing = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     inside = f"{model.base_model_prefix}."  # transformers draws what is missing; only a new head and pooler may be
     if bad := sorted(key for key in missing if trained or (key.startswith(inside) and ".pooler." not in key)):

@@ -71,7 +71,7 @@ def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> 
         longest = min(filter(None, (own, positions(reranker.model), MAX_LENGTH)))
         rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
         model: Any = reranker.model
-        collate = Collate(reranker.tokenizer, left=pads_left(model.config, "ranking"))
+        collate = Collate(reranker.tokenizer, left=pads_left(model))
         scores = metrics.logits(model.to(PartialState().device), rows, collate, bf16=bf16)[:, 0]
         cuts = np.cumsum([len(others) for others in related])[:-1]
         columns = texts, related, relevance, [part.tolist() for part in np.split(scores, cuts)], split["passage"][:]
