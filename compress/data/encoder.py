@@ -37,6 +37,8 @@ SETTINGS: Final = "tokenizer_config.json"
 UNLIMITED: Final = 10**6
 """A tokenizer without a limit has a `model_max_length` above this, in tokens."""
 LONGEST_FIRST: Final = "longest_first"
+STRATEGIES: Final = (LONGEST_FIRST, "only_first", "only_second")
+"""The ways in which `tokenizers` can truncate a pair of texts."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class TokenizerSettings:
         options: Mapping[str, Any] = tokenizer.init_kwargs
         return cls(
             truncation_side=_check_side(tokenizer.truncation_side, name_of(tokenizer)),
-            truncation_strategy=options.get("truncation_strategy") or LONGEST_FIRST,
+            truncation_strategy=_check_strategy(options.get("truncation_strategy"), name_of(tokenizer)),
             token_types="token_type_ids" in tokenizer.model_input_names,
             split_special_tokens=bool(tokenizer.split_special_tokens),
             pad_token_id=tokenizer.pad_token_id,
@@ -85,12 +87,13 @@ class TokenizerSettings:
         if not isinstance(config, dict):
             raise BundleError(f"{path}: holds a {type(config).__name__}; expected an object: copy the model again")
         stored: Mapping[str, Any] = backend.truncation or {}
+        strategy = config.get("truncation_strategy") or stored.get("strategy")
         padding = config.get("pad_token")
         if isinstance(padding, dict):
             padding = padding.get("content")
         return cls(
             truncation_side=_check_side(config.get("truncation_side", stored.get("direction", "right")), str(path)),
-            truncation_strategy=config.get("truncation_strategy") or stored.get("strategy") or LONGEST_FIRST,
+            truncation_strategy=_check_strategy(strategy, str(path)),
             token_types="token_type_ids" in config.get("model_input_names", ["token_type_ids"]),
             split_special_tokens=bool(config.get("split_special_tokens", False)),
             pad_token_id=None if padding is None else backend.token_to_id(padding),
@@ -111,8 +114,18 @@ def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _check_side(side: Any, where: str) -> Side:
     if side not in get_args(Side):
-        raise DataError(f"{where}: truncation_side is {side!r}; expected left or right: correct tokenizer_config.json")
+        raise DataError(f"{where}: truncation_side is {side!r}; expected left or right: correct {SETTINGS}")
     return cast(Side, side)
+
+
+def _check_strategy(strategy: Any, where: str) -> str:
+    if strategy is None:
+        return LONGEST_FIRST
+    if strategy not in STRATEGIES:
+        raise DataError(
+            f"{where}: truncation_strategy is {strategy!r}; expected {', '.join(STRATEGIES)}: correct {SETTINGS}"
+        )
+    return str(strategy)
 
 
 def _read_limit(length: float | None) -> int | None:
