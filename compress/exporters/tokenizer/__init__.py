@@ -309,14 +309,16 @@ def _reader(encoder: TextEncoder, frame: RowTemplate, like: onnx.ModelProto) -> 
     key = digest(own, repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *others, *code)
 
     def build(folder: Path) -> None:
-        onnx.save_model(reader(_take_apart(encoder), frame, like), folder / "reader.onnx")
+        onnx.save_model(reader(take_apart(encoder), frame, like), folder / "reader.onnx")
 
     return onnx.load(load_or_create(home() / "readers" / key, build) / "reader.onnx")
 
 
-def _take_apart(encoder: TextEncoder) -> Pieces:
+def take_apart(encoder: TextEncoder) -> Pieces:
     """Read the parts of a tokenizer. Raises ExportError for one that the graph does not support."""
     described = json.loads(encoder.backend.to_str())
+    if encoder.settings.split_special_tokens:  # their names in a text are ordinary text
+        described["added_tokens"] = [token for token in described["added_tokens"] if not token["special"]]
     kind = described["model"]["type"]
     pieces = MODELS.get(kind)
     wrong = pieces.list_unsupported(described) if pieces else [f"model {kind} (expected {', '.join(MODELS)})"]
