@@ -4,6 +4,8 @@ Rows are padded on the right, whatever the tokenizer says: a mask hides the padd
 token, and a causal model does not look ahead. Two kinds of classifiers do not read the mask. XLNet, XLM and FlauBERT
 may summarise a text by its last place, padding or not: their rows are padded on the left, with position ids. Decoders
 such as GPT-2 read the last token that is not their config's padding token: theirs and the tokenizer's must be the same.
+MobileBERT embeds a token with its neighbours, and no mask hides the padding after the last one: its embedding becomes
+zero, as what is beyond the end of a row that is alone.
 
 Shapes: B batch, L tokens, D hidden.
 """
@@ -63,6 +65,14 @@ def _inner_tokens(tokenizer: Any) -> Iterator[str]:
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in end:
             yield token
+
+
+def hide_padding(model: Any) -> None:
+    """Set the embedding of the padding token to zero, in place, where its neighbours are embedded with it."""
+    config = model.config
+    if getattr(config, "trigram_input", False) and config.pad_token_id is not None:
+        with torch.no_grad():
+            model.get_input_embeddings().weight[config.pad_token_id] = 0
 
 
 def first_token(states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from compress.data.task import Task, TaskData
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
-from compress.models.padding import LAST, align_padding
+from compress.models.padding import LAST, align_padding, hide_padding
 from compress.models.pooling import MODULES
 
 MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
@@ -152,6 +152,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
             f"{bad[0]}: weights and config do not belong together, or the file is incomplete; download both again"
         )
     check_vocabulary(folder, tokenizer, model)
+    hide_padding(model)
     if task.pair or task.kind == "qa":
         _check_types(folder, tokenizer, config)
     if trained:

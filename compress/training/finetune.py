@@ -23,6 +23,7 @@ from compress.errors import TeacherError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.models import heads
+from compress.models.padding import hide_padding
 from compress.models.teacher import Teacher, check_vocabulary, explain_load_errors, identify, load, load_config
 from compress.training.context import TrainingContext
 from compress.training.run import Run, from_first
@@ -129,6 +130,7 @@ def load_with_head(
             output_loading_info=True,
         )
     check_vocabulary(folder, tokenizer, model)
+    hide_padding(model)
     absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
     prefix = "" if head == "encoder" else f"{model.base_model_prefix}."
     in_head = {key for key in absent if not key.startswith(prefix)}
