@@ -170,6 +170,10 @@ class Encoder(Protocol):
         """Make the row of a window."""
         ...
 
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of whole texts, without special tokens."""
+        ...
+
     def fingerprint(self) -> str:
         """Hash everything that determines the tokens of a text."""
         ...
@@ -234,7 +238,6 @@ class TextEncoder:
         return [each.tokens for each in found]
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of whole texts, without special tokens."""
         self.backend.no_truncation()
         with _explain_wrong_texts(texts):
             found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -323,6 +326,11 @@ class SlowEncoder:
             )
         rows = zip(found["input_ids"], found["token_type_ids"], strict=True)
         return [_make_row(ids, types, self.settings, name) for ids, types in rows]
+
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        with _explain_wrong_texts(texts):
+            found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return list(found["input_ids"])
 
     def questions(
         self, questions: Sequence[str], contexts: Sequence[str], max_length: int
