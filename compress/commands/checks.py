@@ -175,7 +175,7 @@ def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path |
         return None
     with PartialState().main_process_first():
         folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
-    return folder if teachers.is_reranker(folder) else None
+    return folder if teachers.is_reranker(folder, allow_pickle=allow_pickle) else None
 
 
 def reads_scores(recipe: Recipe) -> bool:

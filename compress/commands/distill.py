@@ -46,6 +46,7 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
+from compress.models.loader import load_config, load_result
 from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.prompting.labels import prompt_teacher, starting_checkpoint
@@ -291,8 +292,8 @@ def choose_recipe(
     with PartialState().main_process_first():
         task_data = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted)
         folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
-    family = teachers.load_config(folder).model_type if folder else ""
-    reranker = folder is not None and teachers.is_reranker(folder)
+    family = load_config(folder).model_type if folder else ""
+    reranker = folder is not None and teachers.is_reranker(folder, allow_pickle=options.allow_pickle)
     scored = recorded or "teacher" in task_data.train.column_names
     recipe, reason = candidates.decide(
         kind=task_data.task.kind, family=family, prompted=prompted, scored=scored, reranker=reranker
@@ -384,7 +385,7 @@ class StageModels:
     def run_stages(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
         """Run the unfinished ones of `stages`, and return the model of the last one."""
         result, remaining = self.run.remaining(stages, self.context.console)
-        student = None if result is None else heads.load(result, stages[-len(remaining) - 1].head, self.context.kind)
+        student = None if result is None else load_result(result, stages[-len(remaining) - 1].head, self.context.kind)
         for stage in remaining:
             if isinstance(stage, Prune):
                 student = self.prune(stage, student)
@@ -511,6 +512,7 @@ class StageModels:
                 source = configs[ancestor(self.recipe.stages, stage).name]
             if (spec := spec_of(self.recipe, stage)) is not None:
                 config = students.plan_config(spec, source)
+                students.check_tokens(spec, self.base_teacher.tokenizer)
                 prompted = spec.init == self.base_teacher.name  # the teacher is another model, a prompted one
                 if taught and spec != WHOLE and not prompted:
                     notes += warn_if_larger(stage.name, config, source)

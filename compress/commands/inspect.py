@@ -13,7 +13,7 @@ from compress.config import catalog, choices, loader
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
-from compress.errors import BundleError, CompressError, DamagedError, DataError, did_you_mean
+from compress.errors import BundleError, CompressError, DamagedError, did_you_mean
 from compress.exporters import manifest as manifests
 from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
@@ -363,13 +363,9 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
     splits, overlaps = audit.describe_splits(data)
     coverage = None
     if teacher is not None:
-        from transformers import AutoTokenizer
+        from compress.models.loader import load_tokenizer
 
-        folder = checkpoints.config_folder(teacher)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{teacher}: its tokenizer cannot be loaded: {error}") from error
+        tokenizer = load_tokenizer(checkpoints.config_folder(teacher))
         coverage = audit.measure_coverage(data, tokenizer, teacher)
     place = sources.local(name) if not re.match(r"\w+=", name) else Path(name)
     task = data.task

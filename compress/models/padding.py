@@ -22,16 +22,24 @@ LAST: Final = ("last", "cls_index")
 """The `summary_type`s that take the last place of a row: no model here passes an index."""
 
 
+def reads_last_place(model: nn.Module) -> bool:
+    """Check whether a model answers at the last place of a row, padding or not."""
+    return _summary_of(model) in LAST
+
+
 def pads_left(model: nn.Module) -> bool:
-    """Check whether a model needs its rows padded on the left. Raises TeacherError for one that averages over the
-    padding too."""
-    summary = getattr(getattr(model, "sequence_summary", None), "summary_type", "first")
-    if summary == "mean":
+    """Check whether the batches of a model must be padded on the left. Raises TeacherError for a model that averages
+    over the padding too."""
+    if _summary_of(model) == "mean":
         raise TeacherError(
             f"{type(model).__name__}: summary_type in its config.json is mean, an average over a batch's padding too; "
             "expected first or last, whose rows can be trained in batches"
         )
-    return summary in LAST
+    return reads_last_place(model)
+
+
+def _summary_of(model: nn.Module) -> str:
+    return getattr(getattr(model, "sequence_summary", None), "summary_type", "first")
 
 
 def align_padding(tokenizer: Any, config: Any) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path, PurePath
 from typing import Any, Final, Literal, cast, get_args
 
 from compress.errors import TeacherError
+from compress.models.folder import MODULES, identify_kind
 
 Pool = Literal["mean", "cls", "max"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
-MODULES, SIZES, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+SIZES, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
 SETTINGS: Final = "sentence_embedding"
 """The name of the config's setting that holds a `Pooling`."""
 ACTIVATIONS: Final[Mapping[str, str]] = {
@@ -47,7 +48,7 @@ class Pooling:
         Raises TeacherError for other modules than encoder, pooling, one linear map and normalisation, and for other
         kinds of pooling.
         """
-        if not (folder / MODULES).is_file():
+        if identify_kind(folder) != "sentence_encoder":
             return cls(None)
         paths = module_paths(folder)
         sizes = _read_json(folder / SIZES, dict) if (folder / SIZES).is_file() else {}

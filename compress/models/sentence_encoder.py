@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from compress.errors import StudentError, TeacherError
+from compress.models.folder import MODULES, identify_kind
 from compress.models.padding import first_token
-from compress.models.pooling import MODULES, Pool, Pooling, module_paths, pooling_of, set_pooling, width_of
+from compress.models.pooling import Pool, Pooling, module_paths, pooling_of, set_pooling, width_of
 
 
 def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool | None) -> Tensor:
@@ -63,7 +64,6 @@ class SentenceEncoder(PreTrainedModel):
         encoder = self.encoder_class(config, **options)
         setattr(self, self.base_model_prefix, encoder)
         pooling = pooling_of(config)
-        self._keys_to_ignore_on_load_missing = ["projection."]  # which has a file of its own
         self.projection = nn.Linear(config.hidden_size, width_of(config), pooling.biased) if pooling.projected else None
         self.takes_segments = "token_type_ids" in inspect.signature(encoder.forward).parameters
         self.post_init()
@@ -91,6 +91,11 @@ class SentenceEncoder(PreTrainedModel):
         if pooling.normalise:
             vectors_BE = functional.normalize(vectors_BE.float(), dim=1)
         return SentenceEmbeddingOutput(tokens_BLD, vectors_BE, getattr(out, "hidden_states", None))
+
+    def load_modules(self, folder: Path) -> None:
+        """Load the weights of the modules after the encoder. Raises TeacherError for those that do not fit."""
+        if self.projection is not None and identify_kind(folder) == "sentence_encoder":
+            _load_projection(self.projection, folder / module_paths(folder)["Dense"] / "model.safetensors")
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save in the layout of sentence-transformers: the encoder in the folder, its modules in subfolders."""
@@ -151,7 +156,7 @@ _CLASSES = _Classes()
 
 
 class AutoModelForSentenceEmbedding:
-    """Load or create a sentence encoder of any family, as the Auto classes of transformers do."""
+    """Create a sentence encoder of any family, as the Auto classes of transformers do; `models.loader` loads one."""
 
     _model_mapping = _CLASSES
 
@@ -164,28 +169,19 @@ class AutoModelForSentenceEmbedding:
         return encoder_class(config)
 
     @staticmethod
-    def from_pretrained(
-        folder: str | Path, *, config: Any = None, output_loading_info: bool = False, **options: Any
-    ) -> Any:
-        """Load a folder of sentence-transformers, or a plain encoder. `options` are those of transformers.
+    def configure(folder: Path, config: PreTrainedConfig) -> PreTrainedConfig:
+        """Return the config of a sentence encoder whose modules are in `folder`, or of a plain encoder.
 
-        Raises TeacherError for modules that cannot be read or do not fit the encoder.
+        Raises TeacherError for modules that cannot be read, and unless the family is an encoder.
         """
-        folder = Path(folder)
-        config = copy.deepcopy(config) if config is not None else AutoConfig.from_pretrained(folder)
-        set_pooling(config, Pooling.read(folder) if (folder / MODULES).is_file() else pooling_of(config))
-        encoder_class = None if config.is_encoder_decoder else _CLASSES.get(type(config))
-        if encoder_class is None:
+        config = copy.deepcopy(config)
+        is_saved = identify_kind(folder) == "sentence_encoder"
+        set_pooling(config, Pooling.read(folder) if is_saved else pooling_of(config))
+        if config.is_encoder_decoder or _CLASSES.get(type(config)) is None:
             raise TeacherError(f"{folder}: {config.model_type} models cannot embed texts: expected an encoder")
         if pooling_of(config).pool is None:
             raise TeacherError(f"{folder / MODULES}: has no pooling: expected a Pooling module")
-        loaded: Any = encoder_class.from_pretrained(folder, config=config, output_loading_info=True, **options)
-        model, info = loaded
-        if model.projection is not None and (folder / MODULES).is_file():
-            _load_projection(model.projection, folder / module_paths(folder)["Dense"] / "model.safetensors")
-            missing = info["missing_keys"]
-            info["missing_keys"] = type(missing)(key for key in missing if not key.startswith("projection."))
-        return (model, info) if output_loading_info else model
+        return config
 
 
 def _load_projection(projection: nn.Linear, path: Path) -> None:
