@@ -294,6 +294,14 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
 def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
     """Open the bundle's tokenizer, and read the template of its rows."""
     task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
+    config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
+    summary = config.get("summary_type", "last" if config.get("model_type") == "xlnet" else "first")
+    if not task.tokenwise and task.kind != "embedding" and summary != "first":
+        raise ExportError(
+            f"{bundle.path}: summary_type in config.json is {summary}: the model reads the last place of a row, or all "
+            "of them, padding too, and a text file pads the shorter texts of a batch. Expected first; tokenise in the "
+            "app, and pass one row at a time to the bundle's other files"
+        )
     frame = frames.read_template(encoder, pair=task.pair, max_length=bundle.manifest.max_length, kind=task.kind)
     if task.kind == "qa" and frame.parts[0].token is None:
         raise ExportError(f'{bundle.path}: no special token before a question; expected one, which means "no answer"')
