@@ -188,7 +188,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     """
     from transformers.utils import logging
 
-    from compress.data.encoder import SETTINGS, TOKENIZER, TokenizerSettings, check_saved
+    from compress.data.encoder import TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerSettings, check_saved
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -199,7 +199,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         if bars:
             logging.enable_progress_bar()
     accepted = inspect.signature(getattr(model, "encoder_class", model).forward).parameters
-    path = folder / SETTINGS
+    path = folder / TOKENIZER_CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))
     config |= TokenizerSettings.from_tokenizer(tokenizer).to_config()
     config["model_input_names"] = [name for name in tokenizer.model_input_names if name in accepted]
@@ -209,7 +209,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if (folder / TOKENIZER).is_file():
+    if (folder / TOKENIZER_JSON).is_file():
         check_saved(folder, tokenizer)
 
 

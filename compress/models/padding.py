@@ -11,20 +11,17 @@ Shapes: B batch, L tokens, D hidden.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compress.errors import TeacherError
 
-LAST: Final = ("last", "cls_index")
-"""The `summary_type`s that take the last place of a row: no model here passes an index."""
-
 
 def reads_last_place(model: nn.Module) -> bool:
     """Check whether a model answers at the last place of a row, padding or not."""
-    return _summary_of(model) in LAST
+    return _summary_of(model) in ("last", "cls_index")  # no model passes an index: it is then the last place
 
 
 def pads_left(model: nn.Module) -> bool:

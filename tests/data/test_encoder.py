@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, BatchEncoding, BertTokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from compress.data.encoder import (
-    SETTINGS,
+    TOKENIZER_CONFIG,
     SlowEncoder,
     TextEncoder,
     TokenizerSettings,
@@ -103,7 +103,7 @@ def test_a_bundle_of_before_has_the_settings_of_its_tokenizer_file(tmp_path: Pat
     made = tokenizer()
     made.backend_tokenizer.enable_truncation(8, direction="left")
     made.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / SETTINGS).write_text(json.dumps({"pad_token": {"content": "[PAD]"}}), encoding="utf-8")
+    (tmp_path / TOKENIZER_CONFIG).write_text(json.dumps({"pad_token": {"content": "[PAD]"}}), encoding="utf-8")
     assert TextEncoder.from_folder(tmp_path).settings == TokenizerSettings("left", pad_token_id=0)
 
 
@@ -114,7 +114,7 @@ def test_a_bundle_of_before_has_the_settings_of_its_tokenizer_file(tmp_path: Pat
 )  # fmt: skip
 def test_settings_that_cannot_be_read_are_refused(content: str, word: str, tmp_path: Path) -> None:
     tokenizer().backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / SETTINGS).write_text(content, encoding="utf-8")
+    (tmp_path / TOKENIZER_CONFIG).write_text(content, encoding="utf-8")
     with pytest.raises(CompressError, match=word):
         TextEncoder.from_folder(tmp_path)
 

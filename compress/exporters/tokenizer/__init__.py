@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from compress.data import windows
 from compress.data.cache import digest, home, load_or_create
 from compress.data.conll import OUTSIDE
-from compress.data.encoder import TOKENIZER, Text, TextEncoder
+from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import (
@@ -332,8 +332,8 @@ def take_apart(encoder: TextEncoder) -> Pieces:
     wrong = pieces.list_unsupported(described) if pieces else [f"model {kind} (expected {', '.join(MODELS)})"]
     if not pieces or wrong:
         raise ExportError(
-            f"{encoder.name}: {TOKENIZER}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, DistilBERT, "
-            "ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram as "
+            f"{encoder.name}: {TOKENIZER_JSON}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, "
+            "DistilBERT, ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram as "
             "of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a library that "
             "reads tokenizer.json, and pass the ids to the bundle's other files"
         )
