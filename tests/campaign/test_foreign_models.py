@@ -99,7 +99,7 @@ def test_predict_answers_as_the_checkpoints_own_library(part: int, tmp_path: Pat
         folder = tmp_path / str(number)
         try:
             family = write_model(folder, draw, kind)
-        except (TypeError, ValueError):  # transformers cannot load this tokenizer
+        except (TypeError, ValueError, AssertionError):  # transformers cannot make such a tokenizer or model
             continue
         tried += 1
         try:

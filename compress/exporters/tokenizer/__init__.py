@@ -333,9 +333,9 @@ def take_apart(encoder: TextEncoder) -> Pieces:
     if not pieces or wrong:
         raise ExportError(
             f"{encoder.name}: {TOKENIZER_JSON}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, "
-            "DistilBERT, ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram as "
-            "of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a library that "
-            "reads tokenizer.json, and pass the ids to the bundle's other files"
+            "DistilBERT, ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and "
+            "Unigram as of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a "
+            "library that reads tokenizer.json, and pass the ids to the bundle's other files"
         )
     return pieces.from_tokenizer(encoder.backend, described)
 
