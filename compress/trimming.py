@@ -36,6 +36,7 @@ from compress.exporters.manifest import Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
+from compress.models.folder import ModelFolder
 from compress.models.heads import task_class
 from compress.progress import show_progress
 
@@ -418,7 +419,10 @@ def trimming(
 def trim_checkpoint(
     checkpoint: Path, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
 ) -> Trimmed:
-    """Trim a transformers checkpoint as `trim_bundle` does: weights in the model's own class, config and tokenizer."""
+    """Trim a transformers checkpoint as `trim_bundle` does: weights in the model's own class, config and tokenizer.
+
+    What sentence-transformers adds to it is copied.
+    """
     from compress.models.loader import load_as_saved, load_tokenizer
 
     check_new(out)
@@ -430,6 +434,10 @@ def trim_checkpoint(
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
         check_outputs(model, trimmed.kept, rows, expected)
         save_checkpoint(folder, model, tokenizer, tokenizer.model_max_length)
+        for path in ModelFolder(checkpoint).module_files():
+            copy = folder / path.relative_to(checkpoint)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
         sizes = _sizes(checkpoint, folder)
     return replace(trimmed, path=out, bytes=sizes)
 

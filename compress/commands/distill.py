@@ -46,6 +46,7 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
+from compress.models.folder import identify
 from compress.models.loader import load_config, load_result
 from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
@@ -430,7 +431,15 @@ class StageModels:
             return heads.under(before, stage.head, self.context.kind)
         source = self._source(teacher)
         words = Words.from_tokenizer(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
-        student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words, kept=units)
+        student = students.build(
+            spec,
+            source.model,
+            head=stage.head,
+            kind=self.context.kind,
+            words=words,
+            kept=units,
+            tokenizer=self.base_teacher.tokenizer,
+        )
         last = self.recipe.stages[-1]
         if last.head == "task" and self.context.kind is not None:
             check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.length)
@@ -512,7 +521,9 @@ class StageModels:
                 source = configs[ancestor(self.recipe.stages, stage).name]
             if (spec := spec_of(self.recipe, stage)) is not None:
                 config = students.plan_config(spec, source)
-                students.check_tokens(spec, self.base_teacher.tokenizer)
+                start = students.check_tokens(spec, self.base_teacher.tokenizer)
+                if start is not None:
+                    self.run.confirm(**{f"start of {stage.name}": identify(start)})
                 prompted = spec.init == self.base_teacher.name  # the teacher is another model, a prompted one
                 if taught and spec != WHOLE and not prompted:
                     notes += warn_if_larger(stage.name, config, source)

@@ -17,7 +17,7 @@ from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
-from compress.models.folder import MODULES, ModelFolder
+from compress.models.folder import CONFIG, MODULES, ModelFolder
 from compress.models.pooling import POOLS, Pool, Pooling, set_pooling
 from compress.slicing.shape import positions
 
@@ -108,7 +108,7 @@ def load_source(
         for file in bundle.files().values():
             weights_elsewhere(file)
         return bundle
-    if (path / "recipe.yaml").is_file() and not (path / checkpoints.CONFIG).is_file():
+    if (path / "recipe.yaml").is_file() and not (path / CONFIG).is_file():
         from compress.training.run import continuation
 
         resume = continuation(path) or "the command that began it, and --resume"

@@ -29,6 +29,19 @@ MODULES: Final = "modules.json"
 MODULE_SETTINGS: Final = "config_sentence_transformers.json"
 ADAPTER: Final = "adapter_config.json"
 PROBLEM_TYPES: Final = ("regression", "single_label_classification", "multi_label_classification")
+IGNORED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
+    "position_embedding_type": (
+        "absolute",
+        "relative positions, which transformers 5 no longer computes",
+        ("esm", "granitemoehybrid"),
+    ),
+    "pruned_heads": ({}, "attention heads that transformers 4 removed when it loaded the model", ()),
+    "tie_encoder_decoder": (False, "one set of weights for encoder and decoder, which transformers 5 does not tie", ()),
+    "adapters": ({}, "adapters inside the layers, which only the library `adapters` computes", ()),
+    "use_conv": (False, "convolutions that no class of transformers computes", ()),
+}
+"""Settings that change what a model computes and that transformers 5 ignores: the value that changes nothing, what
+others mean, and the families that honour it."""
 MOST_LAYERS: Final = 1000
 MOST_OUTPUTS: Final = 100_000
 
@@ -73,15 +86,17 @@ def identify_kind(folder: Path) -> FolderKind:
     if not (folder / MODULES).is_file():
         return "transformers"
     listed = _read_modules(folder)
-    types = [PurePath(module["type"].replace(".", "/")).name for module in listed]
+    late = [module["type"] for module in listed if module["type"].startswith("pylate.")]
     settings = read_json(folder / MODULE_SETTINGS) if (folder / MODULE_SETTINGS).is_file() else {}
-    saved_by = settings.get("model_type", "SentenceTransformer")
-    if saved_by == "SentenceTransformer" and not any(module["type"].startswith("pylate.") for module in listed):
+    saved_by = late[0] if late else settings.get("model_type", "SentenceTransformer")
+    if saved_by == "SentenceTransformer":
         return "sentence_encoder"
+    types = [module["type"].rpartition(".")[2] for module in listed]
     if saved_by != "CrossEncoder":
         raise TeacherError(
-            f"{folder / MODULE_SETTINGS}: the folder is a {saved_by} ({', '.join(types)}), which is not supported; "
-            "expected a SentenceTransformer (one vector for a text), a CrossEncoder, or a checkpoint of transformers"
+            f"{folder / MODULES}: the folder is a {saved_by} of the modules {', '.join(types)}, which is not "
+            "supported; expected a SentenceTransformer (one vector for a text), a CrossEncoder, or a checkpoint of "
+            "transformers"
         )
     if types != ["Transformer"]:
         raise TeacherError(
@@ -199,7 +214,10 @@ def _explain_no_weights(folder: Path) -> str:
         )
     others = sorted(path.name for end in ("gguf", "h5", "msgpack", "safetensors") for path in folder.glob(f"*.{end}"))
     beside = f"; {others[0]} is not read" if others else ""
-    return f"{folder}: has no {SAFETENSORS}; expected the model's weights beside config.json{beside}"
+    return (
+        f"{folder}: has no {SAFETENSORS}: the weights are missing; expected them beside config.json{beside}. Download "
+        "all files of the checkpoint"
+    )
 
 
 def _list_shards(index: Path) -> tuple[Path, ...]:
@@ -262,7 +280,7 @@ class ModelFolder:
 
     def check(self) -> None:
         """Raise TeacherError for a folder that no command reads, as `identify_kind` says, and for a config.json that
-        needs code of its own, describes quantised weights or has impossible labels."""
+        needs code of its own, describes quantised weights, or has impossible labels or ignored settings."""
         identify_kind(self.path)
         config, where = self.config, self.where
         if config.get("auto_map"):
@@ -295,6 +313,19 @@ class ModelFolder:
                 "or download it again"
             )
         self._ids()
+        self._check_ignored()
+
+    def _check_ignored(self) -> None:
+        """Raise TeacherError for a setting that changes what the model computes and that transformers ignores."""
+        family = self.config.get("model_type")
+        for name, (neutral, meaning, honoured_by) in IGNORED.items():
+            value = self.config.get(name)
+            if value is None or value == neutral or family in honoured_by or _is_empty(value):
+                continue
+            raise TeacherError(
+                f"{self.where}: {name} is {value!r}: {meaning}, so that a {family} model would compute something else; "
+                f"expected {neutral!r}. Choose another checkpoint"
+            )
 
     def _ids(self) -> dict[int, Any] | None:
         """Read id2label; None if config.json has none. Raises TeacherError for what is no map from whole numbers."""
@@ -381,15 +412,18 @@ class ModelFolder:
         weights, documentation, and what training and our own commands write beside a model.
         """
         weights = self.weights(allow_pickle=True)
-        found = {*weights.files, *self._module_files()}
+        found = {*weights.files, *self.module_files()}
         for path in self.path.iterdir():
             if path.is_file() and not _is_unread(path.name):
                 found.add(path)
         return sorted(found)
 
-    def _module_files(self) -> Iterator[Path]:
+    def module_files(self) -> Iterator[Path]:
+        """List the files that sentence-transformers adds to a checkpoint, if it saved the folder."""
         if not (self.path / MODULES).is_file():
             return
+        named = (self.path / MODULES, self.path / MODULE_SETTINGS, *self.path.glob("sentence_*_config.json"))
+        yield from (path for path in named if path.is_file())
         for module in _read_modules(self.path):
             folder = self.path / module["path"]
             if module["path"] and folder.is_dir():
@@ -411,6 +445,11 @@ UNREAD_NAMES: Final = (
 
 def _is_unread(name: str) -> bool:
     return name in UNREAD_NAMES or name.endswith(UNREAD_ENDS) or name.startswith("README")
+
+
+def _is_empty(value: Any) -> bool:
+    """Check whether a setting is a map of nothing, such as the adapters of a model that has none."""
+    return isinstance(value, dict) and all(not each or _is_empty(each) for each in value.values())
 
 
 def identify(folder: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.config.stages import Head
 from compress.data.task import Kind
@@ -41,17 +41,6 @@ from compress.models.tensors import FLOATS, Fit, SavedTensors, compare, is_compu
 New = Literal["nothing", "pooler", "head"]
 """What of a model may be new, that is, drawn at random because the files lack it."""
 
-CHANGED_SINCE: Final[Mapping[str, tuple[Any, str]]] = {
-    "position_embedding_type": ("absolute", "relative positions, which transformers 5 no longer computes"),
-    "pruned_heads": ({}, "attention heads that transformers 4 removed when it loaded the model"),
-    "tie_encoder_decoder": (False, "one set of weights for encoder and decoder, which transformers 5 does not tie"),
-    "adapters": ({}, "adapters inside the layers, which only the library `adapters` computes"),
-    "use_conv": (False, "convolutions that no class of transformers computes"),
-}
-"""Settings that change what a model computes and that this version of transformers ignores, unless its config class
-declares them: the value that changes nothing, and what others mean."""
-
-
 # Configs
 
 
@@ -68,7 +57,6 @@ def load_config(folder: Path) -> Any:
     source.check()
     with explain_load_errors(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    _check_ignored(source, config)
     layers = getattr(config, "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
         raise TeacherError(
@@ -89,24 +77,6 @@ def set_labels(config: Any, names: Collection[str]) -> None:
     """Name the outputs of a config's head, in their order."""
     config.id2label = dict(enumerate(names))
     config.label2id = {name: index for index, name in enumerate(names)}
-
-
-def _check_ignored(source: ModelFolder, config: PreTrainedConfig) -> None:
-    """Raise TeacherError for a setting that changes what the model computes and that its config class does not know."""
-    declared = {*type(config).__dataclass_fields__, *type(config).attribute_map}
-    for name, (neutral, meaning) in CHANGED_SINCE.items():
-        value = source.config.get(name)
-        if name in declared or value is None or value == neutral or _is_empty(value):
-            continue
-        raise TeacherError(
-            f"{source.where}: {name} is {value!r}: {meaning} for {config.model_type} models, so that the model would "
-            f"compute something else; expected {neutral!r}. Choose another checkpoint"
-        )
-
-
-def _is_empty(value: Any) -> bool:
-    """Check whether a setting is a map of nothing, such as the adapters of a model that has none."""
-    return isinstance(value, dict) and all(not each or _is_empty(each) for each in value.values())
 
 
 # Tokenizers
@@ -267,15 +237,22 @@ def load_result(folder: Path, head: Head, kind: Kind | None) -> Any:
 def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> LoadedModel:
     """Load a checkpoint in the class that saved it and in the number format of its files, to write it again.
 
-    Raises TeacherError for one whose class is unknown.
+    Raises TeacherError for one whose class is unknown, or lacks a head that is in the files.
     """
     source, config = ModelFolder(folder), load_config(folder)
     head = find_head(source, config, allow_pickle=allow_pickle)
-    own = getattr(transformers, head.name, None)
-    model_class = own if isinstance(own, type) else heads.find_class(getattr(transformers, head.autos[0]), config)
-    if model_class is None:
+    if head.part == "unknown":
         raise TeacherError(explain_unknown_head(source, head))
-    return load_model(folder, model_class, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
+    own = getattr(transformers, head.name, None)
+    auto = own if isinstance(own, type) else getattr(transformers, head.autos[0])
+    loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
+    lost = sorted(name for name in loaded.dropped if not _POOLER.search(name))
+    if lost:
+        raise TeacherError(
+            f"{source.where}: a {head.name} does not have {len(lost)} tensors of the files, such as "
+            f"{write_names(lost)}, which would be lost; name the class that saved them in architectures"
+        )
+    return loaded
 
 
 _POOLER: Final = re.compile(r"(^|\.)pooler\.")
@@ -328,7 +305,7 @@ def _judge(
             f"{len(extra)} tensors of its files have no place in a {type(model).__name__}: {write_names(extra)}"
         )
     if missing:
-        problems.append(f"{len(missing)} of the model's tensors are missing: {write_names(missing)}")
+        problems.append(f"{len(missing)} of its tensors are missing, such as {write_names(missing)}")
     if wrong:
         shapes = write_names(map(write_shapes, wrong.items()))
         problems.append(f"{len(wrong)} have another shape than config.json describes: {shapes}")

@@ -14,7 +14,7 @@ from compress.data.task import Kind
 from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.folder import ModelFolder, explain_load_errors
-from compress.models.tensors import SavedTensors, build_on_meta, compare, is_computed, list_taken
+from compress.models.tensors import Fit, SavedTensors, build_on_meta, compare, is_computed, list_taken
 
 TASK_CLASSES: Final[Mapping[str, str]] = {
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
@@ -38,13 +38,15 @@ class SavedHead:
     part    encoder: no head; language: a head that predicts tokens; task: one for a kind of task; other: any other
             class of transformers; unknown: none of them
     autos   the Auto classes that the head belongs to
-    tensors the tensors of an unknown head that no class of the family has
+    tensors the tensors of an unknown head that the family's encoder does not have
+    nearest which class comes nearest to them, and what differs
     """
 
     name: str
     part: Literal["encoder", "language", "task", "other", "unknown"]
     autos: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
+    nearest: str = ""
 
     def serves(self, kind: Kind) -> bool:
         """Check whether it may be the head of this kind of task."""
@@ -86,14 +88,17 @@ def _class_names(auto: str, listing: str, config: PreTrainedConfig) -> set[str]:
 def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHead:
     """Find the class of the family whose tensors the files have exactly: all of them, and no others."""
     found: dict[str, str] = {}
-    for auto in ("AutoModel", *TASK_CLASSES, *LANGUAGE_CLASSES):
+    misfits: dict[str, int] = {}
+    for auto in ("AutoModel", *TASK_CLASSES, *_language_classes(config)):
         model_class = heads.find_class(getattr(transformers, auto), config)
         if model_class is None:
             continue
         model = build_on_meta(model_class, config)
         fit = compare(model, saved.infos)
-        extra = [name for name in fit.unexpected if not is_computed(name, saved, model)]
-        if not (extra or fit.missing or fit.mismatched):
+        extra = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, model)]
+        wrong = len(extra) + len(fit.missing) + len(fit.mismatched)
+        misfits[f"{model_class.__name__} {_describe_misfit(extra, fit)}"] = wrong
+        if wrong == 0:
             found[auto] = model_class.__name__
     if "AutoModel" in found:
         return SavedHead(found["AutoModel"], "encoder", ("AutoModel",))
@@ -107,8 +112,30 @@ def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHea
     extra = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, base)]
     left = drop_pretraining(extra, config, saved)
     if left:
-        return SavedHead(source.architecture, "unknown", (), tuple(left))
+        nearest = min(misfits, key=lambda each: misfits[each])
+        return SavedHead(source.architecture, "unknown", (), tuple(left), nearest)
     return SavedHead(base_class.__name__, "language", ("AutoModelForPreTraining",))
+
+
+def _describe_misfit(extra: Collection[str], fit: Fit) -> str:
+    parts = list[str]()
+    if extra:
+        parts.append(f"does not have {write_names(extra)}")
+    if fit.missing:
+        parts.append(f"also has {write_names(sorted(fit.missing))}")
+    if fit.mismatched:
+        parts.append(f"has other shapes: {write_names(map(write_shapes, sorted(fit.mismatched.items())))}")
+    return ", and ".join(parts)
+
+
+def _language_classes(config: Any) -> list[str]:
+    """List the Auto classes of the heads that the family is pre-trained with.
+
+    Masked language models can generate too, by a class of the same tensors, which is left out.
+    """
+    if heads.find_class(transformers.AutoModelForMaskedLM, config) is None:
+        return list(LANGUAGE_CLASSES)
+    return [auto for auto in LANGUAGE_CLASSES if auto != "AutoModelForCausalLM"]
 
 
 def drop_pretraining(names: Collection[str], config: Any, saved: SavedTensors) -> list[str]:
@@ -117,7 +144,7 @@ def drop_pretraining(names: Collection[str], config: Any, saved: SavedTensors) -
     Poolers and heads of pre-training are what a model for a task has no use for.
     """
     left = sorted(names)
-    for auto in ("AutoModel", *LANGUAGE_CLASSES, "AutoModelForNextSentencePrediction"):
+    for auto in ("AutoModel", *_language_classes(config), "AutoModelForNextSentencePrediction"):
         model_class = heads.find_class(getattr(transformers, auto), config)
         if left and model_class is not None:
             taken = list_taken(model_class, config, left, saved.infos)
@@ -168,12 +195,14 @@ def is_in_head(name: str, model: PreTrainedModel) -> bool:
 
 def explain_unknown_head(source: ModelFolder, head: SavedHead) -> str:
     """Say that a head is of no class of transformers."""
-    named = f"architectures names {head.name}, which is no class of transformers" if head.name else "no architecture"
-    tensors = f", and the family has no class with {write_names(head.tensors)}" if head.tensors else ""
+    named = "architectures names no class"
+    if head.name:
+        named = f"architectures names {head.name}, which is no class of transformers"
+    family = source.config.get("model_type")
     return (
-        f"{source.where}: {named}{tensors}; expected an encoder, or one of transformers' classes for classification, "
-        "tagging or questions with names and shapes of its tensors as transformers saves them, and id2label with a "
-        "name for each output. Save the model with such a class, or name the class in architectures"
+        f"{source.where}: {named}, and no class of the {family} family has exactly the tensors of the files, such as "
+        f"{write_names(head.tensors)}. The nearest, {head.nearest}. Save the model with a class of transformers, and "
+        "id2label with a name for each output, or name its class in architectures"
     )
 
 

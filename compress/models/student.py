@@ -182,15 +182,19 @@ def build(
     kind: Kind | None = "classification",
     words: Words | None = None,
     kept: Kept | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreTrainedModel:
     """Build a plain transformers model with the teacher's labels and vocabulary, and a `head` for this `kind` of task.
 
     words: the tokenizer's, for init functions that take them. kept: the teacher's units that the student consists of,
-    by default what `choose_units` returns. Weights that are not copied (see StudentSpec.init) are drawn from torch's
-    global generator: seed it first. Raises StudentError.
+    by default what `choose_units` returns. tokenizer: makes the rows that it will read; a checkpoint that it begins as
+    must have the same tokens. Weights that are not copied (see StudentSpec.init) are drawn from torch's global
+    generator: seed it first. Raises StudentError.
     """
     spec = resolve_init(spec, teacher.config)
     if isinstance(spec.init, str) and spec.init not in INITS:
+        if tokenizer is not None:
+            check_tokens(spec, tokenizer)
         return _load_student(spec.init, teacher, head, kind)
     config = config_for(spec, teacher.config)
     student = heads.create(config, head, kind)
@@ -287,14 +291,14 @@ def _find_checkpoint(init: str) -> Path:
         ) from error
 
 
-def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> Path | None:
     """Check that a checkpoint that the student begins as has the tokens of the teacher, with the same ids.
 
-    The student is trained on the teacher's rows. Raises StudentError, and TeacherError for a tokenizer that cannot be
-    read.
+    The student is trained on the teacher's rows. Returns the checkpoint's folder, None if it begins as none. Raises
+    StudentError, and TeacherError for a tokenizer that cannot be read.
     """
     if not isinstance(spec.init, str) or spec.init in INITS:
-        return
+        return None
     folder = _find_checkpoint(spec.init)
     difference = compare_tokens(load_tokenizer(folder), tokenizer)
     if difference:
@@ -302,6 +306,7 @@ def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> None:
             f"student.init: {folder} has another tokenizer than the teacher: {difference}; expected the same tokens "
             "with the same ids. Choose a checkpoint with the teacher's tokenizer, or init: teacher or scratch"
         )
+    return folder
 
 
 def _load_student(init: str, teacher: PreTrainedModel, head: Head, kind: Kind | None) -> PreTrainedModel:

@@ -269,5 +269,4 @@ def list_taken(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, names: Iterable[str], infos: Mapping[str, TensorInfo]
 ) -> set[str]:
     """List those of `names` that a model of this class and config has a place for."""
-    fit = compare(build_on_meta(model_class, config), {name: infos[name] for name in infos})
-    return {name for name in names if name in fit.targets}
+    return {*compare(build_on_meta(model_class, config), {name: infos[name] for name in names}).targets}
