@@ -401,9 +401,14 @@ def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         "a b c d " * 600,
     )
     limit = saved.settings.model_max_length
-    options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit, "padding": False}
     for text in texts:
-        expected = tokenizer(text, verbose=False, **options)
+        try:
+            expected = tokenizer(text, truncation=limit is not None, max_length=limit, padding=False, verbose=False)
+        except (TypeError, ValueError, AssertionError) as error:  # layouts, tables
+            raise BundleError(
+                f"{name_of(tokenizer)}: {type(tokenizer).__name__} does not encode a text alone "
+                f"({' '.join(str(error).split())[:200]}); choose a model with another tokenizer"
+            ) from error
         if not expected["input_ids"]:
             continue
         (row,) = saved.encode([text], limit)
@@ -444,7 +449,7 @@ def _check_room(max_length: int, special: int, pair: bool, name: str) -> None:
         texts = "two texts" if pair else "a text"
         raise DataError(
             f"{name}: max_length {max_length} has no room for {texts} beside {special} special tokens; expected at "
-            f"least {special + 1 + pair}"
+            f"least {special + 1 + pair}: raise it; if none was given, it is model_max_length of {TOKENIZER_CONFIG}"
         )
 
 
