@@ -117,7 +117,8 @@ CUT = 0.05
 
 
 def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
-    """Return a warning if the student reads less than many rows have, or less than the encoder that teaches it."""
+    """Return a warning if the student reads less than many rows have, less than the encoder that teaches it, or more
+    than the teacher's tokenizer would."""
     where, stage = min(
         ((where, stage) for where, stage in list_stages(recipe) if stage.data == "task"),
         key=lambda each: each[1].length,
@@ -128,6 +129,12 @@ def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
         if lengths.fitting <= stage.length:
             remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
         return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
+    if lengths.limit is not None and stage.length > lengths.limit and lengths.share_cut(lengths.limit) > 0:
+        return [
+            f"some training rows are longer than the {lengths.limit} tokens that the teacher's tokenizer limits a text "
+            f"to (its model_max_length), and are read to {stage.length}; {setting}={lengths.limit} reads them as the "
+            "teacher's other users do"
+        ]
     if (read := lengths.teacher_length) and stage.length < read:
         return [
             f"the student reads the first {stage.length} tokens of a text, the teacher {read}; if an index has longer "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -14,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from compress.data import cache, windows
+from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
+from compress.data.encoder import Encoder, encoder_of
 from compress.errors import DataError
 from compress.progress import Progress
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from compress.data.task import Task
 
-ENCODING: Final = "2"
+ENCODING: Final = "3"
 """Part of every cache key; raise it when `encode` writes something else."""
 SEQ2SEQ_ENCODING: Final = "1"
 """The same for `encode_task`."""
@@ -42,13 +42,16 @@ Builder = Callable[..., Iterator[dict[str, Any]]]
 
 
 def encode(
-    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, prompts: tuple[str, str] = ("", "")
+    split: Dataset,
+    tokenizer: PreTrainedTokenizerBase | Encoder,
+    max_length: int,
+    *,
+    prompts: tuple[str, str] = ("", ""),
 ) -> Dataset:
     """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
     the split has any), length (in tokens), index (row number). No padding.
 
-    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. One without tokens (empty,
-    and the tokenizer adds none) is a padding token: models cannot run on nothing. `prompts` are prepended to queries
+    Texts are `text` and, for pairs, `text_pair`, encoded as `Encoder.encode` says. `prompts` are prepended to queries
     and to passages; texts without judgements get the one and the other in turn. Words and questions take several rows
     if they are too long for one (see `windows`), with more columns: example (their number in the split), and
 
@@ -58,15 +61,16 @@ def encode(
 
     Written to the cache once, keyed by the fingerprints of split and tokenizer, and memory-mapped.
     """
+    encoder = encoder_of(tokenizer)
     more = prompts if any(prompts) else ()
-    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length), *more)
+    key = cache.digest(ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more)
 
     def batches() -> Iterator[pa.RecordBatch]:
         if "question" in split.column_names:
-            return row_batches(_questions(split, tokenizer, max_length))
+            return row_batches(_questions(split, encoder, max_length))
         if "words" in split.column_names:
-            return row_batches(_sentences(split, tokenizer, max_length))
-        return _texts(split, tokenizer, max_length, prompts)
+            return row_batches(_sentences(split, encoder, max_length))
+        return _texts(split, encoder, max_length, prompts)
 
     return cache.rows("encoded", key, batches, empty="the split has no rows to tokenise.")
 
@@ -102,14 +106,8 @@ def encode_task(
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash everything that determines the tokens of a text, but not padding and truncation, which each call sets."""
-    settings = [type(tokenizer).__name__, tokenizer.truncation_side, *tokenizer.model_input_names]
-    if tokenizer.is_fast:
-        state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
-        return cache.digest(*settings, json.dumps(state))
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        return cache.digest(*settings, *(path for path in sorted(Path(folder).rglob("*")) if path.is_file()))
+    """Hash everything that determines the tokens of a text."""
+    return encoder_of(tokenizer).fingerprint()
 
 
 def source_files(function: Callable[..., Any]) -> list[Path]:
@@ -134,6 +132,8 @@ def _record_batch(rows: Sequence[Row], first: int) -> pa.RecordBatch:
     sizes = np.fromiter((len(row["input_ids"]) for row in rows), np.int32, len(rows))
     arrays: dict[str, pa.Array] = {}
     for name, cell in rows[0].items():
+        if name == "attention_mask":  # all ones: there is no padding yet
+            continue
         if isinstance(cell, list):
             lengths = np.fromiter((len(row[name]) for row in rows), np.int32, len(rows))
             flat = chain.from_iterable(row[name] for row in rows)
@@ -151,20 +151,17 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values)
 
 
-def _texts(
-    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, prompts: tuple[str, str]
-) -> Iterator[pa.RecordBatch]:
-    first, is_passage = 0, _find_passages(split) if any(prompts) else None
+def _texts(split: Dataset, encoder: Encoder, max_length: int, prompts: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+    first = 0
+    is_passage = _find_passages(split) if any(prompts) else None
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
-            texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
+            texts = table["text"].to_pylist()
             if is_passage is not None:
-                texts[0] = [prompts[is_passage[first + at]] + text for at, text in enumerate(texts[0])]
-            tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
-            names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
-            rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
-            nothing = {name: [tokenizer.pad_token_id if name == "input_ids" else 0] for name in names}
-            rows = [row if row["input_ids"] else nothing for row in rows]
+                texts = [prompts[is_passage[first + at]] + text for at, text in enumerate(texts)]
+            if "text_pair" in table.column_names:
+                texts = list(zip(texts, table["text_pair"].to_pylist(), strict=True))
+            rows = encoder.encode(texts, max_length)
             batch = _record_batch(rows, first)
             for name, column in (("labels", "label"), ("query", "query")):
                 if column in table.column_names:
@@ -181,11 +178,11 @@ def _find_passages(split: Dataset) -> NDArray[np.int64]:
     return np.arange(len(split)) % 2 if unjudged else passages
 
 
-def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
+def _questions(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Row]:
     """Yield the rows of questions, labelled with the first answer."""
-    fast, example = _fast(tokenizer, "questions"), 0
+    example = 0
     for part in split.iter(ROWS_PER_WRITE):
-        all_windows = windows.read_questions(fast, part["question"], part["context"], max_length)
+        all_windows = encoder.questions(part["question"], part["context"], max_length)
         columns = (part["context"], part["answers"], part["starts"])
         for of_question, context, answers, starts in zip(all_windows, *columns, strict=True):
             for window in of_question:
@@ -194,31 +191,17 @@ def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
                     assert context.startswith(answers[0], starts[0])
                     labels = window.span(starts[0], starts[0] + len(answers[0]))
                 spots = {"starts": window.starts, "ends": window.ends, "null": window.null}
-                yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, **spots}
+                yield encoder.row(window.row) | {"labels": labels, "example": example, **spots}
             example += 1
 
 
-def _sentences(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
-    fast, example = _fast(tokenizer, "words"), 0
+def _sentences(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Row]:
+    """Yield the rows of sentences, labelled with the tag of each word."""
+    example = 0
     for part in split.iter(ROWS_PER_WRITE):
-        all_windows = windows.read_words(fast, part["words"], max_length)
+        all_windows = encoder.words(part["words"], max_length)
         for of_sentence, tags in zip(all_windows, part["tags"], strict=True):
             for window in of_sentence:
                 labels = [IGNORE_INDEX if word < 0 else tags[word] for word in window.word]
-                yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, "word": window.word}
+                yield encoder.row(window.row) | {"labels": labels, "example": example, "word": window.word}
             example += 1
-
-
-def _fast(tokenizer: PreTrainedTokenizerBase, what: str) -> Any:
-    """Return a copy of the fast tokenizer inside, which reports the position of each token. Raises DataError."""
-    if not tokenizer.is_fast:
-        raise DataError(
-            f"{type(tokenizer).__name__} does not report which characters its tokens come from, which {what} need; "
-            "expected a fast tokenizer, as AutoTokenizer returns for all common models."
-        )
-    return windows.copy_unpadded(tokenizer.backend_tokenizer)
-
-
-def _tokens(row: windows.Window, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-    types = {"token_type_ids": row.types} if "token_type_ids" in tokenizer.model_input_names else {}
-    return {"input_ids": row.ids, **types}

@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from compress.data.encoder import Text
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Text, Vector
+    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Vector
     from compress.exporters.session import EncodedRow
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
@@ -224,11 +225,10 @@ class Bundle:
 
     def evaluator(self, split: "Dataset") -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
-        # these take seconds to import; prediction does not need them
-        from compress.evaluation.evaluator import Evaluator
-        from compress.models.loader import load_tokenizer
+        from compress.data.encoder import TextEncoder
+        from compress.evaluation.evaluator import Evaluator  # imports scipy, which prediction does not need
 
-        return Evaluator.from_split(self.task, split, load_tokenizer(self.path), self.manifest.max_length)
+        return Evaluator.from_split(self.task, split, TextEncoder.from_folder(self.path), self.manifest.max_length)
 
     def set_threshold(self, threshold: float) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""
@@ -352,7 +352,10 @@ def _describe(task: Task) -> str:
 
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
-    """Raise BundleError unless model, tokenizer and task fit together; quick enough to call before training."""
+    """Raise BundleError unless model, tokenizer and task fit together, and DataError for a tokenizer that a bundle
+    cannot have; quick enough to call before training."""
+    from compress.data.encoder import TextEncoder, TokenizerSettings, name_of
+
     kind = type(model).__name__
     outputs = count_outputs(model.config, task.kind)
     if outputs != task.outputs:
@@ -362,6 +365,10 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
             f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle needs; expected a fast "
             "tokenizer, as AutoTokenizer loads for all common models"
         )
+    if not task.tokenwise:
+        settings = TokenizerSettings.from_tokenizer(tokenizer)
+        encoder = TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, name_of(tokenizer))
+        encoder.check_truncation(max_length, pair=task.pair)
     size = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > size:
         raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from compress.data.conll import standard_labels
+from compress.data.encoder import TokenizerSettings
 from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
-from compress.exporters.embeddings import UNLIMITED
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
 from compress.models.folder import CONFIG, MODULES, ModelFolder
@@ -239,8 +239,8 @@ def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int
         if limit is not None and not 0 < requested <= limit:
             raise ExportError(f"{name}: max_length {requested}; this model has {limit} positions")
         return requested
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
-    return min([*limits, *([limit] if limit else [])], default=LONGEST)
+    own = TokenizerSettings.from_tokenizer(tokenizer).model_max_length
+    return min(filter(None, (own, limit)), default=LONGEST)
 
 
 def _refuse(why: str, **options: object) -> None:

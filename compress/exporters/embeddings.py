@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.encoder import TextEncoder
 from compress.errors import BundleError
 from compress.exporters.artifact import FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
@@ -17,8 +18,6 @@ from compress.records.certificate import Certificate
 if TYPE_CHECKING:
     from compress.models.pooling import Pooling
 
-UNLIMITED = 10**6
-"""A tokenizer without a limit has a `model_max_length` above this."""
 MAX_DROP = 0.01
 """The largest 1 - Spearman's rho of the similarities and fp32's for which an int8 file is certified."""
 
@@ -28,13 +27,13 @@ Floats = NDArray[np.float32]
 def embed(folder: Path, file: Path, texts: Sequence[str], max_length: int, threads: int) -> Floats:
     """Compute `sentence_embedding` for each text, with the tokenizer of the folder; one text at a time, as an int8
     graph scales activations by the whole batch. Raises BundleError for a file that outputs token states only."""
-    from compress.exporters.predictor import encode, open_tokenizer, run_rows
+    from compress.exporters.predictor import run_rows
     from compress.exporters.session import open_session
 
     session = open_session(file, threads=1)
     if "sentence_embedding" not in [node.name for node in session.get_outputs()]:
         raise BundleError(f"{folder}: outputs token states only; for a vector per text, export it again with a pooling")
-    rows = encode(open_tokenizer(folder, max_length), texts)
+    rows = TextEncoder.from_folder(folder).encode(texts, max_length)
     vectors = [found for (found,) in run_rows(session, rows, threads=threads, outputs=["sentence_embedding"])]
     return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
 from compress.data import schema
+from compress.data.encoder import Text
 from compress.data.tables import SUFFIXES, Row, Table, open_table
 from compress.data.task import Task
 from compress.data.text_files import Position, stripped_lines
@@ -34,7 +35,6 @@ from compress.exporters.predictor import (
     NearestTexts,
     Outcome,
     Predictor,
-    Text,
     Vector,
     check_vectors,
     iterate_batches,

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.models.auto import modeling_auto
 
 from compress.data.task import Kind
 from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
+from compress.models.padding import align_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,9 +74,9 @@ def set_labels(config: Any, names: Collection[str]) -> None:
 def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint; with its `config`, make it fit.
 
-    A tokenizer without a padding token pads with the token that ends a text, as GPT-2's users do: masks tell the two
-    apart. One that gives a pair two token types makes none for a model that knows one: such a model reads pairs
-    without types (klue/roberta, AlephBERT). Raises TeacherError.
+    A tokenizer without a padding token gets one (`padding.align_padding`). One that gives a pair two token types makes
+    none for a model that knows one: such a model reads pairs without types (klue/roberta, AlephBERT). Raises
+    TeacherError.
     """
     with explain_load_errors(folder):
         if ModelFolder(folder).tokenizer_settings().get("auto_map"):
@@ -92,19 +92,12 @@ def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
 
 def _make_fit(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
     """Let tokenizer and config agree on the padding token, and leave out token types that the model does not know."""
+    align_padding(tokenizer, config)
     if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise TeacherError(
-                f"{folder}: its tokenizer has no pad_token and no eos_token to pad with; expected one: set pad_token "
-                "in tokenizer_config.json"
-            )
-        tokenizer.pad_token = tokenizer.eos_token
-        config.pad_token_id = tokenizer.pad_token_id
-    family = config.model_type
-    looks_back = family in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    looks_back = looks_back and family not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if getattr(config, "pad_token_id", None) is None or (looks_back and not config.is_encoder_decoder):
-        config.pad_token_id = tokenizer.pad_token_id  # such a classifier reads the last token that is not padding
+        raise TeacherError(
+            f"{folder}: its tokenizer has no pad_token and no eos_token to pad with; expected one: set pad_token in "
+            "tokenizer_config.json"
+        )
     if getattr(config, "type_vocab_size", None) == 1:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
 

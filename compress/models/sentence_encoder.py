@@ -20,13 +20,14 @@ from transformers.utils.generic import ModelOutput
 
 from compress.errors import StudentError, TeacherError
 from compress.models.folder import MODULES, identify_kind
+from compress.models.padding import first_token
 from compress.models.pooling import Pool, Pooling, module_paths, pooling_of, set_pooling, width_of
 
 
 def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool | None) -> Tensor:
     """Pool the visible tokens into one vector (B, D)."""
     if pool == "cls":
-        return tokens_BLD[:, 0]
+        return first_token(tokens_BLD, seen_BL)
     seen_BL1 = seen_BL[:, :, None]
     if pool == "max":
         return tokens_BLD.masked_fill(~seen_BL1, torch.finfo(torch.float32).min).max(1).values

@@ -25,6 +25,7 @@ from compress.models.loader import (
     load_tokenizer,
     set_labels,
 )
+from compress.models.padding import hide_padding, reads_last_place
 from compress.models.saved_head import SavedHead, check_saved_head, explain_unknown_head, find_head
 
 
@@ -132,8 +133,6 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     if trained and task.labels:
         source.labels()  # says what is wrong with them
     tokenizer = load_tokenizer(folder, config)
-    if config.model_type == "xlnet" and config.summary_type == "last":  # the last token must not be padding
-        tokenizer.padding_side = "left"
     if not trained or all(label.startswith("LABEL_") for label in config.id2label.values()):
         set_labels(config, output_names(task))
     config.problem_type = PROBLEMS.get(task.kind)
@@ -147,6 +146,9 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         allow_pickle=allow_pickle,
     )
     check_vocabulary(folder, tokenizer, loaded.model)
+    hide_padding(loaded.model)
+    if reads_last_place(loaded.model):
+        tokenizer.padding_side = "left"  # also for whoever loads the bundle
     if task.pair or task.kind == "qa":
         check_token_types(folder, tokenizer, config)
     if trained:

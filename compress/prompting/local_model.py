@@ -26,6 +26,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from compress.data.encoder import encoder_of
 from compress.data.masking import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
@@ -115,7 +116,7 @@ class LocalModel:
                     yield row.number, Likelihood(tuple(log_p_A), tuple(map(len, row.answers)))
 
     def _tokens(self, *texts: str) -> list[list[int]]:
-        return list(self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])
+        return encoder_of(self.tokenizer).pieces(texts)
 
     @cached_property
     def _ends(self) -> Sequence[list[int]]:

@@ -25,6 +25,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.models import heads
 from compress.models.folder import ModelFolder, identify
 from compress.models.loader import check_vocabulary, load_config, load_model, load_tokenizer
+from compress.models.padding import hide_padding
 from compress.models.saved_head import has_saved_head
 from compress.models.teacher import Teacher, load
 from compress.training.context import TrainingContext
@@ -139,6 +140,7 @@ def load_with_head(
         allow_pickle=allow_pickle,
     )
     check_vocabulary(folder, tokenizer, loaded.model)
+    hide_padding(loaded.model)
     trained = not loaded.has_new_head
     return Teacher(name, folder, loaded.model, tokenizer, identify(folder), trained, pickled=allow_pickle)
 
