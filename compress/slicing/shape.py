@@ -38,8 +38,8 @@ class Shape:
     decoder_layers: int | None = None
 
     def stack(self, signal: str) -> int:
-        """Count the layers of a signal; those of `layers` in an encoder-decoder are the decoder's."""
-        return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
+        """Count the layers of a signal; in an encoder-decoder the decoder's for `layers`, else the encoder's."""
+        return self.decoder_layers if signal == "layers" and self.decoder_layers is not None else self.layers
 
     @staticmethod
     def from_config(config: Any) -> "Shape":

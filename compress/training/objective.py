@@ -349,6 +349,7 @@ class Objective(nn.Module):
 
         compared = [(own, target, mask_BL)]
         if reading.signal in LAYERED:
+            self._check_layers(i, len(own), len(target), pairs)
             compared = [(own[m], target[n], self._mask_seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
         values = [loss(project(of_student), other, mask, **term.options) for of_student, other, mask in compared]
         for value in values:
@@ -358,10 +359,20 @@ class Objective(nn.Module):
         over_layers = torch.stack(values)
         return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
 
+    def _check_layers(self, i: int, student: int, teacher: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Raise ObjectiveError if a layer has not shown what the term reads, as one without attention."""
+        deepest = max((m for m, _ in pairs), default=-1), max((n for _, n in pairs), default=-1)
+        for side, shown, number in zip(("student", "teacher"), (student, teacher), deepest, strict=True):
+            if shown <= number:
+                raise ObjectiveError(
+                    f"{self.terms[i].name} compares {self.readings[i].signal} of layer {number} of the {side}, which "
+                    f"shows those of {shown} layers: choose others with `layers`, or compare layers and logits"
+                )
+
     def _mask_seen(
         self, i: int, student: Signals, teacher: Signals | None, mask_BL: Tensor, pair: tuple[int, int]
     ) -> Tensor:
-        """Return the mask of real tokens, or if one of these layers has local attention, of the pairs seen in both."""
+        """Return the mask of real tokens, or of the pairs seen in both layers, if one has local or causal attention."""
         if self.readings[i].signal not in ATTENTION:
             return mask_BL
         sides = zip((student, teacher), pair, strict=True)
@@ -371,9 +382,9 @@ class Objective(nn.Module):
         if not self.readings[i].windows:
             raise ObjectiveError(
                 f"{self.terms[i].name} compares attention of all pairs of tokens, but layer {pair[0]} of the student "
-                f"or {pair[1]} of the teacher attends within a window that is shorter than these texts: declare "
-                "windows=True in `reads` if the loss accepts a mask (B, L, L), select global layers with `layers`, or "
-                "lower max_length"
+                f"or {pair[1]} of the teacher attends within a window that is shorter than these texts, or to earlier "
+                "tokens only: declare windows=True in `reads` if the loss accepts a mask (B, L, L), or for a window "
+                "select global layers with `layers`, or lower max_length"
             )
         return torch.stack([mask_BL[:, :, None].bool() & mask_BL[:, None, :].bool(), *local]).all(0)
 
