@@ -293,7 +293,7 @@ class Objective(nn.Module):
             parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets, (pairs or self.pairs)[i])
             if items is not None:
                 per = self.readings[i].per
-                parts[name] = parts[name] * counts[per] / items[per].where(items[per] > 0, 1)
+                parts[name] = weigh_part(parts[name], counts[per], items[per])
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -456,12 +456,26 @@ def compares_queries(terms: Sequence[Term], kind: str | None) -> bool:
     return any(term.serves(kind) and find_loss(term).reading.mask == "answers" for term in terms)
 
 
+def weigh_part(value: Tensor, count: Tensor | int, mean: Tensor) -> Tensor:
+    """Weigh a mean over the `count` items of one part of a batch, of which the parts have `mean` items on average.
+
+    The mean over the parts is then that over all items.
+    """
+    return value * count / mean.where(mean > 0, 1)
+
+
 def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:
-    """Count the items of each kind (Reading.per) in a batch, as float scalars. per_token: each label is an example."""
+    """Count the items of each kind (Reading.per) in a batch, as float scalars.
+
+    per_token: each labelled token is an example, or each real one of a batch without labels.
+    """
     lengths_B = mask_BL.sum(-1).float()
     labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORE_INDEX).sum().float()
+    examples = lengths_B.new_tensor(float(mask_BL.shape[0]))
+    if per_token:
+        examples = lengths_B.sum() if labels is None else labelled
     return {
-        "example": labelled if per_token else lengths_B.new_tensor(float(mask_BL.shape[0])),
+        "example": examples,
         "token": lengths_B.sum(),
         "pair": lengths_B.pow(2).sum(),
         "label": labelled,
