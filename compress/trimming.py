@@ -39,6 +39,7 @@ from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.heads import task_class
 from compress.progress import show_progress
+from compress.slicing.shape import positions
 
 CHUNK: Final = 1000
 BYTE: Final = 6
@@ -423,7 +424,8 @@ def trim_checkpoint(
         architecture = (config.architectures or ["AutoModel"])[0]
         model = getattr(transformers, architecture).from_pretrained(checkpoint, config=config)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    rows = [tokenizer(text, truncation=True, max_length=PROBED)["input_ids"] for text in islice(texts, PROBED)]
+    length = min(PROBED, positions(model) or PROBED)
+    rows = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in islice(texts, PROBED)]
     expected = [first_output(model, row) for row in rows]
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)

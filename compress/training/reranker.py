@@ -23,7 +23,7 @@ from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher, load
 from compress.slicing.shape import positions
 
-ENCODING = "1"
+ENCODING = "2"
 """Part of every cache key: raise it when passages are chosen or scored differently."""
 MAX_LENGTH = 512
 """The most tokens of a query and a passage that are read."""
@@ -65,7 +65,8 @@ def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> 
             "text": [texts[query] for query in queries],
             "text_pair": [texts[other] for others in related for other in others],
         }
-        longest = min(positions(reranker.model) or MAX_LENGTH, MAX_LENGTH)
+        limits = positions(reranker.model), reranker.tokenizer.model_max_length
+        longest = min([MAX_LENGTH, *(limit for limit in limits if limit)])
         rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
         model: Any = reranker.model
         scores = metrics.logits(model.to(PartialState().device), rows, Collate(reranker.tokenizer), bf16=bf16)[:, 0]
