@@ -39,6 +39,7 @@ from compress.data.corpus import load_corpus
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError, TeacherError
+from compress.evaluation.evaluator import count_examples
 from compress.exporters.artifact import Bundle, check_parts
 from compress.exporters.manifest import kind_of_bundle
 from compress.models import checkpoints, heads
@@ -158,7 +159,7 @@ def describe_run(models: "StageModels", *, prompted: bool) -> str:
         parts = {stage.name: f"fine-tune {teacher.name}", **parts}
     done = [at for at, name in enumerate(parts) if name and models.run.result(name).is_dir()]
     left = [*list(parts.values())[max(done, default=-1) + 1 :], "export to ONNX"]
-    rows = len(data.validation if data.test is None else data.test)
+    rows = count_examples(data.task, data.validation if data.test is None else data.test)
     return f"{', '.join(left)}, and measure on {rows:,} rows"
 
 

@@ -83,8 +83,8 @@ def measure(
     data, length, console = context.data, bundle.manifest.max_length, context.console
     mend(run.path / "log.jsonl", partial(warn, console))
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
-    console.print(f"measuring on {len(split):,} {name} rows")
     evaluator = Evaluator.from_split(data.task, split, task_teacher.tokenizer, length)
+    console.print(f"measuring on {len(evaluator):,} {name} rows")
     calibration = None  # for a threshold, which is chosen per model, on the validation split like the weights
     if data.task.unanswerable and data.test is not None:
         calibration = Evaluator.from_split(data.task, data.validation, task_teacher.tokenizer, length)

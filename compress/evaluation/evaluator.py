@@ -37,6 +37,16 @@ RESAMPLES = 200
 """Resamples for the interval of an F1 or a correlation: each takes some milliseconds."""
 
 
+def count_examples(task: Task, split: Dataset) -> int:
+    """Count the examples of a split that the task's metric is computed over: see `Evaluator.__len__`."""
+    match task.kind:
+        case "ranking":
+            return len(Candidates.from_split(split))
+        case "embedding":
+            return embedding.count_examples(split)
+    return len(split)
+
+
 def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
     """Count the examples whose answers differ: texts, normalised as the score normalises them, or tags."""
     plain = [
@@ -59,8 +69,8 @@ class Evaluator:
         return Evaluator(task, split, encode(split, tokenizer, max_length, prompts=task.prompts))
 
     def __len__(self) -> int:
-        """Count the examples: texts, sentences, questions, or queries with their passages."""
-        return len(self.candidates) if self.task.kind == "ranking" else len(self.split)
+        """Count the examples that are scored: texts, sentences, questions, queries with their passages, or pairs."""
+        return count_examples(self.task, self.split)
 
     def subsample(self, count: int) -> Evaluator:
         """Keep at most `count` rows of the split, evenly spaced; of a ranking, whole queries."""

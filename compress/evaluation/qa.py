@@ -3,9 +3,9 @@
 Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822: exact match and F1 over the words of normalised
 answers, the best over a question's gold answers; a question without an answer is right if nothing is answered. Lewis
 et al. 2020, arXiv:1910.07475, and their mlqa_evaluation_v1.py: answers in Chinese have no articles and no punctuation
-of any script, and each of their characters is a word. Devlin et al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span scores the start logit of its first plus the end logit of its
-last token, and no answer scores those of the classification token; no answer is given if it beats the best span by more
-than a threshold.
+of any script, and each of their characters is a word. Devlin et al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span
+scores the start logit of its first plus the end logit of its last token, and no answer scores those of the
+classification token; no answer is given if it beats the best span by more than a threshold.
 
 Shapes: T tokens of all rows, one row after another; R rows (windows of a text); Q questions.
 
@@ -177,7 +177,8 @@ def answer_scores(
     the latter that were left unanswered.
     """
     right = list(map(right_answers, golds))
-    questions = list(zip(answers, right, contexts or [None] * len(right), strict=True))
+    of_questions: Sequence[str | None] = contexts or [None] * len(right)
+    questions = list(zip(answers, right, of_questions, strict=True))
     f1_Q = np.array([f1(*question) for question in questions])
     exact_Q = np.array([exact(*question) for question in questions])
     none_Q = np.array([golds == [""] for golds in right])

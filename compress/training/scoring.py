@@ -23,14 +23,23 @@ from compress.training.context import TrainingContext
 from compress.training.step import Distillation, Step, WrappedStep
 from compress.training.trainer import Corrupt, Score
 
+LOG_LIKELIHOOD = "log-likelihood"
+"""The mean log-likelihood of a held-out token, in nats."""
+NEGATIVE_LOSS = "negative loss"
+"""Minus the stage's loss on held-out rows."""
+
 
 @dataclass(frozen=True)
 class Scoring:
-    """A function that scores a student on `rows` rows. graded: by a metric of the task rather than by a loss."""
+    """A function that scores a student on `rows` rows. graded: by a metric of the task rather than by a loss.
+
+    measure: what the score is: a metric of the task, LOG_LIKELIHOOD or NEGATIVE_LOSS.
+    """
 
     score: Score
     rows: int
     graded: bool = True
+    measure: str | None = None
 
 
 def improves(new: Mapping[str, float], old: Mapping[str, float], rows: int) -> bool:
@@ -57,17 +66,18 @@ def choose_scoring(
     reads_logits = _reads_logits(step)
     if stage.data == "task" and stage.head == "task" and reads_logits:
         evaluator = Evaluator.from_split(context.data.task, context.data.validation, context.tokenizer, stage.length)
-        return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator))
+        return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator), measure=context.data.task.metric)
     if stage.data == "task" and stage.head == "seq2seq":
-        return Scoring(text_scorer(context, stage), len(context.data.validation))
+        return Scoring(text_scorer(context, stage), len(context.data.validation), measure=context.data.task.metric)
     is_language_model = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
     by_language = corrupt is not None and is_language_model and reads_logits
     if not by_language and not stage.open_ended:
         return None
     rows = context.rows(stage, seed, held_out=True)
     if corrupt is not None and by_language:
-        return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False)
-    return Scoring(objective_scorer(step, context, rows, stage.batch, corrupt), len(rows), graded=False)
+        return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False, measure=LOG_LIKELIHOOD)
+    score = objective_scorer(step, context, rows, stage.batch, corrupt)
+    return Scoring(score, len(rows), graded=False, measure=NEGATIVE_LOSS)
 
 
 def _reads_logits(step: Any) -> bool:

@@ -74,6 +74,7 @@ class Trained:
     seconds             of wall time; peak_rss_mb: the most memory that one process held
     score, best_step    the best score and its step; None if the stage is not scored
     note                the warning of the step when it finished
+    measure             what the score is: see `Scoring`
     """
 
     steps: int
@@ -83,6 +84,7 @@ class Trained:
     best_step: int | None
     peak_rss_mb: float = 0.0
     note: str | None = None
+    measure: str | None = None
 
     @staticmethod
     def read(folder: Path) -> "Trained":
@@ -168,7 +170,16 @@ def train(
         best = trainer.state.best_global_step
         score = trainer.state.best_metric if best else None
         examples = steps * stage.batch if isinstance(order, LengthGrouped) else round(steps * len(rows) / per_epoch)
-        return Trained(steps, examples, spent.seconds, score, best, spent.peak_rss_mb, message)
+        return Trained(
+            steps,
+            examples,
+            spent.seconds,
+            score,
+            best,
+            spent.peak_rss_mb,
+            message,
+            measure=scoring.measure if scoring and score is not None else None,
+        )
 
 
 def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
