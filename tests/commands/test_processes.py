@@ -67,6 +67,8 @@ def test_killed_processes_resume_exactly(tmp_path: Path) -> None:
     for child in killed:
         child.kill()
     assert [children.finish(child) for child in killed] == [-signal.SIGKILL] * 2
+    assert children.run([*arguments, "--resume"], tmp_path / "killed", children.does_not_ship) == 2
+    assert "began with 2 processes, and 1 would continue it" in children.said(tmp_path / "killed")
     together([*arguments, "--resume"], tmp_path / "killed")
     assert difference(tmp_path / "killed", tmp_path / "whole", STAGES[1:]) == 0
 
