@@ -230,7 +230,8 @@ def prepare(
     identity = {
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
         "seed": options.seed, "precision": number_format, "columns": list(astuple(columns)),
-        "code": user_code.digests(recipe), "command": command_line(), "processes": state.num_processes,
+        "code": user_code.digests(recipe), "command": command_line(),
+        "processes": state.num_processes,
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):

@@ -118,7 +118,8 @@ def prepare(
     number_format = precisions.choose(options.precision)
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": options.seed, "precision": number_format,
-        "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(), "processes": state.num_processes,
+        "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
+        "processes": state.num_processes,
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):
