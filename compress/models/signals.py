@@ -133,6 +133,8 @@ class Signals:
         return tuple(layer.scores() for layer in self.attention)
 
 
+_SCORED_BY = frozenset({"dropout", "is_causal", "position_bias", "scaling", "sliding_window", "softcap"})
+"""Settings of attention that `_record` accounts for; of a window, the mask tells."""
 _WITHOUT_EFFECT = frozenset(
     {
         "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "max_length_k", "max_length_q",
@@ -140,8 +142,6 @@ _WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 """Settings that some models pass on to their attention, and that do not change its scores."""
-
-
 UNSEEN = -9_000.0
 """A number that no bias of a position is as low as: masks add the lowest of their format, or -10,000 as BERT's."""
 
@@ -166,12 +166,12 @@ def _tap(
     explicit = query.device.type == "cpu" and (tap is not None or settings.get("dropout"))
     computed = None
     if settings.get("softcap") is not None:
-        computed = _attend_capped(module, query, key, value, attention_mask, **settings)
+        computed = _attend_capped(module, query, key, value, attention_mask, settings=settings)
     elif explicit:
         computed = _attend(module, query, key, value, attention_mask, **settings)
     if tap is not None:
         scores_BHLL = computed[1] if computed else None
-        tap.append(_record(module, query, key, value, attention_mask, scores_BHLL=scores_BHLL, **settings))
+        tap.append(_record(module, query, key, value, attention_mask, settings=settings, scores_BHLL=scores_BHLL))
     if computed:
         return computed[0], None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
@@ -184,25 +184,20 @@ def _record(
     value_BHLK: Tensor,
     mask_BLL: Tensor | None,
     *,
-    scores_BHLL: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    softcap: float | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
+    settings: Mapping[str, Any],
+    scores_BHLL: Tensor | None = None,
 ) -> LayerAttention:
-    """Record what a layer's attention has been told. sliding_window: the mask has it already."""
-    unknown = sorted(name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT)
+    """Record what a layer's attention has been told, and its scores where they have been computed."""
+    given = {name for name, value in settings.items() if value is not None}
+    unknown = sorted(given - _SCORED_BY - _WITHOUT_EFFECT)
     if unknown:
         raise _unreadable(
             f"{type(module).__name__} computes its attention with {', '.join(unknown)}, so that it is not the softmax "
             "of the scores of queries and keys"
         )
-    bias_BHLL = position_bias
+    bias_BHLL = settings.get("position_bias")
     seen_BLL = None
-    if mask_BLL is None and _looks_back(module, is_causal) and query_BHLK.shape[2] > 1:
+    if mask_BLL is None and _looks_back(module, settings.get("is_causal")) and query_BHLK.shape[2] > 1:
         seen_BLL = query_BHLK.new_ones(query_BHLK.shape[2], key_BHLK.shape[2], dtype=torch.bool).tril()
         seen_BLL = seen_BLL.expand(len(query_BHLK), -1, -1)
     elif mask_BLL is not None:
@@ -213,7 +208,7 @@ def _record(
             bias_BHLL = added_BHLL if bias_BHLL is None else bias_BHLL + added_BHLL
         if seen_BHLL.shape[1] > 1 and not torch.equal(seen_BHLL.all(1), seen_BHLL.any(1)):
             raise _unreadable(f"the heads of {type(module).__name__} see different tokens")
-        seen_BLL = seen_BHLL[:, 0]
+        seen_BLL = seen_BHLL[:, 0].expand(-1, query_BHLK.shape[2], -1)
     group = query_BHLK.shape[1] // key_BHLK.shape[1]
     return LayerAttention(
         query_BHLK,
@@ -221,8 +216,8 @@ def _record(
         value_BHLK.repeat_interleave(group, dim=1),
         scores_BHLL,
         seen_BLL,
-        scaling,
-        softcap,
+        settings.get("scaling"),
+        settings.get("softcap"),
         bias_BHLL,
         getattr(module, "layer_idx", None),
     )
@@ -273,14 +268,13 @@ def _attend_capped(
     value_BHLK: Tensor,
     mask_BLL: Tensor | None,
     *,
-    dropout: float = 0.0,
-    **settings: Any,
+    settings: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(scores + mask) V as (B, L, H, K), and the scores, which are capped."""
-    layer = _record(module, query_BHLK, key_BHLK, value_BHLK, mask_BLL, scores_BHLL=None, **settings)
+    layer = _record(module, query_BHLK, key_BHLK, value_BHLK, mask_BLL, settings=settings)
     scores_BHLL = layer.scores()
     seen_B1LL = None if layer.seen_BLL is None else layer.seen_BLL[:, None]
-    return _average(scores_BHLL, layer.value_BHLK, seen_B1LL, dropout), scores_BHLL
+    return _average(scores_BHLL, layer.value_BHLK, seen_B1LL, settings.get("dropout") or 0.0), scores_BHLL
 
 
 def _average(scores_BHLL: Tensor, value_BHLK: Tensor, seen_B1LL: Tensor | None, dropout: float) -> Tensor:

@@ -225,7 +225,7 @@ def check_processes(path: Path) -> None:
     facts = load_json(path / _FACTS, _NO_FACTS) if (path / _FACTS).is_file() else {}
     began = facts.get("processes", now)  # runs of earlier versions have not recorded it
     if began != now and "finished" not in facts:
-        launch = "without accelerate and torchrun" if began == 1 else f"as {began} processes (--num_processes {began})"
+        launch = "without accelerate and torchrun" if began == 1 else f"launched as {began} processes"
         raise RunError(
             f"{path}: began with {began} process{'es' * (began > 1)}, and {now} would continue it, which gives other "
             f"weights than an uninterrupted run. Resume it {launch}, or choose another --out for a new run"
