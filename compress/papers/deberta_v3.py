@@ -40,6 +40,7 @@ from compress.errors import StudentError
 from compress.models.signals import read
 from compress.papers import electra
 from compress.papers.deberta import MaskDecoder
+from compress.papers.hinton import first_tokens
 from compress.training.objective import Objective
 from compress.training.reads import Temperature
 from compress.training.step import WrappedStep
@@ -76,7 +77,8 @@ class Detector(DebertaV2PreTrainedModel):
             output_hidden_states=output_hidden_states,
         )
         hidden_BLD = shown.last_hidden_state
-        hidden_BLD = self.activation(self.dense(self.norm(hidden_BLD + hidden_BLD[:, :1])))
+        first_B1D = first_tokens(hidden_BLD, attention_mask)[:, None]
+        hidden_BLD = self.activation(self.dense(self.norm(hidden_BLD + first_B1D)))
         return ElectraForPreTrainingOutput(logits=self.out(hidden_BLD)[..., 0], hidden_states=shown.hidden_states)
 
 

@@ -10,6 +10,7 @@ Deviations: soft_labels is ours; the paper has no multi-label task, its Bernoull
 Others scale differently: TextBrewer has no T^2, TinyBERT also averages over the classes (`tinybert.prediction`).
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -22,6 +23,14 @@ def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
         return values.mean()
     real_BL = mask_BL.to(values.dtype)
     return (values * real_BL).sum() / real_BL.sum().clamp_min(1)
+
+
+def first_tokens(hidden_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """Return the states of the first real tokens, (B, D): padding may stand before the text."""
+    if mask_BL is None:
+        return hidden_BLD[:, 0]
+    rows_B = torch.arange(len(hidden_BLD), device=hidden_BLD.device)
+    return hidden_BLD[rows_B, mask_BL.long().argmax(-1)]
 
 
 def seen_pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
