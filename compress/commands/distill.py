@@ -55,6 +55,7 @@ from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.importance import compute_importance
 from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
+from compress.records.run_report import example_unit
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape
@@ -159,8 +160,8 @@ def describe_run(models: "StageModels", *, prompted: bool) -> str:
         parts = {stage.name: f"fine-tune {teacher.name}", **parts}
     done = [at for at, name in enumerate(parts) if name and models.run.result(name).is_dir()]
     left = [*list(parts.values())[max(done, default=-1) + 1 :], "export to ONNX"]
-    rows = count_examples(data.task, data.validation if data.test is None else data.test)
-    return f"{', '.join(left)}, and measure on {rows:,} rows"
+    examples = count_examples(data.task, data.validation if data.test is None else data.test)
+    return f"{', '.join(left)}, and measure on {examples:,} {example_unit(data.task.kind, data.task.metric)}"
 
 
 def check_teacher(

@@ -19,6 +19,16 @@ REPORT = "report.json"
 Point = Mapping[str, float | None]
 
 
+def example_unit(kind: str, metric: str) -> str:
+    """Return what the examples are that a metric of this kind of task is computed over, in the plural."""
+    match kind:
+        case "ranking":
+            return "queries"
+        case "embedding":
+            return "pairs" if metric in ("spearman", "pearson") else "queries"
+    return "rows"
+
+
 @dataclass(frozen=True)
 class ReportRow:
     """One row of the comparison. None (or a missing or NaN score): not measured, or not applicable.
@@ -108,12 +118,7 @@ class Report:
     @property
     def unit(self) -> str:
         """Return what `split_rows` counts, in the plural."""
-        match self.kind:
-            case "ranking":
-                return "queries"
-            case "embedding":
-                return "pairs" if self.metric in ("spearman", "pearson") else "queries"
-        return "rows"
+        return example_unit(self.kind, self.metric)
 
     def score(self, row: ReportRow) -> float | None:
         """Return the score of the row by the metric of the report; None where it is not finite."""
