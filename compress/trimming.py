@@ -39,6 +39,7 @@ from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
 from compress.models.heads import task_class
 from compress.progress import show_progress
+from compress.slicing.shape import positions
 
 CHUNK: Final = 1000
 BYTE: Final = 6
@@ -428,7 +429,8 @@ def trim_checkpoint(
     check_new(out)
     model = load_as_saved(checkpoint).model
     tokenizer = load_tokenizer(checkpoint)
-    rows = [row["input_ids"] for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), PROBED)]
+    length = min(PROBED, positions(model) or PROBED)
+    rows = [row["input_ids"] for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), length)]
     expected = [first_output(model, row) for row in rows]
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from compress.cli.interrupts import interrupt_on_sigterm
 from compress.cli.options import HELP, Command, CommandGroup, Version, with_verbosity
 from compress.terminal import escape_unencodable
 
@@ -94,7 +95,8 @@ def main() -> None:
     configure_libraries()
     if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup, which our help does not have
         sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark for a missing module
-    app()
+    with interrupt_on_sigterm():
+        app()
 
 
 def configure_libraries() -> None:

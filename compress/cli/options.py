@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from compress import __version__
+from compress.cli.interrupts import INTERRUPTED, TERMINATED, exit_code
 from compress.config import PANELS
 from compress.progress import SCREEN
 from compress.terminal import printable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from compress.console import Screen
     from compress.records.forecast import Forecast
 
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR = 2
 UNCERTIFIED = 3
 """Exit code if a file was made, but its score drops by more than allowed."""
 FAILED, UNDECIDED = 1, 3
@@ -205,7 +206,7 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(**arguments)
         except BaseException as error:
-            if not isinstance(error, typer.Exit) or error.exit_code in (USER_ERROR, INTERRUPTED):
+            if not isinstance(error, typer.Exit) or error.exit_code in (USER_ERROR, INTERRUPTED, TERMINATED):
                 output.last.clear()
             raise
         finally:
@@ -257,10 +258,12 @@ def run_folder(out: Path | None, recipe: str, data: str | None, *, resume: bool)
 
 
 def continuation(out: Path) -> str:
-    """Say which command continues an interrupted run."""
+    """Say which command continues an interrupted run, and as how many processes if there are several."""
     from compress.provenance import command_line, resume_command
 
-    return f"Continue with: {resume_command(out, command_line())}"
+    processes = os.environ.get("WORLD_SIZE", "1")
+    launched = "" if processes == "1" else f", launched as {processes} processes"
+    return f"Continue with{launched}: {resume_command(out, command_line())}"
 
 
 def print_result(text: str) -> None:
@@ -305,7 +308,10 @@ def schema(command: str) -> str:
 
 @contextmanager
 def user_errors(hint: str = "") -> Iterator[None]:
-    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130; a traceback is a bug of ours."""
+    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130, SIGTERM into 143.
+
+    A traceback is a bug of ours.
+    """
     from compress.errors import CompressError
 
     try:
@@ -323,8 +329,8 @@ def user_errors(hint: str = "") -> Iterator[None]:
         where = f"{name}: " if name else ""
         message = f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip()
         code = USER_ERROR
-    except KeyboardInterrupt:
-        message, code = f"\ninterrupted. {hint}", INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        message, code = f"\ninterrupted. {hint}", exit_code(interrupt)
     else:
         return
     print(printable(message), file=sys.stderr)

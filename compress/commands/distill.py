@@ -39,6 +39,7 @@ from compress.data.corpus import load_corpus
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError, TeacherError
+from compress.evaluation.evaluator import count_examples
 from compress.exporters.artifact import Bundle, check_parts
 from compress.exporters.manifest import kind_of_bundle
 from compress.models import checkpoints, heads
@@ -57,6 +58,7 @@ from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.importance import compute_importance
 from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
+from compress.records.run_report import example_unit
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape
@@ -161,8 +163,8 @@ def describe_run(models: "StageModels", *, prompted: bool) -> str:
         parts = {stage.name: f"fine-tune {teacher.name}", **parts}
     done = [at for at, name in enumerate(parts) if name and models.run.result(name).is_dir()]
     left = [*list(parts.values())[max(done, default=-1) + 1 :], "export to ONNX"]
-    rows = len(data.validation if data.test is None else data.test)
-    return f"{', '.join(left)}, and measure on {rows:,} rows"
+    examples = count_examples(data.task, data.validation if data.test is None else data.test)
+    return f"{', '.join(left)}, and measure on {examples:,} {example_unit(data.task.kind, data.task.metric)}"
 
 
 def check_teacher(
@@ -233,6 +235,7 @@ def prepare(
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
         "seed": options.seed, "precision": number_format, "columns": list(astuple(columns)),
         "code": user_code.digests(recipe), "command": command_line(),
+        "processes": state.num_processes,
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):

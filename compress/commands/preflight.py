@@ -19,7 +19,7 @@ from compress.data import sources
 from compress.errors import RecipeError, RunError, TeacherError
 from compress.models import checkpoints
 from compress.prompting import vectors
-from compress.training.run import Run, is_finished
+from compress.training.run import Run, check_processes, is_finished
 
 
 def load_recipe(
@@ -90,6 +90,8 @@ def check(
         sources.check_corpus(corpus)
     if os.environ.get("RANK", "0") == "0":  # the other processes of a launch see the run that the first one has created
         Run.check(Path(out), resume=options.resume)
+    elif options.resume:
+        check_processes(Path(out))
 
 
 def check_task(recipe: Recipe) -> None:

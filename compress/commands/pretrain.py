@@ -26,10 +26,10 @@ from compress.io import atomic_folder, keep_if_intact
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.provenance import command_line
-from compress.training import finetune
+from compress.training import finetune, scoring
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.run import Run
-from compress.training.stage import load_trained
+from compress.training.stage import Trained, load_trained
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -75,11 +75,23 @@ def pretrain(
             spent = load_trained(run, stage.name, console)
             if spent is None:
                 continue
-            score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"
+            score = describe_score(spent)
             console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
         console.print(f"checkpoint: {result}", highlight=False)
         PartialState().wait_for_everyone()
     return result
+
+
+def describe_score(spent: Trained) -> str:
+    """Say what a stage's best score is, and of which rows; '' if it was not scored."""
+    if spent.score is None:
+        return ""
+    match spent.measure:
+        case scoring.LOG_LIKELIHOOD:
+            return f", log-likelihood of a held-out token {spent.score:.3f} nats"
+        case scoring.NEGATIVE_LOSS:
+            return f", loss on held-out rows {-spent.score:.3f}"
+    return f", {spent.measure or 'score'} {spent.score:.3f} on the validation split"
 
 
 @contextmanager
@@ -107,6 +119,7 @@ def prepare(
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": options.seed, "precision": number_format,
         "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
+        "processes": state.num_processes,
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):

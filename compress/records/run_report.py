@@ -19,6 +19,16 @@ REPORT = "report.json"
 Point = Mapping[str, float | None]
 
 
+def example_unit(kind: str, metric: str) -> str:
+    """Return what the examples are that a metric of this kind of task is computed over, in the plural."""
+    match kind:
+        case "ranking":
+            return "queries"
+        case "embedding":
+            return "pairs" if metric in ("spearman", "pearson") else "queries"
+    return "rows"
+
+
 @dataclass(frozen=True)
 class ReportRow:
     """One row of the comparison. None (or a missing or NaN score): not measured, or not applicable.
@@ -68,7 +78,7 @@ class Report:
     """Baselines, teachers and students compared on one split, with all that is needed to judge and repeat the run.
 
     rows     in the order in which they were made; the last student ships, and the headline is about it
-    split_rows    number of scored examples: rows, or queries of a ranking
+    split_rows    number of scored examples: rows, queries with their passages, or pairs of texts
     labels   number of classes; 0 for regression and ranking
     curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on the validation split
              `eval_<metric>`, `eval_agreement`, `eval_loss`; learning rate, epoch and the like are not drawn
@@ -108,7 +118,7 @@ class Report:
     @property
     def unit(self) -> str:
         """Return what `split_rows` counts, in the plural."""
-        return "queries" if self.kind == "ranking" else "rows"
+        return example_unit(self.kind, self.metric)
 
     def score(self, row: ReportRow) -> float | None:
         """Return the score of the row by the metric of the report; None where it is not finite."""

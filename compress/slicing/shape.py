@@ -38,8 +38,8 @@ class Shape:
     decoder_layers: int | None = None
 
     def stack(self, signal: str) -> int:
-        """Count the layers of a signal; those of `layers` in an encoder-decoder are the decoder's."""
-        return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
+        """Count the layers of a signal; in an encoder-decoder the decoder's for `layers`, else the encoder's."""
+        return self.decoder_layers if signal == "layers" and self.decoder_layers is not None else self.layers
 
     @staticmethod
     def from_config(config: Any) -> "Shape":
@@ -60,12 +60,30 @@ class Shape:
 
 
 def positions(model: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None if they are relative or computed."""
+    """Return the number of tokens that a model has positions for; None if they are relative or computed.
+
+    An encoder-decoder that reads a text in both parts has those of the smaller table.
+    """
+    tables = "position_embeddings", "wpe", "embed_positions", "positions_embed", "pos_encoding"
+    known: list[int] = []
     for name, module in model.named_modules():
-        if name.endswith(("position_embeddings", "wpe")) and hasattr(module, "num_embeddings"):
-            # RoBERTa and similar models count positions from behind the padding index
-            return int(module.num_embeddings) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)
-    return None
+        if name.endswith(tables) and hasattr(module, "weight"):
+            known.append(len(module.weight) - _first_position(module))
+    known += [len(table) for name, table in model.named_buffers() if name.endswith(tables)]
+    if not known:
+        return None
+    # Nystromformer, MRA and YOSO have two rows more than positions
+    stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return min([*known, *([stated] if stated else [])])
+
+
+def _first_position(table: Any) -> int:
+    """Return the number of the first token's row: BART begins at 2, and RoBERTa behind the padding index."""
+    offset = getattr(table, "offset", None)
+    padding = getattr(table, "padding_idx", None)
+    if offset is not None:
+        return int(offset)
+    return 0 if padding is None else int(padding) + 1
 
 
 def find_setting(config: Any, size: str) -> str | None:

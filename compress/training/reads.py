@@ -2,7 +2,7 @@
 
 A loss can read the fields of `models.signals.Signals`: logits, embeddings, layers, scores, queries, keys, values. It is
 a pure function (student, target, mask_BL, *, options) -> float32 scalar, and may leave out the mask if it needs none. A
-loss on attention gets mask_BLL for layers with local attention, such as ModernBERT's.
+loss on attention gets mask_BLL for layers with local attention, such as ModernBERT's, or causal attention, as GPT-2's.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class Reading:
     bridges   differences between student and teacher that the formula supports
     layers    whether the values of several compared layers are summed or averaged
     windows   the formula supports a mask (B, L, L) of the tokens (last axis) that each token sees in both layers, for
-              local attention; other losses refuse such layers
+              local and causal attention; other losses refuse such layers
     kinds     the task kinds that the formula is for, such as embedding; empty: any
     """
 

@@ -24,13 +24,14 @@ from compress.evaluation.embedding import unit
 from compress.models.pooling import pooling_of, prompts_of, set_pooling, width_of
 from compress.models.sentence_encoder import SentenceEncoder, set_projection
 from compress.models.teacher import RecordedLogits, Teacher
+from compress.slicing.shape import positions
 
-ENCODING = "3"
+ENCODING = "4"
 """Part of every cache key: raise it when texts are compared differently."""
 NEAREST, OTHERS = 5, 5
 """Texts that each text is compared with: the nearest according to the teacher, and random ones."""
-MAX_LENGTH = 128
-"""The most tokens of a text whose vector is compared here."""
+MAX_LENGTH = 512
+"""The most tokens of a text whose vector is compared here, unless encoder or tokenizer read fewer."""
 FITTED = 4096
 """Texts that the initial linear map into the space of a source's vectors is fitted to."""
 RIDGE = 1e-3
@@ -101,8 +102,14 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
 
 
 def _encode_texts(teacher: Teacher, split: Dataset) -> NDArray[np.float32]:
-    rows = encode(split, teacher.tokenizer, MAX_LENGTH, prompts=prompts_of(teacher.model.config))
+    rows = encode(split, teacher.tokenizer, _most_tokens(teacher), prompts=prompts_of(teacher.model.config))
     return metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
+
+
+def _most_tokens(teacher: Teacher) -> int:
+    """Return the number of tokens of a text that the encoder and its tokenizer read, at most MAX_LENGTH."""
+    read = positions(teacher.model), pooling_of(teacher.model.config).max_length, teacher.tokenizer.model_max_length
+    return min([MAX_LENGTH, *(tokens for tokens in read if tokens)])
 
 
 def _with_similarities(data: TaskData, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> TaskData:
