@@ -52,6 +52,10 @@ class SearchError(CompressError):
     """A search has nothing to find, or its study cannot be opened."""
 
 
+class OutputError(CompressError):
+    """A file or a folder cannot be written where the user wants it."""
+
+
 class RunError(CompressError):
     """A run directory is locked, belongs to something else, or cannot be written."""
 

@@ -60,9 +60,14 @@ def bench(
         from compress.benchmark import arguments
         from compress.commands.bench import bench as run
         from compress.commands.bench import bench_visitors
+        from compress.exporters.manifest import list_files
+        from compress.outputs import check_output_file
         from compress.reporting.terminal import print_bench
 
-        arguments.check_output(out)
+        visitors = timing.visitors
+        outs = _number(out, visitors)
+        for each in outs:
+            check_output_file(each, "out", "latency.json", list_files(bundles))
         parsed: dict[str, Any] = {
             "device": device, "precision": precision, "formats": formats, "data": data,
             "threads": arguments.parse_numbers("threads", threads), "batch": arguments.parse_numbers("batch", batch),
@@ -71,15 +76,23 @@ def bench(
             "sustain": arguments.parse_duration(timing.sustain) if timing.sustain else None,
             "say": printer(shown.as_json),
         }  # fmt: skip
-        visitors = timing.visitors
         results = [run(bundles, **parsed)] if visitors == 1 else bench_visitors(bundles, visitors, **parsed)
-        for number, result in enumerate(results, 1):
+        for number, result in enumerate(results):
             if out is not None:
-                result.write(out if visitors == 1 else out.with_stem(f"{out.stem}-{number}"))
+                result.write(outs[number])
             if shown.as_json:
                 print_json("bench", result.to_json())
             else:
                 print_bench(console(answer=True), result, wide=shown.wide)
+
+
+def _number(out: Path | None, visitors: int) -> list[Path]:
+    """List the files to write: one for each visitor, numbered if there are several."""
+    if out is None:
+        return []
+    if visitors == 1:
+        return [out]
+    return [out.with_stem(f"{out.stem}-{number}") for number in range(1, visitors + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +131,17 @@ def gate(
     with user_errors(hint="Nothing was written. Run the same command again."):
         from compress.benchmark import arguments
         from compress.commands.gate import gate as run
-        from compress.io import atomic_file
+        from compress.errors import OutputError
+        from compress.exporters.manifest import list_files
+        from compress.outputs import check_output_file, output_file
         from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
-        arguments.check_output(files.markdown, "markdown", "gate.md")
-        arguments.check_output(files.junit, "junit", "gate.xml")
+        if files.markdown is not None:
+            check_output_file(files.markdown, "markdown", "gate.md", list_files([old, new]))
+        if files.junit is not None:
+            check_output_file(files.junit, "junit", "gate.xml", list_files([old, new]))
+        if files.markdown is not None and files.markdown == files.junit:
+            raise OutputError(f"--markdown and --junit {files.junit}: are the same file; expected two")
         result = run(
             old, new, max_slower=arguments.parse_percentage("max-slower", max_slower), max_drop=max_drop / 100,
             max_larger=None if max_larger is None else arguments.parse_percentage("max-larger", max_larger), data=data,
@@ -130,7 +149,7 @@ def gate(
         )  # fmt: skip
         for path, content in ((files.markdown, gate_markdown(result)), (files.junit, gate_junit(result))):
             if path is not None:
-                with atomic_file(path) as partial:
+                with output_file(path) as partial:
                     partial.write_text(content, encoding="utf-8")
         if as_json:
             print_json("gate", {"outcome": result.outcome, **json.loads(result.to_json())})
@@ -163,9 +182,13 @@ def report(
     Example: compress report runs/first runs/trimmed phone.json --html choice.html
     """
     with user_errors():
+        from compress.exporters.manifest import list_files
+        from compress.outputs import check_output_file, output_file
         from compress.reporting import remarks, tables, terminal
         from compress.reporting.compare import Limits, compare, pick
 
+        if html is not None:
+            check_output_file(html, "html", "choice.html", list_files(inputs))
         limits = Limits(budget_ms, max_mb, min_score)
         comparison = compare(inputs, at)
         chosen = pick(comparison, limits)
@@ -173,10 +196,9 @@ def report(
         if show and html is None:
             html = Path(tempfile.mkdtemp(prefix="compress-report-")) / "choice.html"
         if html is not None:
-            from compress.io import atomic_file
             from compress.reporting.html import render_comparison
 
-            with atomic_file(html) as partial:
+            with output_file(html) as partial:
                 partial.write_text(render_comparison(comparison, limits, chosen), encoding="utf-8")
         if as_json:
             print_json("report", terminal.choice_values(comparison, limits, chosen))

@@ -10,8 +10,8 @@ from compress.config import choices, loader
 from compress.config.options import LengthOptions
 from compress.data import sources
 from compress.errors import CompressError, did_you_mean
-from compress.io import atomic_file
 from compress.models import checkpoints
+from compress.outputs import check_new_file, output_file
 from compress.provenance import command_line, shell_command
 
 SCHEMA: Final = "compress.init/1"
@@ -118,11 +118,12 @@ def init(
 
 def _write(file: Path, goal: str) -> str:
     """Copy the goal's recipe, table or space to a new file."""
-    if file.suffix not in (".yaml", ".yml") or file.exists() or not file.parent.is_dir():
-        raise CompressError(f"--file {file}: expected a new .yaml file in an existing folder")
+    if file.suffix not in (".yaml", ".yml"):
+        raise CompressError(f"--file {file}: expected a new .yaml file")
+    check_new_file(file, "file", "settings.yaml")
     name = RECIPES[goal]
     source = loader.folder() / "spaces" / f"{name}.yaml" if goal == "latency" else choices.table_path(name)
     head = f"# A copy of {name} to edit. Written by: {command_line()}\n"
-    with atomic_file(file) as partial:
+    with output_file(file) as partial:
         partial.write_text(head + source.read_text(encoding="utf-8"), encoding="utf-8")
     return str(file)

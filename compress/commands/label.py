@@ -22,8 +22,9 @@ from compress.data.task import Task, TaskData
 from compress.data.text_files import lines
 from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
-from compress.io import atomic_file
+from compress.io import make_folder
 from compress.models import precision as precisions
+from compress.outputs import check_new_file, check_output_folder, output_file
 from compress.prompting.answers import answers_file, ask, list_unanswered
 from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
@@ -98,8 +99,8 @@ def label(
     notes += check_score(soft, texts, labeller.name, strict=gate == "refuse")
     for note in notes:
         print_note(console, note)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(file) as partial, partial.open("w", encoding="utf-8") as rows:
+    make_folder(file.parent)
+    with output_file(file) as partial, partial.open("w", encoding="utf-8") as rows:
         for row, log_p_C in zip(texts.rows, soft.log_p_NC, strict=True):
             rows.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
     console.print(f"{len(soft.log_p_NC):,} texts: {file}", highlight=False)
@@ -120,8 +121,10 @@ def _prepare(
 ) -> tuple[PromptedTeacher, TextsToLabel]:
     """Check the arguments, and load the model and the texts."""
     check_seed(seed)
-    if file.exists():
-        raise DataError(f"{file}: already exists; choose another --out")
+    if file.parent.is_dir():
+        check_new_file(file, "out", "labelled.jsonl")
+    else:
+        check_output_folder(file.parent, "out")
     loaded = Prompt.load(prompt)
     texts = load_texts(data, text=columns.text, label=columns.label, seed=seed)
     task_prompt = build_task_prompt(loaded, texts.task(list(loaded.labels)), train=texts.rows, seed=seed)

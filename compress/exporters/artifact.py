@@ -31,6 +31,7 @@ from compress.exporters.manifest import Manifest, Stamp
 from compress.io import atomic_file, atomic_folder
 from compress.models.heads import PROBLEMS, count_outputs, output_names
 from compress.models.pooling import pooling_of, set_pooling
+from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
@@ -398,9 +399,9 @@ def _write_model(
 
 
 def check_place(path: Path) -> None:
-    """Raise BundleError where the path exists and is not a bundle."""
-    foreign = path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path)
-    if foreign or (path.exists() and not path.is_dir()):
+    """Raise BundleError where the path exists and is not a bundle, OutputError where no folder can be written."""
+    check_output_folder(path, "out")
+    if path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path):
         raise BundleError(f"{path}: exists and is not a bundle; expected a new folder, or a bundle to replace")
 
 

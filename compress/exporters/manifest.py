@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -149,6 +149,16 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
             raise BundleError(f"{place / NAME}: is missing, so the bundle is incomplete; write or copy it again")
     return None
+
+
+def list_files(paths: Iterable[Path]) -> list[Path]:
+    """List the files of those paths that are bundles or runs, and the other paths themselves."""
+    files = []
+    for path in paths:
+        folder = find_bundle(path)
+        names = [] if folder is None else [NAME, *Manifest.read(folder).files]
+        files += [path] if folder is None else [folder / name for name in names]
+    return files
 
 
 def kind_of_bundle(folder: Path) -> Kind | None:

@@ -39,7 +39,7 @@ from compress.exporters.predictor import (
     check_vectors,
     iterate_batches,
 )
-from compress.io import atomic_file
+from compress.outputs import check_output_file, output_file
 
 TABLES = (".csv", ".tsv", ".jsonl")
 READ, WRITTEN = (".txt", *TABLES), (*TABLES, ".npy")
@@ -79,7 +79,7 @@ def predict_file(
         raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
     task, added = predictor.task, _list_added(predictor.task, suffix, errors=on_error == "skip")
     done = skipped = 0
-    with source.open("rb") as raw, atomic_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
+    with source.open("rb") as raw, output_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
         size, chosen, header = max(1, source.stat().st_size), None, list[str]()
         for batch in iterate_batches(_read(raw, source, on_error)):
             if chosen is None:
@@ -142,8 +142,7 @@ def check_files(source: Path, target: Path) -> None:
             raise DataError(f"--{option} {path}: expected a file that ends in {', '.join(suffixes)}")
     if not source.is_file():
         raise DataError(f"--input {source}: no such file")
-    if not target.parent.is_dir() or target.is_dir() or (target.exists() and target.samefile(source)):
-        raise DataError(f"--output {target}: expected a new file in an existing folder")
+    check_output_file(target, "output", "answers.jsonl", [source])
 
 
 def choose_columns(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from compress.io import atomic_file
+from compress.outputs import output_file
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import DeviceError, Latency, Sustained
 
@@ -57,8 +57,8 @@ class BenchResult:
         return to_json(self)
 
     def write(self, path: Path) -> None:
-        """Write the result to a file, whole or not at all."""
-        with atomic_file(path) as partial:
+        """Write the result to a file, whole or not at all. Raises OutputError."""
+        with output_file(path) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod
