@@ -12,6 +12,26 @@ class CompressError(Exception):
     """Base of all errors in what the user gave us; our own bugs raise anything else."""
 
 
+class ArgumentError(CompressError):
+    """An argument of a function is of a kind, or has a value, that the function does not take.
+
+    name      the parameter, with the place in it, as in `threads[1]`
+    expected  what the function takes, as a phrase
+    found     the value, or its kind, as a phrase
+    remedy    a sentence that says what to give instead; '' if that is obvious
+    where     the function or class
+    """
+
+    def __init__(self, name: str, expected: str, found: str, *, remedy: str = "", where: str = "") -> None:
+        place = f"{where}: " if where else ""
+        super().__init__(f"{place}{name}: expected {expected}; found {found}{remedy and '. ' + remedy}")
+        self.name, self.expected, self.found, self.remedy, self.where = name, expected, found, remedy, where
+
+    def of(self, where: str) -> "ArgumentError":
+        """Return the same error with the function or class whose argument it is."""
+        return ArgumentError(self.name, self.expected, self.found, remedy=self.remedy, where=where)
+
+
 class _ProblemsError(CompressError):
     """A file cannot be loaded; `problems` lists everything that is wrong with it."""
 

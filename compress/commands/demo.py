@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress import __version__
+from compress.arguments import BundleLike, PathName, check_arguments
 from compress.benchmark.browser.device import PACKAGE, load_runtime
 from compress.benchmark.browser.server import PageSession, Site, serve_site
 from compress.errors import ExportError
@@ -58,12 +59,13 @@ class Demo:
         return {"model": model, "engine": engine, "page": sum(self.sizes.values()) - model - engine}
 
 
+@check_arguments
 def demo(
-    bundle: str | Path,
-    out: str | Path,
+    bundle: BundleLike,
+    out: PathName,
     *,
     precision: Precision = "int8",
-    assets: str | Path | None = None,
+    assets: PathName | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Demo:
     """Write a folder for any web server, with a page in which the model answers texts in the browser.

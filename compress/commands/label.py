@@ -11,12 +11,12 @@ import numpy as np
 from datasets import Dataset
 from rich.console import Console
 
-from compress.config.limits import check_seed
+from compress.arguments import DataLike, FileName, ModelLike, Name, Seed, check_arguments, name_of
 from compress.config.options import ColumnOptions
 from compress.console import print_note
 from compress.data import load_task, schema, sources
 from compress.data.corpus import load_corpus
-from compress.data.objects import DataLike, data_path
+from compress.data.objects import data_path
 from compress.data.sources import SUFFIXES
 from compress.data.task import Task, TaskData
 from compress.data.text_files import lines
@@ -60,14 +60,15 @@ class TextsToLabel:
         return Task("classification", tuple(self.rows.column_names), "label", tuple(labels), "accuracy")
 
 
+@check_arguments
 def label(
     *,
-    teacher: str,
-    prompt: str,
+    teacher: ModelLike,
+    prompt: Name,
     data: DataLike,
-    out: str | Path,
+    out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: Seed = 0,
     precision: precisions.Precision = "auto",
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
@@ -88,7 +89,7 @@ def label(
     """
     console, file = console or Console(quiet=True), Path(out)
     labeller, texts = _prepare(
-        teacher, prompt, data, file, columns=columns, seed=seed, precision=precision,
+        name_of(teacher), name_of(prompt), data, file, columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     soft = labeller.label_split(texts.rows)
@@ -120,7 +121,6 @@ def _prepare(
     console: Console,
 ) -> tuple[PromptedTeacher, TextsToLabel]:
     """Check the arguments, and load the model and the texts."""
-    check_seed(seed)
     if file.parent.is_dir():
         check_new_file(file, "out", "labelled.jsonl")
     else:
@@ -136,14 +136,15 @@ SECONDS = 6.0
 """Seconds that the trial of a local model should take."""
 
 
+@check_arguments
 def forecast_labelling(
     *,
-    teacher: str,
-    prompt: str,
+    teacher: ModelLike,
+    prompt: Name,
     data: DataLike,
-    out: str | Path,
+    out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: Seed = 0,
     precision: precisions.Precision = "auto",
     allow_pickle: bool = False,
     console: Console | None = None,
@@ -155,7 +156,7 @@ def forecast_labelling(
     """
     console = console or Console(quiet=True)
     labeller, texts = _prepare(
-        teacher, prompt, data, Path(out), columns=columns, seed=seed, precision=precision,
+        name_of(teacher), name_of(prompt), data, Path(out), columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     rows = list_texts(texts.rows)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from compress.arguments import Name, PathName, name_of
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.limits import check_minutes, check_seed, check_tracker
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
+from compress.config.trackers import check_tracker
 from compress.data import sources
 from compress.errors import RecipeError, RunError, TeacherError
 from compress.models import checkpoints
@@ -23,15 +24,14 @@ from compress.training.run import Run, is_finished
 
 
 def load_recipe(
-    recipe: str | Path | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
+    recipe: Name | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
 ) -> Recipe:
     """Load a recipe by name or path, with these changes. Of the changes, a Recipe only takes `length.effort`.
 
-    Raises RecipeError, and CompressError for an invalid number of minutes.
+    Raises RecipeError.
     """
-    check_minutes(length.minutes)
     if not isinstance(recipe, Recipe):
-        recipe = Recipe.load(recipe, overrides or (), paper=length.paper)
+        recipe = Recipe.load(name_of(recipe), overrides or (), paper=length.paper)
     elif overrides or length.paper:
         changes = [*(overrides or ()), *(["paper"] if length.paper else [])]
         raise RecipeError([f"overrides ({', '.join(changes)}): only apply to a recipe's name or file, not to a Recipe"])
@@ -39,7 +39,7 @@ def load_recipe(
 
 
 def load_choices(
-    recipe: str | Path | Recipe | CandidateRecipes,
+    recipe: Name | Recipe | CandidateRecipes,
     overrides: Sequence[str] | None = None,
     length: LengthOptions = LengthOptions(),
 ) -> Recipe | CandidateRecipes:
@@ -53,8 +53,7 @@ def load_choices(
         found = load_recipe(recipe, overrides, length)
         check_task(found)
         return found
-    check_minutes(length.minutes)
-    candidates = CandidateRecipes.load(recipe, overrides or (), paper=length.paper)
+    candidates = CandidateRecipes.load(name_of(recipe), overrides or (), paper=length.paper)
     for _, each in candidates.options:
         check_task(each)
     return candidates if length.effort is None else candidates.with_effort(length.effort)
@@ -64,7 +63,7 @@ def check(
     settings: BaseModel | CandidateRecipes,
     *,
     teacher: str,
-    out: str | Path,
+    out: PathName,
     data: str | None = None,
     corpus: str | None = None,
     prompted: bool = False,
@@ -75,7 +74,6 @@ def check(
     settings   a recipe, several to choose from, or a space
     prompted   `teacher` is a prompted language model or an endpoint's file, or only gives vectors
     """
-    check_seed(options.seed)
     check_tracker(options.track)
     for each in [recipe for _, recipe in settings.options] if isinstance(settings, CandidateRecipes) else [settings]:
         user_code.check(each, options.allow_code)

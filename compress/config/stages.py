@@ -3,7 +3,7 @@
 This module imports neither torch nor transformers.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -12,15 +12,18 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from compress.config.loader import explain
 from compress.config.reference import Call
 from compress.config.reference import parse as parse_call
 from compress.config.term import Term
 from compress.config.term import parse as parse_term
+from compress.errors import RecipeError
 
 KINDS = ("distill", "finetune", "pretrain")
 INITS = ("scratch", "teacher", "auto")
@@ -46,6 +49,32 @@ class Frozen(BaseModel):
     """A model that cannot be changed and accepts no unknown settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    def __init__(self, /, **settings: Any) -> None:
+        """Check the settings. Raises RecipeError with every problem."""
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            own = type(self)
+            problems = explain(own.__name__, error, lambda at: own.model_fields if len(at) == 1 else (), tags=TAGS)
+            raise RecipeError(problems) from error
+
+    # pydantic's mark of a constructor that adds nothing to the schema: models inside others are not made by calling it,
+    # so that all problems are found at once
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_as_number(cls, value: Any, seen: ValidationInfo) -> Any:
+        """Refuse true and false where they would be read as 1 and 0."""
+        if isinstance(value, bool) and not _takes(bool, cls.model_fields[str(seen.field_name)].annotation):
+            raise ValueError(f"expected no true or false, found {value}")
+        return value
+
+
+def _takes(kind: type, annotation: Any) -> bool:
+    """Return True if an annotation names a type, at any depth."""
+    return annotation in (kind, Any) or any(_takes(kind, inner) for inner in get_args(annotation))
 
 
 class StudentSpec(Frozen):

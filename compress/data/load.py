@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from compress.arguments import DataLike, Seed, check_arguments
 from compress.data import cache, conll, embedding, ranking, schema, sources, squad
 from compress.data.audit import audit
-from compress.data.objects import DataLike, data_path
+from compress.data.objects import data_path
 from compress.data.readers import RawSplit
 from compress.data.schema import ChosenColumns, Coding, LabelColumn
 from compress.data.sources import Role, Source
@@ -38,6 +39,7 @@ TABLES: Final = (".jsonl", ".ndjson", ".parquet")
 Labels = NDArray[np.int64] | NDArray[np.float32]
 
 
+@check_arguments
 def load_task(
     source: DataLike,
     *,
@@ -45,7 +47,7 @@ def load_task(
     label: str | None = None,
     kind: Kind | None = None,
     metric: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     unlabelled: bool = False,
 ) -> TaskData:
     """Load the task of a source, with its splits memory-mapped from disk.

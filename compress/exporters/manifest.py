@@ -99,6 +99,8 @@ class Manifest:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
             raise BundleError(f"{folder}: has no {NAME}; expected the folder of a bundle") from None
+        except NotADirectoryError:
+            raise BundleError(f"{folder}: is a file; expected the folder of a bundle") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             wrong = first["msg"].removeprefix("Value error, ")

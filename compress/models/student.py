@@ -10,6 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
+from compress.arguments import check_arguments
 from compress.config.reference import Call, options
 from compress.config.stages import INITS, Head, StudentSpec
 from compress.data.masking import Words
@@ -174,6 +175,7 @@ def _convert_config(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
+@check_arguments
 def build(
     spec: StudentSpec,
     teacher: PreTrainedModel,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Annotated, Literal
 
-from compress.config.limits import check_number
+from compress.arguments import Range, check_arguments
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import differ_significantly
@@ -123,19 +123,14 @@ class MeasuredDevice:
     own: bool = False
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Limits:
     """The limits of a pick: milliseconds of the median, 10^6 bytes of the file, score. None: no limit."""
 
-    budget_ms: float | None = None
-    max_mb: float | None = None
+    budget_ms: Annotated[float | None, Range(0, 1e9)] = None
+    max_mb: Annotated[float | None, Range(0, 1e9)] = None
     min_score: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raise CompressError for limits that no file can keep; a score's own are its metric's, see `pick`."""
-        for name, value in (("--budget-ms", self.budget_ms), ("--max-mb", self.max_mb)):
-            if value is not None:
-                check_number(name, value, 0, 1e9)
 
     @property
     def cheapest(self) -> bool:

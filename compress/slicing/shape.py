@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from compress.arguments import Like, check_arguments
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
@@ -18,6 +20,7 @@ WITHOUT_LAYERS = ("static-embedding",)
 """Families without layers, which only look up tokens."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a transformer.
@@ -37,12 +40,14 @@ class Shape:
     classes: int
     decoder_layers: int | None = None
 
+    @check_arguments
     def stack(self, signal: str) -> int:
         """Count the layers of a signal; those of `layers` in an encoder-decoder are the decoder's."""
         return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
 
     @staticmethod
-    def from_config(config: Any) -> "Shape":
+    @check_arguments
+    def from_config(config: Annotated[Any, Like("a config of transformers", ("model_type", "num_labels"))]) -> "Shape":
         """Read a transformers config, in which every family has its own names for these sizes."""
         hidden = _find(config, "hidden")
         sizes = {"layers": 0, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}

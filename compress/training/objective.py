@@ -7,17 +7,19 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from compress.arguments import Range, check_arguments
 from compress.config.reference import check_options, find, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, did_you_mean
 from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
+from compress.records import Kind
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
 
@@ -205,6 +207,7 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
     return problems
 
 
+@check_arguments
 class Objective(nn.Module):
     """Sum weighted terms. It owns the learned projections; the losses are the papers' pure functions.
 
@@ -220,8 +223,8 @@ class Objective(nn.Module):
         student: Shape,
         teacher: Shape | None = None,
         *,
-        kind: str | None = None,
-        unit: float = 1.0,
+        kind: Kind | None = None,
+        unit: Annotated[float, Range(1e-12)] = 1.0,
     ) -> None:
         super().__init__()
         self.kind, self.unit = kind, unit

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.arguments import check_arguments
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX, MISSING_TAG
 from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
@@ -37,6 +38,7 @@ class Step(Protocol):
     def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
 
 
+@check_arguments
 class Distillation(nn.Module):
     """Compute an objective: step(**batch) -> {"loss": their sum, term name: its weighted value, detached, ...}.
 
