@@ -1,7 +1,7 @@
 """Errors that a user can fix. A message says what, where, what was expected and what to do; the CLI exits with 2."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 MOST_SHOWN = 30
@@ -30,6 +30,14 @@ class ArgumentError(CompressError):
     def of(self, where: str) -> "ArgumentError":
         """Return the same error with the function or class whose argument it is."""
         return ArgumentError(self.name, self.expected, self.found, remedy=self.remedy, where=where)
+
+    def renamed(self, names: Mapping[str, str]) -> "ArgumentError":
+        """Return the same error by another name of the parameter, such as an option's, if there is one."""
+        parameter, bracket, place = self.name.partition("[")
+        if parameter not in names:
+            return self
+        name = f"{names[parameter]}{bracket}{place}"
+        return ArgumentError(name, self.expected, self.found, remedy=self.remedy)
 
 
 class _ProblemsError(CompressError):

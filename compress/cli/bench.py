@@ -47,7 +47,7 @@ def bench(
     seq: Annotated[str | None, opt.device_option(help="Lengths in tokens, such as 32,128; default: 128.")] = None,
     device: opt.DeviceOptions = opt.DeviceOptions(),
     timing: TimingOptions = TimingOptions(),
-    out: Annotated[Path | None, opt.output(help="Write the result to this file, for report.")] = None,
+    out: Annotated[Path | None, opt.file_output(help="Write the result to this file, for report.")] = None,
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Measure latency on this machine or another: files in turns, warmed up, in two passes, with a verdict on noise.
@@ -99,8 +99,8 @@ def _number(out: Path | None, visitors: int) -> list[Path]:
 class GateFiles:
     """The files that a gate writes its result to."""
 
-    markdown: Annotated[Path | None, opt.output(help="Write the result to this file as Markdown.")] = None
-    junit: Annotated[Path | None, opt.output(help="Write the result to this file as JUnit XML.")] = None
+    markdown: Annotated[Path | None, opt.file_output(help="Write the result to this file as Markdown.")] = None
+    junit: Annotated[Path | None, opt.file_output(help="Write the result to this file as JUnit XML.")] = None
 
 
 @with_option_groups()
@@ -164,7 +164,7 @@ def gate(
 
 def report(
     inputs: Annotated[list[Path], typer.Argument(help="Runs, bundles, and files written by `compress bench --out`.")],
-    html: Annotated[Path | None, opt.output(help="Write the comparison to one page, which opens offline.")] = None,
+    html: Annotated[Path | None, opt.file_output(help="Write the comparison to one page, which opens offline.")] = None,
     at: Annotated[
         str | None, opt.budget(help="Compare latency there: a device, a setting, or both, such as browser, 32 tokens.")
     ] = None,

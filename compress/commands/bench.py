@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from compress.arguments import Batch, BundleLike, Count, DataLike, Range, Threads, Tokens, check_arguments, name_of
+from compress.arguments import BundleLike, Count, DataLike, Range, check_arguments, name_of
 from compress.benchmark import arguments
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
@@ -45,9 +45,9 @@ def bench(
     precision: str = "",
     formats: str = "",
     data: DataLike | None = None,
-    threads: Sequence[Threads] = (1,),
-    batch: Sequence[Batch] = (1,),
-    seq: Sequence[Tokens] = (),
+    threads: Sequence[int] = (1,),
+    batch: Sequence[int] = (1,),
+    seq: Sequence[int] = (),
     rounds: Annotated[int, Range(2)] = 8,
     runs: Count = 15,
     sustain: Annotated[float | None, Range(0.001)] = None,

@@ -19,6 +19,9 @@ data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
 )
 
+file_output = partial(output, dir_okay=False)
+"""An option for a file to write, which cannot be a folder."""
+
 Teacher = Annotated[str, training(help="minilm, an alias, a folder or a hub id.")]
 Recipe = Annotated[str, training(help="auto, a name of `compress recipes`, or a .yaml.")]
 Overrides = Annotated[list[str] | None, training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable.")]
