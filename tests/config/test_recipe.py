@@ -105,8 +105,8 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         "mine.yaml: student.hiden: no such setting. Did you mean 'hidden'?",
         "mine.yaml: student.layers: Input should be greater than 0, found -1",
         "mine.yaml: stages[0].epoch: no such setting. Did you mean 'epochs'?",
-        "mine.yaml: stages[0].objective[0]: layers: expected uniform, last, first, top, skip or spread or a list, "
-        "each item (a whole number, a whole number); found 'unifrom'. Did you mean 'uniform'?",
+        "mine.yaml: stages[0].objective[0]: layers: expected uniform, last, first, top, skip or spread; "
+        "found 'unifrom'. Did you mean 'uniform'?",
         "mine.yaml: stages[0].objective[1]: expected a mapping with `loss: paper.function`, found {'weight': 2}",
         "mine.yaml: stages[1]: expected exactly one of `distill: NAME`, `finetune: NAME`, `pretrain: NAME`, "
         "`prune: NAME`",
