@@ -357,7 +357,7 @@ def tune(
         candidate = candidate.attach_evidence(tuning=tried)
         if out is not None:
             return Tuned(candidate.copy_to(out), tuple(tried))
-        return Tuned(bundle.adopt(candidate, chosen), tuple(tried))
+        return Tuned(bundle.adopt(candidate, tuple(chosen)), tuple(tried))
 
 
 @dataclass(frozen=True)

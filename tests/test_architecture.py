@@ -9,7 +9,7 @@ import compress
 
 ROOT = Path(compress.__file__).parent
 LAYERS = (
-    "errors arguments io outputs terminal progress console provenance", "records", "config", "data", "slicing",
+    "errors values arguments io outputs terminal progress console provenance", "records", "config", "data", "slicing",
     "models", "evaluation", "training", "exporters", "benchmark", "quantization trimming", "reporting", "latency",
     "tuning", "pruning", "nas", "prompting", "papers", "commands", "cli", "__main__",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from compress.arguments import BundleLike, Count, DataLike, Range, check_arguments, name_of
+from compress.arguments import BundleLike, Count, DataLike, check_arguments, name_of
 from compress.benchmark import arguments
 from compress.benchmark.devices import measure, open_chosen
 from compress.config.options import DeviceOptions
@@ -17,6 +17,7 @@ from compress.exporters.artifact import Bundle
 from compress.provenance import find_missing, install_command
 from compress.records.bench_result import BenchResult, RacedFormat
 from compress.records.latency import DeviceError, Setting
+from compress.values import Range
 
 if TYPE_CHECKING:
     from compress.exporters.formats import Format

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
-from compress.arguments import DataLike, Name, PathName, Share, TeacherLike, check_arguments, name_of, optional_name
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments, name_of, optional_name
 from compress.commands import preflight
 from compress.commands.checks import (
     check_kind,
@@ -86,9 +86,9 @@ def distill(
     teacher: TeacherLike,
     data: DataLike,
     out: PathName,
-    recipe: Name | Recipe | CandidateRecipes = AUTO,
-    corpus: Name | None = None,
-    prompt: Name | Prompt | None = None,
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO,
+    corpus: NameLike | None = None,
+    prompt: NameLike | Prompt | None = None,
     columns: DataOptions = DataOptions(),
     max_drop: Share | None = None,
     length: LengthOptions = LengthOptions(),
@@ -192,7 +192,7 @@ def prepare(
     teacher: TeacherLike,
     data: DataLike,
     out: PathName,
-    recipe: Name | Recipe | CandidateRecipes,
+    recipe: NameLike | Recipe | CandidateRecipes,
     corpus: str | None,
     prompt: Prompt | None,
     columns: DataOptions,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.arguments import DataLike, ModelLike, PathName, Share, Tokens, check_arguments, name_of
+from compress.arguments import DataLike, ModelLike, PathName, Share, TokenCount, check_arguments, name_of
 from compress.benchmark.devices import open_chosen
 from compress.config.options import CheckpointOptions, ColumnOptions, DeviceOptions
 from compress.errors import ExportError
@@ -42,7 +42,7 @@ class FixedOptions:
     max_drop  how much of the score, in its own unit, files for NPUs may lose
     """
 
-    lengths: tuple[Tokens, ...] = ()
+    lengths: tuple[TokenCount, ...] = ()
     max_drop: Share = 0.005
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.arguments import DataLike, Name, TeacherLike, check_arguments, name_of, optional_name
+from compress.arguments import DataLike, NameLike, TeacherLike, check_arguments, name_of, optional_name
 from compress.benchmark.local import race
 from compress.commands import distill, pretrain
 from compress.commands.distill import StageModels
@@ -94,9 +94,9 @@ def forecast(
     *,
     teacher: TeacherLike,
     data: DataLike,
-    recipe: Name | Recipe | CandidateRecipes = AUTO,
-    corpus: Name | None = None,
-    prompt: Name | Prompt | None = None,
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO,
+    corpus: NameLike | None = None,
+    prompt: NameLike | Prompt | None = None,
     columns: DataOptions = DataOptions(),
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
@@ -133,8 +133,8 @@ def forecast(
 def forecast_pretraining(
     *,
     teacher: TeacherLike,
-    recipe: Name | Recipe,
-    corpus: Name | None = None,
+    recipe: NameLike | Recipe,
+    corpus: NameLike | None = None,
     data: DataLike | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from compress.arguments import DataLike, Name, PathName, Share, TeacherLike, check_arguments
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands.distill import StageModels, load_inputs
 from compress.commands.forecast import ROWS, SCORED, Trials, forecast_stages
@@ -51,7 +51,7 @@ def forecast_search(
     teacher: TeacherLike,
     data: DataLike,
     out: PathName,
-    space: Name | Space = "width-depth",
+    space: NameLike | Space = "width-depth",
     budget: Budget = Budget(),
     device: MeasureOptions = MeasureOptions(),
     study: StudyOptions = StudyOptions(),

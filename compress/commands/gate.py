@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from compress.arguments import MINUTES, BundleLike, DataLike, Range, Share, check_arguments, name_of
+from compress.arguments import MINUTES, BundleLike, DataLike, Share, check_arguments, name_of
 from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIMES
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
@@ -24,6 +24,7 @@ from compress.io import sha256
 from compress.provenance import command_line, timestamp
 from compress.records.gate_result import GateCheck, GateResult, Outcome
 from compress.records.latency import DeviceError, Setting
+from compress.values import Range
 
 if TYPE_CHECKING:
     from datasets import Dataset

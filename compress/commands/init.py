@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from compress.arguments import MINUTES, FileName, ModelLike, Name, check_arguments, name_of
+from compress.arguments import MINUTES, FileName, ModelLike, NameLike, check_arguments, name_of
 from compress.commands import preflight
 from compress.config import choices, loader
 from compress.data import sources
@@ -54,7 +54,7 @@ class Proposal:
 def init(
     *,
     teacher: ModelLike = checkpoints.EMBEDDED,
-    data: Name = "intents",
+    data: NameLike = "intents",
     goal: Goal = "score",
     latency_ms: float | None = None,
     minutes: Annotated[float | None, MINUTES] = None,

@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset
 from rich.console import Console
 
-from compress.arguments import DataLike, FileName, ModelLike, Name, Seed, check_arguments, name_of
+from compress.arguments import DataLike, FileName, ModelLike, NameLike, SeedNumber, check_arguments, name_of
 from compress.config.options import ColumnOptions
 from compress.console import print_note
 from compress.data import load_task, schema, sources
@@ -64,11 +64,11 @@ class TextsToLabel:
 def label(
     *,
     teacher: ModelLike,
-    prompt: Name,
+    prompt: NameLike,
     data: DataLike,
     out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: Seed = 0,
+    seed: SeedNumber = 0,
     precision: precisions.Precision = "auto",
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
@@ -140,11 +140,11 @@ SECONDS = 6.0
 def forecast_labelling(
     *,
     teacher: ModelLike,
-    prompt: Name,
+    prompt: NameLike,
     data: DataLike,
     out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: Seed = 0,
+    seed: SeedNumber = 0,
     precision: precisions.Precision = "auto",
     allow_pickle: bool = False,
     console: Console | None = None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from compress.arguments import Name, PathName, name_of
+from compress.arguments import NameLike, PathName, name_of
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
 from compress.config.options import LengthOptions, RunOptions
@@ -24,7 +24,7 @@ from compress.training.run import Run, is_finished
 
 
 def load_recipe(
-    recipe: Name | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
+    recipe: NameLike | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
 ) -> Recipe:
     """Load a recipe by name or path, with these changes. Of the changes, a Recipe only takes `length.effort`.
 
@@ -39,7 +39,7 @@ def load_recipe(
 
 
 def load_choices(
-    recipe: Name | Recipe | CandidateRecipes,
+    recipe: NameLike | Recipe | CandidateRecipes,
     overrides: Sequence[str] | None = None,
     length: LengthOptions = LengthOptions(),
 ) -> Recipe | CandidateRecipes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from accelerate import PartialState
 from rich.console import Console
 
-from compress.arguments import DataLike, Name, PathName, TeacherLike, check_arguments, optional_name
+from compress.arguments import DataLike, NameLike, PathName, TeacherLike, check_arguments, optional_name
 from compress.commands import preflight
 from compress.commands.checks import check_lengths, join_processes, load_functions, measure_lengths
 from compress.commands.distill import StageModels, limit_time
@@ -36,9 +36,9 @@ from compress.training.stage import load_trained
 def pretrain(
     *,
     teacher: TeacherLike,
-    recipe: Name | Recipe,
+    recipe: NameLike | Recipe,
     out: PathName,
-    corpus: Name | None = None,
+    corpus: NameLike | None = None,
     data: DataLike | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
@@ -84,7 +84,7 @@ def pretrain(
 def prepare(
     *,
     teacher: TeacherLike,
-    recipe: Name | Recipe,
+    recipe: NameLike | Recipe,
     out: PathName,
     corpus: str | None,
     data: DataLike | None,

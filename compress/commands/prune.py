@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from compress.arguments import DataLike, Name, PathName, Share, TeacherLike, check_arguments
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.checks import join_processes, load_functions
@@ -29,7 +29,7 @@ def prune(
     model: TeacherLike,
     data: DataLike,
     out: PathName,
-    recipe: Name | Recipe = "prune-taylor",
+    recipe: NameLike | Recipe = "prune-taylor",
     target: PruneOptions = PruneOptions(),
     setting: SettingOptions = SettingOptions(),
     columns: DataOptions = DataOptions(),

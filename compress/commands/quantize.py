@@ -15,7 +15,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from compress import io
-from compress.arguments import BundleLike, DataLike, PathName, Seed, Share, check_arguments
+from compress.arguments import BundleLike, DataLike, PathName, SeedNumber, Share, check_arguments
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands.distill import distill
 from compress.config.options import ColumnOptions, DataOptions, DeviceOptions, Int8Options, RunOptions
@@ -113,7 +113,7 @@ def quantize(
     max_drop: Share = 0.005,
     device: DeviceOptions = DeviceOptions(),
     columns: ColumnOptions = ColumnOptions(),
-    seed: Seed = 0,
+    seed: SeedNumber = 0,
     overrides: Sequence[str] = (),
     say: Say = lambda _: None,
 ) -> Quantized:
@@ -198,7 +198,7 @@ def forecast_quantization(
     max_drop: Share = 0.005,
     device: DeviceOptions = DeviceOptions(),
     columns: ColumnOptions = ColumnOptions(),
-    seed: Seed = 0,
+    seed: SeedNumber = 0,
     overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> Forecast:

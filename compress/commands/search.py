@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from compress.arguments import DataLike, Name, PathName, Share, TeacherLike, check_arguments, name_of
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments, name_of
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
 from compress.commands.checks import check_kind, check_lengths, check_recipe, join_processes, measure_lengths
@@ -95,7 +95,7 @@ def search(
     teacher: TeacherLike,
     data: DataLike,
     out: PathName,
-    space: Name | Space = "width-depth",
+    space: NameLike | Space = "width-depth",
     budget: Budget = Budget(),
     device: MeasureOptions = MeasureOptions(),
     study: StudyOptions = StudyOptions(),
@@ -137,7 +137,7 @@ def make_config(
     teacher: TeacherLike,
     data: DataLike,
     out: PathName,
-    space: Name | Space,
+    space: NameLike | Space,
     budget: Budget,
     *,
     device: MeasureOptions,

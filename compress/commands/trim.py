@@ -19,10 +19,10 @@ from compress.arguments import (
     Count,
     DataLike,
     ModelLike,
-    Name,
+    NameLike,
     PathName,
     Share,
-    Threads,
+    ThreadCount,
     check_arguments,
     name_of,
     optional_name,
@@ -95,12 +95,12 @@ def trim(
     out: PathName,
     *,
     data: DataLike | None = None,
-    corpus: Name | None = None,
+    corpus: NameLike | None = None,
     columns: ColumnOptions = ColumnOptions(),
     min_count: Count = 1,
     keep: Sequence[str] = (),
     max_drop: Share = 0.005,
-    threads: Threads = 1,
+    threads: ThreadCount = 1,
 ) -> TrimResult:
     """Trim a bundle or a checkpoint to the tokens of the training texts of `data` and of `corpus`.
 
@@ -166,11 +166,11 @@ def forecast_trimming(
     out: PathName,
     *,
     data: DataLike | None = None,
-    corpus: Name | None = None,
+    corpus: NameLike | None = None,
     columns: ColumnOptions = ColumnOptions(),
     min_count: Count = 1,
     keep: Sequence[str] = (),
-    threads: Threads = 1,
+    threads: ThreadCount = 1,
     console: Console | None = None,
 ) -> Forecast:
     """Forecast what `compress.trim` would take with the same arguments, on this machine.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from compress.arguments import Name, Tokens, check_arguments, name_of, optional_name
+from compress.arguments import NameLike, TokenCount, check_arguments, name_of, optional_name
 from compress.config import user_code
 from compress.config.loader import explain, locate, override, plain_tree, resolve_extends
 from compress.config.stages import ALL_KINDS, TAGS, AnyStage, Effort, Frozen, Prune, Stage, StudentSpec
@@ -174,7 +174,7 @@ class Recipe(Frozen):
     @staticmethod
     @check_arguments
     def load(
-        name: Name, overrides: Sequence[str] = (), *, paper: bool = False, allow_code: Name | None = None
+        name: NameLike, overrides: Sequence[str] = (), *, paper: bool = False, allow_code: NameLike | None = None
     ) -> "Recipe":
         """Load `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
 
@@ -214,7 +214,7 @@ class Recipe(Frozen):
         return suffix
 
     @check_arguments
-    def with_length(self, fitting: Tokens) -> "Recipe":
+    def with_length(self, fitting: TokenCount) -> "Recipe":
         """Return the recipe with this length in every stage whose `max_length` is auto."""
         stages = tuple(stage.with_length(fitting) for stage in self.stages)
         return self.model_copy(update={"teacher": self.teacher.with_length(fitting), "stages": stages})

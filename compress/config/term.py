@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from compress.arguments import Check, Range, check_arguments, find_problems
+from compress.arguments import check_arguments, find_problems
 from compress.config.loader import plain_tree
 from compress.config.reference import check_address, is_user_code
 from compress.records import Kind
+from compress.values import ArgumentCheck, Range
 
 LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]
 MOST_WEIGHT = 1e6
@@ -15,7 +16,7 @@ MOST_WEIGHT = 1e6
 
 
 @dataclass(frozen=True)
-class LossName(Check):
+class LossName(ArgumentCheck):
     """A function, or the address of one."""
 
     expected: str = "`paper.function`, `module.function` of your own, or a function"

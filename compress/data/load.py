@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from compress.arguments import DataLike, Seed, check_arguments
+from compress.arguments import DataLike, SeedNumber, check_arguments
 from compress.data import cache, conll, embedding, ranking, schema, sources, squad
 from compress.data.audit import audit
 from compress.data.objects import data_path
@@ -47,7 +47,7 @@ def load_task(
     label: str | None = None,
     kind: Kind | None = None,
     metric: str | None = None,
-    seed: Seed = 0,
+    seed: SeedNumber = 0,
     unlabelled: bool = False,
 ) -> TaskData:
     """Load the task of a source, with its splits memory-mapped from disk.

@@ -27,12 +27,10 @@ from compress.arguments import (
     BundleLike,
     DataLike,
     FileName,
-    Like,
-    Number,
     PathName,
-    Seed,
-    Threads,
-    Tokens,
+    SeedNumber,
+    ThreadCount,
+    TokenCount,
     check_arguments,
     name_of,
     read_texts,
@@ -50,6 +48,7 @@ from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
 from compress.slicing.shape import positions
+from compress.values import LikeCheck, NumberCheck, PathCheck, RowsCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,8 +60,9 @@ if TYPE_CHECKING:
     from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Text, Vector
     from compress.exporters.session import EncodedRow
 
-SplitLike = Annotated["Dataset", Like("a split, as `load_data` returns them", ("column_names", "select"))]
-ModelObject = Annotated[Any, Like("a model of transformers", ("config", "get_input_embeddings"))]
+SplitLike = Annotated["Dataset", LikeCheck("a split, as `load_data` returns them", ("column_names", "select"))]
+RowsLike = Annotated["Iterable[EncodedRow]", RowsCheck("encoded rows, as an evaluator holds them")]
+ModelObject = Annotated[Any, LikeCheck("a model of transformers", ("config", "get_input_embeddings"))]
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
 """The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
 
@@ -99,7 +99,7 @@ class Bundle:
         model: ModelObject,
         tokenizer: Any,
         task: Task,
-        max_length: Tokens,
+        max_length: TokenCount,
         recipe: str,
         card: Mapping[str, Any],
         keep: Sequence[str] = (),
@@ -157,7 +157,7 @@ class Bundle:
         raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files()) or 'none'}; {make}")
 
     @check_arguments
-    def open(self, precision: Precision = "int8", *, threads: Threads = 1) -> "Predictor":
+    def open(self, precision: Precision = "int8", *, threads: ThreadCount = 1) -> "Predictor":
         """Open tokenizer and session for many calls; `threads` rows run at a time."""
         from compress.exporters.predictor import open_predictor
 
@@ -184,7 +184,7 @@ class Bundle:
 
     @check_arguments
     def predict(
-        self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: Threads = 1
+        self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: ThreadCount = 1
     ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":
         """Predict for each text, or pair of texts (a question and its context), in order: see `Predictor.predict`.
 
@@ -203,14 +203,14 @@ class Bundle:
 
     @check_arguments
     def logits(
-        self, rows: "Iterable[EncodedRow]", *, precision: Precision = "int8", threads: Threads = 1
+        self, rows: RowsLike, *, precision: Precision = "int8", threads: ThreadCount = 1
     ) -> "NDArray[np.float32]":
         """Compute the logits of encoded rows, in order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
 
     @check_arguments
     def embed(
-        self, texts: "Iterable[str]", *, precision: Precision = "int8", threads: Threads = 1
+        self, texts: "Iterable[str]", *, precision: Precision = "int8", threads: ThreadCount = 1
     ) -> "NDArray[np.float32]":
         """Compute the vectors (texts, hidden) of a list or column of texts, as `predict` takes it.
 
@@ -226,7 +226,7 @@ class Bundle:
 
     @check_arguments
     def complete(
-        self, texts: "Iterable[str]", *, precision: Literal["fp32", "int8"] = "int8", new: Tokens = 32
+        self, texts: "Iterable[str]", *, precision: Literal["fp32", "int8"] = "int8", new: TokenCount = 32
     ) -> list[str]:
         """Generate at most `new` tokens after each text, or in answer to it, always the most likely one.
 
@@ -245,7 +245,7 @@ class Bundle:
 
     @check_arguments
     def load_data(
-        self, data: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: Seed = 0
+        self, data: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: SeedNumber = 0
     ) -> "TaskData":
         """Load `data`, named as for `distill`, for the bundle's task. Raises BundleError for data of another task,
         DataError for data that cannot be read."""
@@ -273,7 +273,7 @@ class Bundle:
         )
 
     @check_arguments
-    def set_threshold(self, threshold: Annotated[float, Number(infinite=True)]) -> "Bundle":
+    def set_threshold(self, threshold: Annotated[float, NumberCheck(infinite=True)]) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""
         manifest = replace(self.manifest, threshold=threshold if math.isfinite(threshold) else None)
         manifest.write(self.path)
@@ -285,7 +285,7 @@ class Bundle:
         return model_card(card, self.manifest)
 
     @check_arguments
-    def attach(self, name: str, text: str) -> "Bundle":
+    def attach(self, name: Annotated[str, PathCheck("a plain name", make=str)], text: str) -> "Bundle":
         """Add or replace the file `name`, such as report.json or README.md.
 
         If the process is killed, the bundle still loads: the manifest does not list the file while it changes.
@@ -298,7 +298,12 @@ class Bundle:
 
     @check_arguments
     def put(self, precision: Precision | Literal["text"], source: FileName) -> "Bundle":
-        """Copy the ONNX file `source` into the bundle as the file of this precision; as safe as `attach`."""
+        """Copy the ONNX file `source` into the bundle as the file of this precision; as safe as `attach`.
+
+        Raises BundleError if there is no such file.
+        """
+        if not Path(source).is_file():
+            raise BundleError(f"source {source}: no such file; expected an ONNX file to copy into {self.path}")
         name = TEXT if precision == "text" else FILES[precision]
         return self._change({name: lambda partial: shutil.copyfile(source, partial)})
 
@@ -371,7 +376,11 @@ class Bundle:
 
     @check_arguments
     def copy_to(self, path: PathName) -> "Bundle":
-        """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is refused."""
+        """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is refused.
+
+        Raises BundleError if its files have changed since it was loaded.
+        """
+        self.manifest.check(self.path)
         with building(Path(path)) as folder:
             for name in self.manifest.files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from compress.config.reference import Call, options
 from compress.config.stages import INITS, Head, StudentSpec
 from compress.data.masking import Words
 from compress.data.task import Kind
-from compress.errors import StudentError, TeacherError, did_you_mean
+from compress.errors import ArgumentError, StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
 from compress.models.init_weights import copy_from_teacher, cuts, first_position
@@ -191,6 +191,8 @@ def build(
     by default what `choose_units` returns. Weights that are not copied (see StudentSpec.init) are drawn from torch's
     global generator: seed it first. Raises StudentError.
     """
+    if head == "task" and kind is None:
+        raise ArgumentError("kind", "a kind of task, for the head of one", "None", where="build")
     spec = resolve_init(spec, teacher.config)
     if isinstance(spec.init, str) and spec.init not in INITS:
         return _load_student(spec.init, teacher, heads.auto(head, kind))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
-from compress.arguments import Range, check_arguments
+from compress.arguments import check_arguments
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import differ_significantly
@@ -21,6 +21,7 @@ from compress.records.class_scores import ClassChange, ClassScore, macro_f1, sel
 from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
 from compress.records.run_report import REPORT, Report, ReportRow, finite
 from compress.training.run import continuation
+from compress.values import Range
 
 OWN = "own races"
 """The device of the times in reports: files of one run were raced against each other, those of two were not."""

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from compress.arguments import Like, check_arguments
+from compress.arguments import check_arguments
+from compress.values import LikeCheck
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
@@ -16,6 +17,7 @@ _NAMES = {
     "head_size": ("attention_head_size", "head_dim", "d_kv"),
 }
 
+ConfigLike = Annotated[Any, LikeCheck("a config of transformers", ("model_type", "num_labels"))]
 WITHOUT_LAYERS = ("static-embedding",)
 """Families without layers, which only look up tokens."""
 
@@ -47,7 +49,9 @@ class Shape:
 
     @staticmethod
     @check_arguments
-    def from_config(config: Annotated[Any, Like("a config of transformers", ("model_type", "num_labels"))]) -> "Shape":
+    def from_config(
+        config: ConfigLike,
+    ) -> "Shape":
         """Read a transformers config, in which every family has its own names for these sizes."""
         hidden = _find(config, "hidden")
         sizes = {"layers": 0, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}

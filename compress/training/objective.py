@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from compress.arguments import Range, check_arguments
+from compress.arguments import check_arguments
 from compress.config.reference import check_options, find, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
@@ -22,6 +22,7 @@ from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
 from compress.records import Kind
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
+from compress.values import Range
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,8 @@ class Objective(nn.Module):
             for term in terms if term.serves(kind)
         ]  # fmt: skip
         if not self.terms:
-            raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
+            given = ", ".join(term.name for term in terms) or "none was given"
+            raise ObjectiveError(f"terms: no term of this objective serves a {kind or 'single'} task: {given}")
         problems = check_terms(self.terms, "")
         if problems:
             raise ObjectiveError("\n".join(problems))

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.arguments import Like, check_arguments
+from compress.arguments import check_arguments
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX, MISSING_TAG
 from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.teacher_cache import TeacherCache
+from compress.values import LikeCheck
 
 
 class Step(Protocol):
@@ -38,7 +39,7 @@ class Step(Protocol):
     def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
 
 
-StoredTeacher = Annotated[TeacherCache, Like("stored outputs of a teacher", ("signals",))]
+StoredTeacher = Annotated[TeacherCache, LikeCheck("stored outputs of a teacher", ("signals",))]
 
 
 @check_arguments
