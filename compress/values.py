@@ -18,6 +18,8 @@ from compress.errors import ArgumentError, did_you_mean
 
 MOST_SHOWN = 60
 """Characters of a value that a message repeats."""
+MOST_PATH = 200
+"""Characters of a path that a message repeats."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character of UTF-16, which no text in Unicode holds."""
 
@@ -318,14 +320,14 @@ class PathCheck(ArgumentCheck):
         if not path:
             raise ArgumentError(name, self.expected, "an empty text")
         if "\0" in path:
-            raise ArgumentError(name, self.expected, f"a zero byte in {show(path)}")
+            raise ArgumentError(name, self.expected, f"a zero byte in {show(path, MOST_PATH)}")
         try:
             os.fsencode(path)
         except UnicodeEncodeError:
-            raise ArgumentError(name, self.expected, f"half a character in {show(path)}") from None
+            raise ArgumentError(name, self.expected, f"half a character in {show(path, MOST_PATH)}") from None
         self._look(path, name)
         if self.is_file and path.endswith(("/", os.sep)):
-            raise ArgumentError(name, self.expected, f"{show(path)}, which ends as a folder does")
+            raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}, which ends as a folder does")
         return self.make(self._expand(path, name))
 
     def _look(self, path: str, name: str) -> None:
@@ -337,14 +339,14 @@ class PathCheck(ArgumentCheck):
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         except OSError as error:
-            raise ArgumentError(name, self.expected, f"{show(path)}: {error.strerror}") from None
+            raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}: {error.strerror}") from None
 
     def _expand(self, path: str, name: str) -> str:
         if not path.startswith("~") or os.path.lexists(path):
             return path
         expanded = str(Path(path).expanduser()) if path[:2] in ("~", "~/") else os.path.expanduser(path)  # noqa: PTH111
         if expanded == path:
-            raise ArgumentError(name, self.expected, f"{show(path)}, and there is no such user")
+            raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}, and there is no such user")
         return expanded
 
 
@@ -414,13 +416,13 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return hint if hint.startswith("Did you mean") else ""
 
 
-def show(value: Any) -> str:
+def show(value: Any, most: int = MOST_SHOWN) -> str:
     """Write a value for a message: short ones as they are, others by their kind."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str | int | float | bytes | NoneType) or getattr(value, "ndim", None) == 0:
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-        return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+        return text if len(text) <= most else f"{text[: most - 3]}..."
     kind = value.__name__ if isinstance(value, type) else type(value).__name__
     article = "an" if kind[0].lower() in "aeiou" else "a"
     return f"the class {kind}" if isinstance(value, type) else f"{article} {kind}"

@@ -26,8 +26,8 @@ def make_device(path: Path, kind: int, major: int, minor: int) -> None:
     """Make a device of its own: a test that goes wrong must not replace the machine's."""
     try:
         os.mknod(path, 0o666 | kind, os.makedev(major, minor))
-        path.stat()
-        path.open("rb").close()
+        if kind == stat.S_IFCHR:
+            path.open("rb").close()  # which a folder that is mounted without devices refuses
     except OSError as error:
         pytest.skip(f"devices are made by root only, on Linux: {error}")
 
