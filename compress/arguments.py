@@ -48,6 +48,7 @@ from compress.values import (
     TextCheck,
     WholeCheck,
     as_list,
+    check_path_text,
     check_unicode,
     choice,
     either,
@@ -134,9 +135,9 @@ def optional_name(thing: str | os.PathLike[str] | None) -> str | None:
     return None if thing is None else os.fspath(thing)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class DataCheck(ArgumentCheck):
-    """A data set by its name or path, a table, or a table for each split."""
+    """A data set by its name or path, a table, or a table for each split. `data.sources` checks what a text names."""
 
     expected: str = "a folder, a file, a hub id, a DataFrame or Dataset, or {'train': ..., 'test': ...} of these"
 
@@ -147,10 +148,10 @@ class DataCheck(ArgumentCheck):
 
     def take(self, value: Any, name: str) -> Any:
         super().take(value, name)
-        return NAME.take(value, name) if NAME.fits(value) else value
+        return check_path_text(os.fspath(value), name) if NAME.fits(value) else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TeacherLikeCheck(ArgumentCheck):
     """A model by its name or path, or as objects."""
 
@@ -255,7 +256,7 @@ def read_annotation(annotation: Any) -> ArgumentCheck:
 def _read_metadata(annotation: Any, metadata: Sequence[Any]) -> ArgumentCheck:
     """Read what is annotated: a check of our own, or the limits of a number, as Typer's options have them too."""
     check = read_annotation(annotation)
-    optional = isinstance(check, NothingCheck) or NothingCheck() in getattr(check, "kinds", ())
+    optional = any(isinstance(kind, NothingCheck) for kind in getattr(check, "kinds", (check,)))
     for each in metadata:
         if isinstance(each, ArgumentCheck):
             check = either([each, NothingCheck()]) if optional else each

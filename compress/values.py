@@ -1,6 +1,6 @@
 """Recognise kinds of values, convert what is meant to what is read, and refuse the rest: the checks of arguments.
 
-Only the standard library is imported: `predict` begins here.
+Only the standard library is imported, and classes get no more than they need, for `predict` begins here.
 """
 
 import os
@@ -24,7 +24,7 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character of UTF-16, which no text in Unicode holds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ArgumentCheck:
     """ArgumentCheck a value, and convert it to what the function reads. This one takes anything.
 
@@ -75,7 +75,7 @@ FLOAT_MOST = sys.float_info.max
 """The largest number that a float holds; whole numbers are limited to 64 bits, as in torch and numpy."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NothingCheck(ArgumentCheck):
     expected: str = "None"
 
@@ -83,7 +83,7 @@ class NothingCheck(ArgumentCheck):
         return value is None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FlagCheck(ArgumentCheck):
     expected: str = "True or False"
 
@@ -94,7 +94,7 @@ class FlagCheck(ArgumentCheck):
         return bool(super().take(value, name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NumberCheck(ArgumentCheck):
     """A number of Python or numpy within limits; True and False are none.
 
@@ -124,7 +124,7 @@ class NumberCheck(ArgumentCheck):
         return replace(self, expected=f"{self.kind}{limits}", limits=both)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WholeCheck(NumberCheck):
     expected: str = "a whole number"
     kind: str = "a whole number"
@@ -134,7 +134,7 @@ class WholeCheck(NumberCheck):
         return super().fits(value) and isinstance(plain_number(value), Integral)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextCheck(ArgumentCheck):
     expected: str = "a text"
 
@@ -145,7 +145,7 @@ class TextCheck(ArgumentCheck):
         return check_unicode(str(super().take(value, name)), name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChoiceCheck(ArgumentCheck):
     choices: tuple[Any, ...] = ()
 
@@ -161,7 +161,7 @@ class ChoiceCheck(ArgumentCheck):
         return nearest(value, self.choices) if isinstance(value, str) else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class EitherCheck(ArgumentCheck):
     """One of several kinds; the first that fits decides."""
 
@@ -210,7 +210,7 @@ def join(phrases: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SequenceCheck(ArgumentCheck):
     """A list, or another sequence, of items; one item stands for a list of one.
 
@@ -231,7 +231,7 @@ class SequenceCheck(ArgumentCheck):
         return tuple(items) if isinstance(value, tuple) else self.make(items)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RowCheck(ArgumentCheck):
     """A tuple or a list with an item of its own kind at each place."""
 
@@ -245,7 +245,7 @@ class RowCheck(ArgumentCheck):
         return tuple(item.take(each, f"{name}[{at}]") for at, (item, each) in pairs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MappingCheck(ArgumentCheck):
     expected: str = "a mapping of names to values"
     value: ArgumentCheck = ArgumentCheck()
@@ -259,7 +259,7 @@ class MappingCheck(ArgumentCheck):
         return {key: self.value.take(each, f"{name}[{key!r}]") for key, each in value.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FunctionCheck(ArgumentCheck):
     expected: str = "a function"
 
@@ -267,7 +267,7 @@ class FunctionCheck(ArgumentCheck):
         return callable(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class InstanceCheck(ArgumentCheck):
     kind: type = object
 
@@ -295,7 +295,16 @@ def is_on_disk(value: Any) -> bool:
     return hasattr(value, "manifest") and isinstance(getattr(value, "path", None), Path)
 
 
-@dataclass(frozen=True)
+def check_path_text(path: str, name: str) -> str:
+    """Return a path. Raises ArgumentError for one with half a character, which no file system can store."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ArgumentError(name, "a name or a path", f"half a character in {show(path, MOST_PATH)}") from None
+    return path
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class PathCheck(ArgumentCheck):
     """A path: a text, or an object for a path. It may begin with `~`.
 
@@ -321,10 +330,7 @@ class PathCheck(ArgumentCheck):
             raise ArgumentError(name, self.expected, "an empty text")
         if "\0" in path:
             raise ArgumentError(name, self.expected, f"a zero byte in {show(path, MOST_PATH)}")
-        try:
-            os.fsencode(path)
-        except UnicodeEncodeError:
-            raise ArgumentError(name, self.expected, f"half a character in {show(path, MOST_PATH)}") from None
+        check_path_text(path, name)
         self._look(path, name)
         if self.is_file and path.endswith(("/", os.sep)):
             raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}, which ends as a folder does")
@@ -350,7 +356,7 @@ class PathCheck(ArgumentCheck):
         return expanded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RowsCheck(ArgumentCheck):
     """A Dataset, or mappings, one for each row; those of an iterator are checked as they come."""
 
@@ -369,7 +375,7 @@ class RowsCheck(ArgumentCheck):
         return row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LikeCheck(ArgumentCheck):
     """An object with these attributes, such as a model of a library that is not imported here."""
 

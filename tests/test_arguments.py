@@ -147,7 +147,7 @@ NUMBERS_ONLY = ("1", b"1", [1], {"a": 1}, object(), float("nan"), True, None, 1j
         *(("file", value, "argument") for value in ("a/", "a.json/", "", 3)),
         *(("name", value, "argument") for value in ("", None, 3, b"a", "a\0b", ["a"])),
         *(("bundle", value, "argument") for value in ("", None, 3, {"path": "a"}, object(), Bundle)),
-        *(("data", value, "argument") for value in ("", 3, [], ["a"], {}, {"train": "a"}, b"a", {"a", "b"})),
+        *(("data", value, "argument") for value in (3, [], ["a"], {}, {"train": "a"}, b"a", {"a", "b"}, "\ud800")),
         *(("texts", value, "argument") for value in (None, b"ab", {"a": 1}, {"a"}, pd.DataFrame({"a": ["b"]}), 3)),
         ("texts", ["a", None], "argument[1]"),
         ("texts", pd.Series(["a", None]), "argument[1]"),

@@ -227,7 +227,11 @@ def load_texts(
     """
     source = data_path(source)
     path = sources.local(source)
-    if path.suffix.lower() == ".txt" and path.is_file() and text is None and label is None:
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise DataError(f"data {source}: cannot be read ({error.strerror})") from error
+    if path.suffix.lower() == ".txt" and is_file and text is None and label is None:
         found = [line.strip() for line in lines(path) if line.strip()]
         if not found:
             raise DataError(f"{path}: it contains no text.")
