@@ -174,6 +174,8 @@ FileName = Annotated[str | os.PathLike[str], PathCheck("the path of a file", is_
 NameLike = Annotated[str | os.PathLike[str], NAME]
 """The name of something, or its path."""
 BundleLike = Annotated[str | os.PathLike[str] | OnDisk, PathCheck("the folder of a bundle, or a Bundle", bundle=True)]
+BUNDLES = SequenceCheck("a list of bundles", item=PathCheck("the folder of a bundle, or a Bundle", str, bundle=True))
+"""Several bundles by their paths, in an annotation of texts."""
 ModelLike = Annotated[str | os.PathLike[str] | OnDisk, MODEL]
 """The name or path of a model, or a Bundle."""
 Share = Annotated[float, Range(0, 1)]

@@ -86,6 +86,8 @@ def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
                 seal(partial)
             flush(partial)
             if path.exists():
+                if not path.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
                 keep_owner(partial, path.stat())
                 path.rename(retired)
             _rename(partial, path)

@@ -26,6 +26,7 @@ from typing import IO
 
 from compress.errors import OutputError
 from compress.io import beside, follow_links, move_into_place, name_disk_errors
+from compress.terminal import STANDARD_OUTPUT
 
 _STREAMS = (stat.S_ISFIFO, stat.S_ISCHR)
 _NOT_FILES = {
@@ -95,6 +96,8 @@ def check_output_folder(path: Path, option: str) -> None:
         raise OutputError(f"{where}: exists and is no folder; expected a new folder")
     if place.found is not None and os.path.ismount(place.path):
         raise OutputError(f"{where}: is a mount point, which cannot be replaced; name a new folder inside it")
+    if place.path == Path.cwd():
+        raise OutputError(f"{where}: is the current folder, which would be replaced; name a new folder inside it")
     existing = next(folder for folder in place.path.parents if folder.exists())
     if not existing.is_dir():
         raise OutputError(f"{where}: {existing} is a file; expected a folder in a folder")
@@ -213,4 +216,5 @@ def _open(place: _Place, path: Path) -> IO[bytes]:
         return path.open("wb")
     for stream in filter(None, (sys.stdout, sys.stderr)):  # what was printed before comes before
         stream.flush()
-    return os.fdopen(os.dup(place.descriptor), "wb")
+    number = STANDARD_OUTPUT.get() if place.descriptor == 1 else place.descriptor
+    return os.fdopen(os.dup(number), "wb")

@@ -8,8 +8,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from typing import TextIO
 
+STANDARD_OUTPUT: ContextVar[int] = ContextVar("standard_output", default=1)
+"""The descriptor of standard output; another than 1 while results are separated from what else is printed."""
 MOST_TEXT = 600
 ESCAPED = "compress.escaped"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -72,11 +75,13 @@ def separate_results() -> Iterator[TextIO]:
         return
     results = os.fdopen(os.dup(1), "w", encoding=output.encoding, errors=output.errors)
     os.dup2(2, 1)
+    token = STANDARD_OUTPUT.set(results.fileno())
     try:
         with redirect_stdout(sys.stderr):
             yield results
         results.flush()
     finally:
+        STANDARD_OUTPUT.reset(token)
         os.dup2(results.fileno(), 1)
         with suppress(OSError):  # after an error the rest cannot be written either
             results.close()

@@ -1,8 +1,10 @@
 """What a user names is written whole or not at all, and nothing but a file is ever replaced."""
 
 import os
+import shutil
 import socket
 import stat
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,3 +255,26 @@ def test_an_input_is_not_overwritten(tmp_path: Path) -> None:
             check_output_file(tmp_path / name, "out", "x", [tmp_path / "absent", tmp_path / "input"])
     with pytest.raises(OutputError, match="already exists"):
         check_new_file(tmp_path / "link", "out", "x")
+
+
+def test_a_file_that_is_mounted_by_itself_is_written_in_place(tmp_path: Path) -> None:
+    """As one that a container is given."""
+    for name in ("inside", "outside"):
+        (tmp_path / name).write_text("a longer content than the new one")
+    mount = ["mount", "--bind", str(tmp_path / "outside"), str(tmp_path / "inside")]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file can be mounted by root only, on Linux")
+    try:
+        write(tmp_path / "inside")
+    finally:
+        subprocess.run(["umount", tmp_path / "inside"], check=True)
+    assert (tmp_path / "outside").read_text() == CONTENT
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["inside", "outside"]
+
+
+def test_the_current_folder_and_a_mounted_one_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (Path(), tmp_path, Path("/")):
+        with pytest.raises(OutputError, match="inside it"):
+            check_output_folder(place, "out")
+    check_output_folder(Path("new"), "out")

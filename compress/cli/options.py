@@ -224,6 +224,7 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
 
             os.environ["TRANSFORMERS_VERBOSITY"] = "debug"
             logging.basicConfig(level=logging.DEBUG)
+        arguments = {name: _expand_home(value) for name, value in arguments.items()}
         as_json = arguments.get("as_json", False)
         token = _OUTPUT.set(output)
         SCREEN.set(lambda: console(as_json))
@@ -248,6 +249,18 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     ]
     _set_signature(run, [*parameters, *shared])
     return run
+
+
+def _expand_home(value: Any) -> Any:
+    """Replace `~` in paths: shells leave it in `--out=~/file`. Of a user that does not exist it stays."""
+    if isinstance(value, list):
+        return [_expand_home(each) for each in value]
+    if not isinstance(value, Path):
+        return value
+    try:
+        return value.expanduser()
+    except RuntimeError:
+        return value
 
 
 def _option_name(parameter: Parameter) -> str:
@@ -308,7 +321,7 @@ def results() -> TextIO:
 
 def print_result(text: str) -> None:
     """Print the result of a command to standard output, the same on every terminal."""
-    print(printable(text.removesuffix("\n")), file=results())
+    print(printable(text.removesuffix("\n")), file=results(), flush=True)
 
 
 def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **arguments: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from compress.arguments import MINUTES, NAME, SEEDS, check_arguments
+from compress.arguments import BUNDLES, MINUTES, NAME, SEEDS, check_arguments
 from compress.config import PANELS
 from compress.records import Kind
 
@@ -189,7 +189,7 @@ class StudyOptions:
     objective: Annotated[
         list[str] | None, budget(help="Minimise this (latency, parameters, flops_per_token, file_mb). Repeatable.")
     ] = None
-    anchor: Annotated[list[str] | None, output(help="Compare with this bundle too. Repeatable.")] = None
+    anchor: Annotated[list[str] | None, output(help="Compare with this bundle too. Repeatable."), BUNDLES] = None
     sampler: Annotated[str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")] = "tpe"
     trials: Annotated[int | None, search_option(help="Score this many shapes; default: 200, plain 24.")] = None
     minutes: Annotated[float | None, search_option(help="Take this many minutes in all.")] = None

@@ -3,6 +3,7 @@
 This module imports neither torch nor transformers.
 """
 
+import os
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -77,6 +78,13 @@ def _takes(kind: type, annotation: Any) -> bool:
     return annotation in (kind, Any) or any(_takes(kind, inner) for inner in get_args(annotation))
 
 
+def _read_init(init: Any) -> Any:
+    """Read a function, or the path of a checkpoint as a text."""
+    if isinstance(init, dict):
+        return parse_call(init)
+    return os.fspath(init) if isinstance(init, os.PathLike) else init
+
+
 class StudentSpec(Frozen):
     """The student to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
 
@@ -95,9 +103,7 @@ class StudentSpec(Frozen):
     ffn: float | None = Field(None, gt=0, le=1_000_000)
     heads: float | None = Field(None, gt=0, le=10_000)
     embedding: float | None = Field(None, gt=0, le=100_000)
-    init: Annotated[str | Call, BeforeValidator(lambda init: parse_call(init) if isinstance(init, dict) else init)] = (
-        "scratch"
-    )
+    init: Annotated[str | Call, BeforeValidator(_read_init)] = "scratch"
     copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
     config: dict[str, Any] = Field(default_factory=dict)
     share: dict[Literal["attention", "ffn"], int] = Field(default_factory=dict)

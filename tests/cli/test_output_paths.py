@@ -155,3 +155,11 @@ def test_an_input_is_not_overwritten(tmp_path: Path, given: dict[str, str]) -> N
     assert result.code == 2
     assert model.read_bytes() == before
     assert not same.exists()
+
+
+def test_a_home_folder_that_the_shell_left(
+    tmp_path: Path, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert command.run("init", "--file=~/mine.yaml").code == 0
+    assert (tmp_path / "mine.yaml").is_file()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import command
+from tests import command, tiny
 
 RUN = (sys.executable, "-m", "compress")
 CLOSED = "import os, sys; os.close({number}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of Windows end otherwise")
-@pytest.mark.parametrize("words", ["recipes --json", "recipes tinybert", "inspect tinybert --json", "--help"])
+@pytest.mark.parametrize("words", ["recipes --json", "recipes tinybert", "--help"])
 def test_a_reader_that_has_gone_ends_a_command_quietly(words: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -70,3 +70,13 @@ def test_a_closed_stream_takes_no_file_and_nothing_of_the_other() -> None:
     words = [sys.executable, "-c", CLOSED.format(number=2), "-m", "compress", "recipes", "nope", "--json"]
     ended = subprocess.run(words, stdout=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stdout) == (2, b"")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="standard output has a name on Linux")
+def test_standard_output_by_its_name_is_the_same_with_and_without_json(tmp_path: Path) -> None:
+    tiny.bundle(tmp_path / "bundle")
+    for more in ([], ["--json"]):
+        words = [*RUN, "report", "bundle", "--html", "/dev/stdout", *more]
+        ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert ended.stdout.startswith("<!doctype html>")
+        assert "<html" not in ended.stderr
