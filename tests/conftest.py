@@ -41,7 +41,8 @@ LONGEST = (
 
 
 UNIX = (
-    "benchmark/test_agent.py", "campaign", "cli/test_output_paths.py", "data/test_cache.py", "data/test_limits.py", "data/test_sources.py",
+    "benchmark/test_agent.py", "campaign", "cli/test_output_paths.py", "data/test_cache.py", "data/test_limits.py",
+    "data/test_sources.py",
     "exporters/test_bundle.py", "nas/test_postgresql.py", "test_portable.py",
     "test_durability.py", "test_outputs.py", "test_processes.py", "test_resume.py",
 )  # fmt: skip
