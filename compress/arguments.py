@@ -1,4 +1,4 @@
-"""ArgumentCheck the arguments of public functions by their annotations, so that each is taken as meant or refused.
+"""Check the arguments of public functions by their annotations, so that each is taken as meant or refused.
 
     @check_arguments
     def quantize(bundle: BundleLike, *, method: Literal["auto", "static"] = "auto", max_drop: Share = 0.005): ...
@@ -65,7 +65,7 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def check_arguments(function: Called) -> Called:
-    """ArgumentCheck what a function, or the constructor of a class, is called with, by its annotations."""
+    """Check what a function, or the constructor of a class, is called with, by its annotations."""
     if isinstance(function, type):
         # a class is wrapped in place, for it must stay a class
         function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[misc]
@@ -171,9 +171,11 @@ MODEL = PathCheck("an alias, a folder, a hub id or a Bundle", make=str, bundle=T
 PathName = Annotated[str | os.PathLike[str], PathCheck()]
 """A path of a file or a folder."""
 FileName = Annotated[str | os.PathLike[str], PathCheck("the path of a file", is_file=True)]
+"""A path of a file, which cannot end in a slash."""
 NameLike = Annotated[str | os.PathLike[str], NAME]
 """The name of something, or its path."""
 BundleLike = Annotated[str | os.PathLike[str] | OnDisk, PathCheck("the folder of a bundle, or a Bundle", bundle=True)]
+"""The folder of a bundle or a run, or a Bundle."""
 BUNDLES = SequenceCheck("a list of bundles", item=PathCheck("the folder of a bundle, or a Bundle", str, bundle=True))
 """Several bundles by their paths, in an annotation of texts."""
 ModelLike = Annotated[str | os.PathLike[str] | OnDisk, MODEL]
@@ -335,6 +337,18 @@ def read_texts(texts: Any, columns: Sequence[str] = ("text",), *, name: str = "t
     if isinstance(texts, Iterator):
         return (_read_text(each, columns, f"{name}[{at}]", where) for at, each in enumerate(texts))
     return [_read_text(each, columns, f"{name}[{at}]", where) for at, each in enumerate(as_list(texts))]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextsCheck(ArgumentCheck):
+    """Texts, as `read_texts` takes them."""
+
+    def take(self, value: Any, name: str) -> Any:
+        return read_texts(value, name=name)
+
+
+TextsLike = Annotated[Iterable[str], TextsCheck()]
+"""A list, column or iterator of texts; not a single text."""
 
 
 def _read_text(value: Any, columns: Sequence[str], name: str, where: str) -> Any:

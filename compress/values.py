@@ -26,7 +26,7 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ArgumentCheck:
-    """ArgumentCheck a value, and convert it to what the function reads. This one takes anything.
+    """Check a value, and convert it to what the function reads. This one takes anything.
 
     expected   what is taken, as a phrase for messages
     """
@@ -292,6 +292,7 @@ class OnDisk(Protocol):
 
 
 def is_on_disk(value: Any) -> bool:
+    """Return True for a Bundle, which has a path and a manifest."""
     return hasattr(value, "manifest") and isinstance(getattr(value, "path", None), Path)
 
 
@@ -350,7 +351,7 @@ class PathCheck(ArgumentCheck):
     def _expand(self, path: str, name: str) -> str:
         if not path.startswith("~") or os.path.lexists(path):
             return path
-        expanded = str(Path(path).expanduser()) if path[:2] in ("~", "~/") else os.path.expanduser(path)  # noqa: PTH111
+        expanded = os.path.expanduser(path)  # noqa: PTH111  # which does not raise for an unknown user
         if expanded == path:
             raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}, and there is no such user")
         return expanded

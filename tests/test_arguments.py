@@ -319,9 +319,10 @@ def test_a_bundle_answers_columns_and_refuses_the_rest(tmp_path: Path) -> None:
             with pytest.raises(ArgumentError) as refused:
                 ask(texts)
             assert refused.value.name.startswith("texts")
-    with pytest.raises(ArgumentError) as refused:
-        bundle.predict("wake me up")
-    assert refused.value.remedy == "Give [text] for one text"
+    for door in (bundle.predict, bundle.embed, bundle.complete):
+        with pytest.raises(ArgumentError) as refused:
+            door("wake me up")  # type: ignore[operator]
+        assert (refused.value.name, refused.value.remedy) == ("texts", "Give [text] for one text")
 
 
 def test_the_check_imports_the_standard_library_alone() -> None:

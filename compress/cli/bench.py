@@ -60,14 +60,14 @@ def bench(
         from compress.benchmark import arguments
         from compress.commands.bench import bench as run
         from compress.commands.bench import bench_visitors
-        from compress.exporters.manifest import list_files
+        from compress.exporters.manifest import list_input_files
         from compress.outputs import check_output_file
         from compress.reporting.terminal import print_bench
 
         visitors = timing.visitors
         outs = _number(out, visitors)
         for each in outs:
-            check_output_file(each, "out", "latency.json", list_files(bundles))
+            check_output_file(each, "out", "latency.json", list_input_files(bundles))
         parsed: dict[str, Any] = {
             "device": device, "precision": precision, "formats": formats, "data": data,
             "threads": arguments.parse_numbers("threads", threads), "batch": arguments.parse_numbers("batch", batch),
@@ -132,14 +132,14 @@ def gate(
         from compress.benchmark import arguments
         from compress.commands.gate import gate as run
         from compress.errors import OutputError
-        from compress.exporters.manifest import list_files
+        from compress.exporters.manifest import list_input_files
         from compress.outputs import check_output_file, output_file
         from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
 
         if files.markdown is not None:
-            check_output_file(files.markdown, "markdown", "gate.md", list_files([old, new]))
+            check_output_file(files.markdown, "markdown", "gate.md", list_input_files([old, new]))
         if files.junit is not None:
-            check_output_file(files.junit, "junit", "gate.xml", list_files([old, new]))
+            check_output_file(files.junit, "junit", "gate.xml", list_input_files([old, new]))
         if files.markdown is not None and files.markdown == files.junit:
             raise OutputError(f"--markdown and --junit {files.junit}: are the same file; expected two")
         result = run(
@@ -182,13 +182,13 @@ def report(
     Example: compress report runs/first runs/trimmed phone.json --html choice.html
     """
     with user_errors():
-        from compress.exporters.manifest import list_files
+        from compress.exporters.manifest import list_input_files
         from compress.outputs import check_output_file, output_file
         from compress.reporting import remarks, tables, terminal
         from compress.reporting.compare import Limits, compare, pick
 
         if html is not None:
-            check_output_file(html, "html", "choice.html", list_files(inputs))
+            check_output_file(html, "html", "choice.html", list_input_files(inputs))
         limits = Limits(budget_ms, max_mb, min_score)
         comparison = compare(inputs, at)
         chosen = pick(comparison, limits)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel
 
@@ -15,11 +16,11 @@ from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
-from compress.config.trackers import check_tracker
 from compress.data import sources
-from compress.errors import RecipeError, RunError, TeacherError
+from compress.errors import CompressError, RecipeError, RunError, TeacherError, did_you_mean
 from compress.models import checkpoints
 from compress.prompting import vectors
+from compress.provenance import find_missing, install_command
 from compress.training.run import Run, is_finished
 
 
@@ -88,6 +89,20 @@ def check(
         sources.check_corpus(corpus)
     if os.environ.get("RANK", "0") == "0":  # the other processes of a launch see the run that the first one has created
         Run.check(Path(out), resume=options.resume)
+
+
+TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")
+"""The trackers of a run; each but the first is installed by the extra of its name."""
+
+
+def check_tracker(name: str | None) -> None:
+    """Raise CompressError for a tracker that is unknown, not installed, or too old; None means no tracker."""
+    if name is None:
+        return
+    if name not in TRACKERS:
+        raise CompressError(f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}")
+    if name != "tensorboard" and (absent := find_missing(name)):
+        raise CompressError(f"--track {name}: {absent}; this tracker needs it: {install_command(name)}")
 
 
 def check_task(recipe: Recipe) -> None:

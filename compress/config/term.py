@@ -16,7 +16,7 @@ MOST_WEIGHT = 1e6
 
 
 @dataclass(frozen=True)
-class LossName(ArgumentCheck):
+class LossCheck(ArgumentCheck):
     """A function, or the address of one."""
 
     expected: str = "`paper.function`, `module.function` of your own, or a function"
@@ -65,7 +65,7 @@ class Term:
 
     def __init__(
         self,
-        loss: Annotated[str | Callable[..., Any], LossName()],
+        loss: Annotated[str | Callable[..., Any], LossCheck()],
         weight: Annotated[float, Range(0, MOST_WEIGHT)] = 1.0,
         layers: LayerMap | tuple[tuple[int, int], ...] = "uniform",
         project: bool | str = False,

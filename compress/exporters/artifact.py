@@ -29,6 +29,7 @@ from compress.arguments import (
     FileName,
     PathName,
     SeedNumber,
+    TextsLike,
     ThreadCount,
     TokenCount,
     check_arguments,
@@ -210,7 +211,7 @@ class Bundle:
 
     @check_arguments
     def embed(
-        self, texts: "Iterable[str]", *, precision: Precision = "int8", threads: ThreadCount = 1
+        self, texts: TextsLike, *, precision: Precision = "int8", threads: ThreadCount = 1
     ) -> "NDArray[np.float32]":
         """Compute the vectors (texts, hidden) of a list or column of texts, as `predict` takes it.
 
@@ -218,15 +219,14 @@ class Bundle:
         """
         from compress.exporters.embeddings import embed
 
-        given = list(read_texts(texts, where="Bundle.embed"))
         if self.manifest.task is None or self.manifest.task.kind != "embedding":
             self._check_kind("embeddings")
         self.check_has(precision)
-        return embed(self.path, self.path / FILES[precision], given, self.manifest.max_length, threads)
+        return embed(self.path, self.path / FILES[precision], list(texts), self.manifest.max_length, threads)
 
     @check_arguments
     def complete(
-        self, texts: "Iterable[str]", *, precision: Literal["fp32", "int8"] = "int8", new: TokenCount = 32
+        self, texts: TextsLike, *, precision: Literal["fp32", "int8"] = "int8", new: TokenCount = 32
     ) -> list[str]:
         """Generate at most `new` tokens after each text, or in answer to it, always the most likely one.
 
@@ -235,9 +235,8 @@ class Bundle:
         """
         from compress.exporters.generation import complete
 
-        given = list(read_texts(texts, where="Bundle.complete"))
         self._check_kind("generative")
-        return complete(self.path, given, precision, max_length=self.manifest.max_length, new=new)
+        return complete(self.path, list(texts), precision, max_length=self.manifest.max_length, new=new)
 
     def _check_kind(self, expected: manifests.BundleKind) -> None:
         if self.manifest.kind != expected:

@@ -153,7 +153,7 @@ def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
     return None
 
 
-def list_files(paths: Iterable[Path]) -> list[Path]:
+def list_input_files(paths: Iterable[Path]) -> list[Path]:
     """List the files of those paths that are bundles or runs, and the other paths themselves."""
     files = []
     for path in paths:
