@@ -38,6 +38,7 @@ from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.folder import ModelFolder
 from compress.models.heads import task_class
+from compress.outputs import check_output_folder
 from compress.progress import show_progress
 from compress.slicing.shape import positions
 
@@ -491,7 +492,8 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
 
 
 def check_new(out: Path) -> None:
-    """Raise BundleError if the folder exists."""
+    """Raise BundleError if the folder exists, OutputError if it cannot be written."""
+    check_output_folder(out, "out")
     if out.exists():
         raise BundleError(f"{out}: exists; expected a new folder, since trimming changes every file")
 

@@ -20,6 +20,7 @@ from compress.cli.options import (
     print_forecast,
     print_json,
     printer,
+    results,
     schema,
     user_errors,
     with_option_groups,
@@ -125,17 +126,16 @@ def quantize(
     """
     with user_errors(hint="The bundle was not changed."):
         from compress.commands import quantize as pipeline
-        from compress.exporters.artifact import Bundle
         from compress.reporting import tables, terminal
 
         arguments: dict[str, Any] = {
-            "data": data, "method": method, "out": out, "int8": int8, "max_drop": max_drop / 100, "device": device,
-            "columns": columns, "seed": seed, "overrides": overrides or [],
+            "bundle": bundle, "data": data, "method": method, "out": out, "int8": int8, "max_drop": max_drop / 100,
+            "device": device, "columns": columns, "seed": seed, "overrides": overrides or [],
         }  # fmt: skip
         if shown.plan:
-            print_forecast(pipeline.forecast_quantization, shown.as_json, bundle=Bundle.load(bundle), **arguments)
+            print_forecast(pipeline.forecast_quantization, shown.as_json, **arguments)
             return
-        result = pipeline.quantize(Bundle.load(bundle), **arguments, say=printer(shown.as_json))
+        result = pipeline.quantize(**arguments, say=printer(shown.as_json))
         if shown.as_json:
             print_json("quantize", terminal.quantized_values(result))
         else:
@@ -184,7 +184,7 @@ def predict(
         opt.data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .json, .parquet, .txt."),
     ] = None,
     answers: Annotated[
-        Path | None, opt.output("--output", help="Write answers here: .csv, .tsv, .jsonl, .npy.")
+        Path | None, opt.file_output("--output", help="Write answers here: .csv, .tsv, .jsonl, .npy.")
     ] = None,
     text: opt.TextColumns = None,
     pair: Annotated[str | None, opt.data_option(help="Second text of a pair, or the questions' context.")] = None,
@@ -343,7 +343,7 @@ def _print_answers(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     def item(each: "AnsweredLine") -> None:
         nonlocal prefix
         values = {"error": each.error} if each.answer is None else asdict(each.answer)
-        print(f"{prefix}\n{json.dumps(values, ensure_ascii=False)}", end="", flush=True)
+        print(f"{prefix}\n{json.dumps(values, ensure_ascii=False)}", end="", flush=True, file=results())
         prefix = ","
 
     if not as_json:
@@ -352,4 +352,4 @@ def _print_answers(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     try:
         yield item
     finally:
-        print("\n]}" if prefix == "," else f"{prefix}]}}", flush=True)
+        print("\n]}" if prefix == "," else f"{prefix}]}}", flush=True, file=results())

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
+from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments, name_of, optional_name
 from compress.commands import preflight
 from compress.commands.checks import (
     check_kind,
@@ -27,7 +28,6 @@ from compress.commands.checks import (
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import user_code
 from compress.config.choices import AUTO, CandidateRecipes
-from compress.config.limits import check_number
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import WHOLE, Recipe, ancestor, spec_of
 from compress.config.reference import Call
@@ -82,20 +82,20 @@ from compress.training.teacher_vectors import VectorSource, with_teacher, with_v
 from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
-    from compress.data.objects import DataLike, TeacherLike
     from compress.data.task import Kind
 
 
+@check_arguments
 def distill(
     *,
-    teacher: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    recipe: str | Path | Recipe | CandidateRecipes = AUTO,
-    corpus: str | None = None,
-    prompt: str | Prompt | None = None,
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    recipe: NameLike | Recipe | CandidateRecipes = AUTO,
+    corpus: NameLike | None = None,
+    prompt: NameLike | Prompt | None = None,
     columns: DataOptions = DataOptions(),
-    max_drop: float | None = None,
+    max_drop: Share | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
@@ -123,12 +123,10 @@ def distill(
     Raises a CompressError that says what to do for anything wrong with these.
     """
     console, started = console or Console(quiet=True), time.time()
-    if max_drop is not None:
-        check_number("max_drop", max_drop, 0, 1)
-    prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
+    prompt = prompt if prompt is None or isinstance(prompt, Prompt) else Prompt.load(name_of(prompt))
     prepared = prepare(
-        teacher=teacher, data=data, out=out, recipe=recipe, corpus=corpus, prompt=prompt, columns=columns,
-        length=length, options=options, console=console,
+        teacher=teacher, data=data, out=out, recipe=recipe, corpus=optional_name(corpus), prompt=prompt,
+        columns=columns, length=length, options=options, console=console,
     )  # fmt: skip
     with prepared as (models, notes):
         recipe, context, run = models.recipe, models.context, models.run
@@ -196,10 +194,10 @@ MINILM = "minilm"
 @contextmanager
 def prepare(
     *,
-    teacher: "TeacherLike",
-    data: "DataLike",
-    out: str | Path,
-    recipe: str | Path | Recipe | CandidateRecipes,
+    teacher: TeacherLike,
+    data: DataLike,
+    out: PathName,
+    recipe: NameLike | Recipe | CandidateRecipes,
     corpus: str | None,
     prompt: Prompt | None,
     columns: DataOptions,

@@ -11,18 +11,20 @@ import numpy as np
 from datasets import Dataset
 from rich.console import Console
 
-from compress.config.limits import check_seed
+from compress.arguments import DataLike, FileName, ModelLike, NameLike, SeedNumber, check_arguments, name_of
 from compress.config.options import ColumnOptions
 from compress.console import print_note
 from compress.data import load_task, schema, sources
 from compress.data.corpus import load_corpus
-from compress.data.objects import DataLike, data_path
+from compress.data.objects import data_path
 from compress.data.tables import SUFFIXES
 from compress.data.task import Task, TaskData
+from compress.data.text_files import reading
 from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
-from compress.io import atomic_file
+from compress.io import make_folder
 from compress.models import precision as precisions
+from compress.outputs import check_new_file, check_output_folder, output_file
 from compress.prompting.answers import answers_file, ask, list_unanswered
 from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
@@ -58,14 +60,15 @@ class TextsToLabel:
         return Task("classification", tuple(self.rows.column_names), "label", tuple(labels), "accuracy")
 
 
+@check_arguments
 def label(
     *,
-    teacher: str,
-    prompt: str,
+    teacher: ModelLike,
+    prompt: NameLike,
     data: DataLike,
-    out: str | Path,
+    out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: SeedNumber = 0,
     precision: precisions.Precision = "auto",
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
@@ -86,7 +89,7 @@ def label(
     """
     console, file = console or Console(quiet=True), Path(out)
     labeller, texts = _prepare(
-        teacher, prompt, data, file, columns=columns, seed=seed, precision=precision,
+        name_of(teacher), name_of(prompt), data, file, columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     soft = labeller.label_split(texts.rows)
@@ -97,8 +100,8 @@ def label(
     notes += check_score(soft, texts, labeller.name, strict=gate == "refuse")
     for note in notes:
         print_note(console, note)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(file) as partial, partial.open("w", encoding="utf-8") as rows:
+    make_folder(file.parent)
+    with output_file(file) as partial, partial.open("w", encoding="utf-8") as rows:
         for row, log_p_C in zip(texts.rows, soft.log_p_NC, strict=True):
             rows.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
     console.print(f"{len(soft.log_p_NC):,} texts: {file}", highlight=False)
@@ -118,9 +121,10 @@ def _prepare(
     console: Console,
 ) -> tuple[PromptedTeacher, TextsToLabel]:
     """Check the arguments, and load the model and the texts."""
-    check_seed(seed)
-    if file.exists():
-        raise DataError(f"{file}: already exists; choose another --out")
+    if file.parent.is_dir():
+        check_new_file(file, "out", "labelled.jsonl")
+    else:
+        check_output_folder(file.parent, "out")
     loaded = Prompt.load(prompt)
     texts = load_texts(data, text=columns.text, label=columns.label, seed=seed)
     task_prompt = build_task_prompt(loaded, texts.task(list(loaded.labels)), train=texts.rows, seed=seed)
@@ -132,14 +136,15 @@ SECONDS = 6.0
 """Seconds that the trial of a local model should take."""
 
 
+@check_arguments
 def forecast_labelling(
     *,
-    teacher: str,
-    prompt: str,
+    teacher: ModelLike,
+    prompt: NameLike,
     data: DataLike,
-    out: str | Path,
+    out: FileName,
     columns: ColumnOptions = ColumnOptions(),
-    seed: int = 0,
+    seed: SeedNumber = 0,
     precision: precisions.Precision = "auto",
     allow_pickle: bool = False,
     console: Console | None = None,
@@ -151,7 +156,7 @@ def forecast_labelling(
     """
     console = console or Console(quiet=True)
     labeller, texts = _prepare(
-        teacher, prompt, data, Path(out), columns=columns, seed=seed, precision=precision,
+        name_of(teacher), name_of(prompt), data, Path(out), columns=columns, seed=seed, precision=precision,
         allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
     rows = list_texts(texts.rows)
@@ -222,7 +227,9 @@ def load_texts(
     """
     source = data_path(source)
     path = sources.local(source)
-    if _is_corpus(source, path):
+    with reading(source):
+        is_corpus = _is_corpus(source, path)
+    if is_corpus:
         corpus = load_corpus(source)
         return TextsToLabel(corpus.name, _rows([[each for each in corpus.documents() if each.strip()]]), None)
     splits = sources.find(source, [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])

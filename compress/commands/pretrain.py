@@ -6,11 +6,11 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelerate import PartialState
 from rich.console import Console
 
+from compress.arguments import DataLike, NameLike, PathName, TeacherLike, check_arguments, optional_name
 from compress.commands import preflight
 from compress.commands.checks import check_lengths, join_processes, load_functions, measure_lengths
 from compress.commands.distill import StageModels, limit_time
@@ -31,17 +31,15 @@ from compress.training.context import TrainingContext, use_bf16
 from compress.training.run import Run
 from compress.training.stage import Trained, load_trained
 
-if TYPE_CHECKING:
-    from compress.data.objects import DataLike, TeacherLike
 
-
+@check_arguments
 def pretrain(
     *,
-    teacher: "TeacherLike",
-    recipe: str | Path | Recipe,
-    out: str | Path,
-    corpus: str | None = None,
-    data: "DataLike | None" = None,
+    teacher: TeacherLike,
+    recipe: NameLike | Recipe,
+    out: PathName,
+    corpus: NameLike | None = None,
+    data: DataLike | None = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
@@ -59,8 +57,8 @@ def pretrain(
     """
     console = console or Console(quiet=True)
     prepared = prepare(
-        teacher=teacher, recipe=recipe, out=out, corpus=corpus, data=data, length=length, options=options,
-        console=console,
+        teacher=teacher, recipe=recipe, out=out, corpus=optional_name(corpus), data=data, length=length,
+        options=options, console=console,
     )  # fmt: skip
     with prepared as models:
         run, stages = models.run, models.recipe.stages
@@ -97,11 +95,11 @@ def describe_score(spent: Trained) -> str:
 @contextmanager
 def prepare(
     *,
-    teacher: "TeacherLike",
-    recipe: str | Path | Recipe,
-    out: str | Path,
+    teacher: TeacherLike,
+    recipe: NameLike | Recipe,
+    out: PathName,
     corpus: str | None,
-    data: "DataLike | None",
+    data: DataLike | None,
     length: LengthOptions,
     options: RunOptions,
     console: Console,

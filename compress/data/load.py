@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from compress.arguments import DataLike, SeedNumber, check_arguments
 from compress.data import cache, conll, embedding, labels, ranking, schema, sources, squad
 from compress.data.audit import audit
 from compress.data.labels import Coding, LabelColumn
-from compress.data.objects import DataLike, data_path
+from compress.data.objects import data_path
 from compress.data.schema import ChosenColumns
 from compress.data.sources import Role, Source
 from compress.data.tables import Table
@@ -39,6 +40,7 @@ TABLES: Final = (".jsonl", ".ndjson", ".parquet")
 Labels = NDArray[np.int64] | NDArray[np.float32]
 
 
+@check_arguments
 def load_task(
     source: DataLike,
     *,
@@ -46,7 +48,7 @@ def load_task(
     label: str | None = None,
     kind: Kind | None = None,
     metric: str | None = None,
-    seed: int = 0,
+    seed: SeedNumber = 0,
     unlabelled: bool = False,
 ) -> TaskData:
     """Load the task of a source, with its splits memory-mapped from disk.

@@ -13,13 +13,14 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from compress.arguments import read_texts
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
 from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Kind, Task
 from compress.data.text_files import LONGEST
 from compress.data.vector_index import find_nearest
-from compress.errors import BundleError, DataError
+from compress.errors import ArgumentError, BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
 from compress.progress import show_progress
@@ -141,7 +142,7 @@ class Predictor:
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
         """Predict for each text, or pair of texts, in order: an Answer for (question, context) pairs, Marked for
         tagging, a Vector for embedding, a Prediction otherwise."""
-        checked = [_check(text, self.task) for text in texts]
+        checked = list(read_texts(texts, self.task.text, where="Predictor.predict"))
         if self.task.kind == "qa":
             return self._answer([(text[0], text[1]) for text in checked])
         if self.task.kind == "tagging":
@@ -149,7 +150,7 @@ class Predictor:
         rows = self.encode(checked)
         if self.task.kind == "embedding":
             return [Vector(tuple(each)) for each in _check_finite(self.logits(rows)).tolist()]
-        return [_predict(self.task, *row) for row in zip(texts, self.logits(rows), strict=True)]
+        return [_predict(self.task, *row) for row in zip(checked, self.logits(rows), strict=True)]
 
     def encode(self, texts: Sequence[Text]) -> Sequence[EncodedRow]:
         """Encode texts, or pairs of texts, for tasks that read a text as one row: see `Encoder.encode`."""
@@ -301,18 +302,6 @@ def open_predictor(
     return Predictor(task, encoder, open_session(onnx_file, threads=1), max_length, threads, threshold)
 
 
-def _check(text: Text, task: Task) -> Text:
-    pair = not isinstance(text, str) and len(text) == 2 and all(isinstance(part, str) for part in text)
-    if task.pair and not pair:
-        raise BundleError(
-            f"predict: {text!r}; expected a pair of texts ({' and '.join(task.text)}); on the command line "
-            "the second is --pair"
-        )
-    if not task.pair and not isinstance(text, str):
-        raise BundleError(f"predict: {text!r}; expected one text ({task.text[0]})")
-    return text if isinstance(text, str) else (text[0], text[1])
-
-
 def _predict(task: Task, text: Text, logits: NDArray[np.float32]) -> Prediction:
     if not np.isfinite(logits).all():
         raise BundleError(f"predict: the model's output for {text!r} is not finite; its weights are broken")
@@ -368,14 +357,16 @@ class NearestTexts:
         check_vectors(predictor)
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
-        prompted = [predictor.task.prompts[1] + text for text in texts]
-        return NearestTexts(predictor, texts, predictor.logits(predictor.encode(prompted)), count)
+        given = list(read_texts(texts, where="NearestTexts.from_texts"))
+        prompted = [predictor.task.prompts[1] + text for text in given]
+        return NearestTexts(predictor, given, predictor.logits(predictor.encode(prompted)), count)
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the texts nearest to each text."""
-        if not texts:
+        given = list(read_texts(texts, self.task.text, where="NearestTexts.predict"))
+        if not given:
             return []
-        queries = [f"{self.task.prompts[0]}{text}" for text in texts]
+        queries = [self.task.prompts[0] + text for text in given]
         queries_QE = self.predictor.logits(self.predictor.encode(queries))
         nearest, cosines = find_nearest(queries_QE, self.packed_NP, self.count)
         return [
@@ -429,7 +420,7 @@ def answer_lines(
         except DataError as error:  # a text that has no tokens
             yield AnsweredLine(text, None, f"{where}: {error}")
             continue
-        except BundleError as error:
+        except (BundleError, ArgumentError) as error:
             raise BundleError(f"{where}: {error}") from error
         yield AnsweredLine(text, answer)
 

@@ -39,7 +39,7 @@ from compress.exporters.predictor import (
     check_vectors,
     iterate_batches,
 )
-from compress.io import atomic_file
+from compress.outputs import check_output_file, output_file
 
 WRITTEN = (".csv", ".tsv", ".jsonl", ".npy")
 Values = dict[str, Any]
@@ -81,7 +81,7 @@ def predict_file(
     header = list[str]()
     done = 0
     skipped = 0
-    with atomic_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
+    with output_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
         for batch in iterate_batches(table.rows(chosen, position)):
             rows = [_refuse_lists(row, chosen, table) for row in batch]
             error = next((row.error for row in rows if row.error), "")
@@ -196,8 +196,7 @@ def check_files(source: Path, target: Path) -> None:
             raise DataError(f"--{option} {path}: expected a file that ends in {', '.join(suffixes)}")
     if not source.is_file():
         raise DataError(f"--input {source}: no such file")
-    if not target.parent.is_dir() or target.is_dir() or (target.exists() and target.samefile(source)):
-        raise DataError(f"--output {target}: expected a new file in an existing folder")
+    check_output_file(target, "output", "answers.jsonl", [source])
 
 
 def choose_columns(

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from compress.arguments import check_arguments
+from compress.values import LikeCheck
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
@@ -14,10 +17,12 @@ _NAMES = {
     "head_size": ("attention_head_size", "head_dim", "d_kv"),
 }
 
+ConfigLike = Annotated[Any, LikeCheck("a config of transformers", ("model_type", "num_labels"))]
 WITHOUT_LAYERS = ("static-embedding",)
 """Families without layers, which only look up tokens."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a transformer.
@@ -37,12 +42,16 @@ class Shape:
     classes: int
     decoder_layers: int | None = None
 
+    @check_arguments
     def stack(self, signal: str) -> int:
         """Count the layers of a signal; in an encoder-decoder the decoder's for `layers`, else the encoder's."""
         return self.decoder_layers if signal == "layers" and self.decoder_layers is not None else self.layers
 
     @staticmethod
-    def from_config(config: Any) -> "Shape":
+    @check_arguments
+    def from_config(
+        config: ConfigLike,
+    ) -> "Shape":
         """Read a transformers config, in which every family has its own names for these sizes."""
         hidden = _find(config, "hidden")
         sizes = {"layers": 0, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}

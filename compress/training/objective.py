@@ -7,19 +7,22 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from compress.arguments import check_arguments
 from compress.config.reference import check_options, find, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, did_you_mean
 from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
+from compress.records import Kind
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
+from compress.values import Range
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,7 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
     return problems
 
 
+@check_arguments
 class Objective(nn.Module):
     """Sum weighted terms. It owns the learned projections; the losses are the papers' pure functions.
 
@@ -220,8 +224,8 @@ class Objective(nn.Module):
         student: Shape,
         teacher: Shape | None = None,
         *,
-        kind: str | None = None,
-        unit: float = 1.0,
+        kind: Kind | None = None,
+        unit: Annotated[float, Range(1e-12)] = 1.0,
     ) -> None:
         super().__init__()
         self.kind, self.unit = kind, unit
@@ -231,7 +235,8 @@ class Objective(nn.Module):
             for term in terms if term.serves(kind)
         ]  # fmt: skip
         if not self.terms:
-            raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
+            given = ", ".join(term.name for term in terms) or "none was given"
+            raise ObjectiveError(f"terms: no term of this objective serves a {kind or 'single'} task: {given}")
         problems = check_terms(self.terms, "")
         if problems:
             raise ObjectiveError("\n".join(problems))

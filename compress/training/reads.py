@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from compress.arguments import check_arguments
+
 Item = Literal["example", "token", "pair", "label", "query", "preference"]
 Mask = Literal["tokens", "labels", "queries", "preferences", "answers"]
 Difference = Literal["width", "heads", "head_size"]
@@ -51,6 +53,7 @@ class Reading:
     kinds: frozenset[str] = frozenset()
 
 
+@check_arguments
 def reads(
     signal: str,
     *,
@@ -72,6 +75,7 @@ def reads(
     per = per or USUAL_ITEMS.get(signal, "token")
     reading = Reading(signal, against, per, mask, frozenset(bridges), layers, windows, frozenset(kinds))
 
+    @check_arguments
     def mark(loss: Loss) -> Loss:
         loss.reading = reading  # type: ignore[attr-defined]
         return loss

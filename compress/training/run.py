@@ -31,6 +31,7 @@ from compress.config.stages import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
 from compress.io import atomic_file, keep_if_intact, load_json, lock, make_folder, name_disk_errors, write_json
+from compress.outputs import check_name
 from compress.provenance import resume_command
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Run:
         Raises RunError if the directory belongs to something else, if there is nothing to resume, or if the run began
         with another number of processes.
         """
+        check_name(path, "out")
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
         entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()

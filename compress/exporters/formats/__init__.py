@@ -42,6 +42,7 @@ from compress.exporters.session import (
 )
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin
+from compress.outputs import check_output_folder
 from compress.provenance import install_command, versions
 
 if TYPE_CHECKING:
@@ -216,7 +217,9 @@ def check(
 
 
 def _check_free(out: Path, to: Format, source: Source) -> None:
-    """Raise ExportError where the export would replace the model itself, or anything that is not an export."""
+    """Raise ExportError where the export would replace the model itself, or anything that is not an export; OutputError
+    where no folder can be written."""
+    check_output_folder(out, "out")
     origin = source.path if isinstance(source, Bundle) else Path(source.name)
     if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
         raise ExportError(
@@ -225,7 +228,7 @@ def _check_free(out: Path, to: Format, source: Source) -> None:
     if to != "onnx" and manifest.is_bundle(out):
         raise ExportError(f"--out {out}: is a bundle, which --for {to} does not write; expected a new folder")
     ours = manifest.is_bundle(out) or (out / NAME).is_file()
-    if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
+    if out.is_dir() and any(out.iterdir()) and not ours:
         raise ExportError(f"{out}: exists and is not an export; expected a new folder, or an export to replace")
 
 
