@@ -6,8 +6,12 @@ The one place that decides session options: prediction, parity and the latency r
 
 import json
 import logging
+import os
+import sys
+import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -236,6 +240,37 @@ def quiet_logging(level: int) -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop warnings, log records up to warnings, and what is written to the file descriptors of standard output and
+    error. Exceptions are not affected."""
+    _flush_streams()
+    kept = dict[int, int]()
+    for number in (1, 2):
+        with suppress(OSError):  # closed, as in a service
+            kept[number] = os.dup(number)
+    try:
+        with (
+            tempfile.TemporaryFile() as dropped,
+            warnings.catch_warnings(action="ignore"),
+            quiet_logging(logging.WARNING),
+        ):
+            for number in kept:
+                os.dup2(dropped.fileno(), number)
+            yield
+    finally:
+        _flush_streams()
+        for number, original in kept.items():
+            os.dup2(original, number)
+            os.close(original)
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
 
 
 def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:

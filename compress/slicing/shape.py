@@ -59,13 +59,43 @@ class Shape:
         )  # fmt: skip
 
 
+_POSITIONS = (
+    *("position_embeddings", "position_embedding", "char_position_embeddings", "embed_positions", "positions_embed"),
+    "wpe",
+)
+"""The last parts of the names of tables of positions."""
+_SHIFTED = {"mra": 2, "nystromformer": 2, "yoso": 2}
+"""Rows that a family's table has before the first position, where nothing in the table says so."""
+_COUNTED = {
+    "codegen": "n_positions",
+    "ctrl": "n_positions",
+    "gptj": "n_positions",
+    "mpt": "max_seq_len",
+    "reformer": "max_position_embeddings",
+}
+"""The setting that limits the positions of a family whose table is not a module."""
+
+
 def positions(model: Any) -> int | None:
     """Return the number of tokens that a model has positions for; None if they are relative or computed."""
+    setting = _COUNTED.get(model.config.model_type)
+    if setting is not None:
+        return int(getattr(model.config, setting))
+    limits = list[int]()
     for name, module in model.named_modules():
-        if name.endswith(("position_embeddings", "wpe")) and hasattr(module, "num_embeddings"):
-            # RoBERTa and similar models count positions from behind the padding index
-            return int(module.num_embeddings) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)
-    return None
+        weight: Any = getattr(module, "weight", None)
+        if name.rpartition(".")[2] in _POSITIONS and "vision" not in name and getattr(weight, "ndim", 0) == 2:
+            limits.append(len(weight) - _first_position(model, module))
+    return min(limits, default=None)
+
+
+def _first_position(model: Any, table: Any) -> int:
+    """Return the row of the first token's position in a table."""
+    offset = getattr(table, "offset", None)
+    if offset is not None:  # BART and OPT
+        return int(offset)
+    padding = getattr(table, "padding_idx", None)  # RoBERTa and similar models count from behind the padding index
+    return _SHIFTED.get(model.config.model_type, 0) if padding is None else int(padding) + 1
 
 
 def find_setting(config: Any, size: str) -> str | None:

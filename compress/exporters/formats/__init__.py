@@ -8,12 +8,8 @@ says what each file is, how much its answers differ from fp32's, and what made i
 
 import importlib
 import json
-import logging
-import os
 import shutil
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -36,7 +32,6 @@ from compress.exporters.session import (
     difference,
     metadata,
     onnx_run,
-    quiet_logging,
     read_model,
     rows_for,
 )
@@ -415,27 +410,3 @@ def converting(context: ExportContext, runtime: str) -> Iterator[None]:
             f"{context.name}: {context.bundle.manifest.model_type} cannot be exported to {runtime} "
             f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
         ) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Drop warnings, log records up to warnings, and what is written to the file descriptors of standard output and
-    error. Exceptions are not affected."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    try:
-        with (
-            tempfile.TemporaryFile() as dropped,
-            warnings.catch_warnings(action="ignore"),
-            quiet_logging(logging.WARNING),
-        ):
-            for number in (1, 2):
-                os.dup2(dropped.fileno(), number)
-            yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        for number, original in zip((1, 2), kept, strict=True):
-            os.dup2(original, number)
-            os.close(original)

@@ -33,11 +33,10 @@ from compress.exporters.formats import (
     converting,
     import_extra,
     mil,
-    quiet,
 )
 from compress.exporters.formats.mobile import SHORTEST_TEXT
 from compress.exporters.onnx import LOOKS_BACK, TracedModel
-from compress.exporters.session import read_model
+from compress.exporters.session import quiet, read_model
 from compress.slicing.shape import positions
 
 READ_LAST = {"xlnet", *LOOKS_BACK}
