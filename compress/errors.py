@@ -89,9 +89,13 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def first_reason(error: BaseException) -> str:
-    """Return in one line what a library raised: the type and the first line of its message that says something."""
-    lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    message = next((line for line in lines if line), "")
-    if len(message) > LONGEST_REASON:
-        message = f"{message[:LONGEST_REASON]} ..."
+    """Return in one line what a library raised: the type, and the first line of its message that says something."""
+    message = shorten(str(error))
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def shorten(message: str) -> str:
+    """Return the first line of a library's message that says something, at most LONGEST_REASON characters of it."""
+    lines = (" ".join(line.split()) for line in message.splitlines())
+    first = next((line for line in lines if line), "")
+    return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON]} ..."

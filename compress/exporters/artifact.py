@@ -34,7 +34,7 @@ from compress.models.pooling import pooling_of, set_pooling
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
-from compress.slicing.shape import positions
+from compress.slicing.shape import positions, token_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -364,8 +364,8 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
             f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle needs; expected a fast "
             "tokenizer, as AutoTokenizer loads for all common models"
         )
-    size = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > size:
+    size = token_rows(model)
+    if size is not None and len(tokenizer) > size:
         raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")
     limit = positions(model)
     if limit is not None and max_length > limit:
@@ -390,7 +390,7 @@ def _write_model(
     if task.kind == "ranking":  # else sentence-transformers puts the score through a sigmoid
         plain.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     save_checkpoint(folder, plain, tokenizer, max_length)
-    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
+    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer), max_length=max_length)
     if learned := read_learned_ranges(plain.config):
         quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
     else:

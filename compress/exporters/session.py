@@ -7,6 +7,7 @@ The one place that decides session options: prediction, parity and the latency r
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -23,7 +24,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-from compress.errors import ExportError
+from compress.errors import ExportError, first_reason, shorten
 from compress.io import atomic_file
 from compress.records.certificate import Certificate
 
@@ -90,7 +91,9 @@ def read_model(path: Path) -> onnx.ModelProto:
         try:
             onnx.load_external_data_for_model(model, str(path.parent))
         except (onnx.checker.ValidationError, ValueError) as error:
-            raise ExportError(f"{path}: the weights it keeps in other files cannot be read: {error}") from None
+            raise ExportError(
+                f"{path}: the weights it keeps in other files cannot be read ({first_reason(error)}); copy them again"
+            ) from None
     return model
 
 
@@ -105,7 +108,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     try:
         model, problem = onnx.load_model(path, load_external_data=False), "it has no ONNX version"
     except DecodeError as error:
-        model, problem = onnx.ModelProto(), str(error)
+        model, problem = onnx.ModelProto(), shorten(str(error))
     if not model.ir_version or not model.opset_import:  # random bytes may decode to a message without these
         raise ExportError(f"{path}: not an ONNX model, or a truncated one ({problem}); write or copy it again")
     newest = onnx.defs.onnx_opset_version()
@@ -227,8 +230,14 @@ def create_session(
     try:
         return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"], **more)
     except UNOPENED as error:
-        message = " ".join(str(error).split())
-        raise ExportError(f"{named}: onnxruntime {onnxruntime.__version__} cannot open it: {message}") from None
+        reason = runtime_reason(error)
+        raise ExportError(f"{named}: onnxruntime {onnxruntime.__version__} cannot open it: {reason}") from error
+
+
+def runtime_reason(error: BaseException) -> str:
+    """Return in one line what onnxruntime raised for a file that it cannot open or run, without the file's name."""
+    message = re.sub(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : (?:Load model from .*? failed: ?)?", r"\1: ", str(error))
+    return shorten(message)
 
 
 @contextmanager

@@ -89,6 +89,15 @@ def positions(model: Any) -> int | None:
     return min(limits, default=None)
 
 
+def token_rows(model: Any) -> int | None:
+    """Return the number of token ids that a model has vectors for; None for one that hashes characters."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # CANINE
+        return None
+    return None if weight is None else len(weight)
+
+
 def _first_position(model: Any, table: Any) -> int:
     """Return the row of the first token's position in a table."""
     offset = getattr(table, "offset", None)

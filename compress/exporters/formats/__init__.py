@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from compress.errors import ExportError, did_you_mean
+from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision, check_writable
 from compress.exporters.card import export_card
@@ -350,7 +350,8 @@ class ExportContext:
         from compress.exporters.onnx import to_onnx
 
         inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
-        to_onnx(self.model(), target, opset=opset, segments="token_type_ids" in inputs)
+        longest = self.bundle.manifest.max_length
+        to_onnx(self.model(), target, opset=opset, segments="token_type_ids" in inputs, max_length=longest)
 
     def _export_at(self, opset: int) -> "ExportContext":
         """Export fp32 and int8 again from the weights; what the int8 file left in float32 stays so."""
@@ -405,8 +406,7 @@ def converting(context: ExportContext, runtime: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
-        first = (str(error).splitlines() or [""])[0]
         raise ExportError(
             f"{context.name}: {context.bundle.manifest.model_type} cannot be exported to {runtime} "
-            f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
+            f"({first_reason(error)}); --for onnx and --for ort take every family"
         ) from error
