@@ -28,6 +28,28 @@ OTHER_ENCODERS = (
 )
 """Families without a sequence classifier whose plain model reads texts."""
 
+UNBUILT: Mapping[str, str] = MappingProxyType({"layoutlmv2": "needs detectron2, which is no package of the index"})
+"""Families that cannot be built here, and why."""
+
+REFUSED = frozenset(
+    {
+        # operators that ONNX does not have
+        *("apertus", "cpmant", "deepseek_v2", "diffllama", "fnet", "llama4_text", "olmo_hybrid", "qwen3_5"),
+        *("qwen3_5_text", "qwen3_next", "tapas"),
+        # graphs that the tracer or onnxruntime cannot make sense of
+        *("axk2", "cohere", "cohere2", "cohere2_moe", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "falcon_h1", "glm"),
+        *("glm4", "helium", "hy_v4", "nemotron_h", "reformer", "t5gemma2", "zamba2"),
+        # graphs that hold for one length only: blocks, recurrences and pooled positions, unrolled by the tracer
+        *("afmoe", "canine", "falcon_mamba", "funnel", "jamba", "jetmoe", "longformer", "mamba", "minimax", "rwkv"),
+        "zamba",
+        # attention that needs CUDA
+        "mra",
+    }
+)
+"""Families of which no file is written."""
+REFUSED_HEADLESS = frozenset({"perceiver"})
+"""Families of which no file without a head is written: Perceiver's plain model reads `inputs`, no `input_ids`."""
+
 SIZES: Mapping[str, Any] = MappingProxyType(
     {
         "vocab_size": VOCABULARY,
@@ -88,6 +110,7 @@ OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "deepseek_v2": LATENT,
         "deepseek_v3": LATENT,
         "esmc": {"num_key_value_heads": 4},
+        "funnel": {"architectures": ["FunnelModel"]},  # of two, AutoModel takes the one that is named
         "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
         "gptj": {"rotary_dim": 4},
         "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, **MAMBA},
@@ -111,6 +134,7 @@ OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 **{"partial_rotary_factor": 1.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1},
             },
         },
+        "mobilebert": {"initializer_range": 0.05},  # without norms, scores would grow beyond any mask that is added
         "modernvbert": {"pixel_shuffle_factor": 1},
         "mra": {"block_per_row": 2},
         "nystromformer": {"num_landmarks": 8, "segment_means_seq_len": 8},

@@ -50,9 +50,9 @@ LOOKS_BACK = ("gpt2", *GROUPED)
 
 PREPARED = (
     *("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "distilbert", "electra", "ernie"),
-    *("ib-bert", "megatron-bert", "mobilebert", "modernbert", "mpnet", "mt5", "rembert", "roberta"),
-    *("roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "t5", "umt5", "xlm-roberta", "xlm-roberta-xl"),
-    *("xmod", *LOOKS_BACK),
+    *("gte", "ib-bert", "jina_embeddings_v3", "megatron-bert", "mobilebert", "modernbert", "mpnet", "mt5"),
+    *("nomic_bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "t5", "umt5"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod", *LOOKS_BACK),
 )
 """Model types that are given the mask that is added to their attention scores. Every other model is given the mask as
 (batch, tokens), and what it makes of it is traced: windows, biases, and tokens that are counted by it."""
@@ -67,7 +67,7 @@ REMEDY = "export a model of another family, such as a student that `compress dis
 """What to do about a family whose graph ONNX cannot hold."""
 
 USEFUL = 64
-"""The most tokens of texts that are too short to advise a file for them alone."""
+"""The fewest tokens up to which equal answers are worth a file for such texts alone."""
 READABLE = 3
 """Tokens of a text that every model must read: one word between two special tokens."""
 CHECKED_KEY = "compress.checked_tokens"
@@ -331,7 +331,7 @@ def _check(model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: b
     exact = 0
     for shape in shapes:
         batch = probes.draw(model.config, shape, segments=segments)
-        remedy = f"give max_length {exact}, up to which the answers are equal" if exact > USEFUL else REMEDY
+        remedy = f"give max_length {exact}, up to which the answers are equal" if exact >= USEFUL else REMEDY
         try:
             expected = _answer(model, batch)
         except ExportError:

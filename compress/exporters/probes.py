@@ -79,8 +79,6 @@ def find_switch(config: Any) -> Switch | None:
     scaling = getattr(settings, "rope_parameters", None) or {}
     if scaling.get("rope_type") == "dynamic":
         return Switch("rope_type: dynamic", settings.max_position_embeddings)
-    if scaling.get("rope_type") == "longrope":
-        return Switch("rope_type: longrope", scaling["original_max_position_embeddings"])
     return None
 
 

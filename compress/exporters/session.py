@@ -4,6 +4,7 @@ The one place that decides session options: prediction, parity and the latency r
 `SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
 """
 
+import io
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -253,8 +254,8 @@ def quiet_logging(level: int) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop warnings, log records up to warnings, and what is written to the file descriptors of standard output and
-    error. Exceptions are not affected."""
+    """Drop warnings, log records up to warnings, and what is written to standard output and error, also by libraries
+    in C++. Exceptions are not affected."""
     _flush_streams()
     kept = dict[int, int]()
     for number in (1, 2):
@@ -263,6 +264,8 @@ def quiet() -> Iterator[None]:
     try:
         with (
             tempfile.TemporaryFile() as dropped,
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
             warnings.catch_warnings(action="ignore"),
             quiet_logging(logging.WARNING),
         ):

@@ -72,6 +72,7 @@ _COUNTED = {
     "gptj": "n_positions",
     "mpt": "max_seq_len",
     "reformer": "max_position_embeddings",
+    "tipsv2_text_model": "max_position_embeddings",
 }
 """The setting that limits the positions of a family whose table is not a module."""
 
