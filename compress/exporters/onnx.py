@@ -11,7 +11,7 @@ import copy
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from compress.errors import CompressError, ExportError, first_reason
 from compress.exporters import probes
@@ -63,7 +64,7 @@ OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentenc
 TOLERANCE = 1e-3
 """The most that a file's logits may differ from the model's, relative to the largest (or 1): float32 noise is 1e-6."""
 
-REMEDY = "export a model of another family, such as a student that `compress distill` makes of this one"
+ANOTHER_FAMILY = "export a model of another family, such as a student that `compress distill` makes of this one"
 """What to do about a family whose graph ONNX cannot hold."""
 
 USEFUL = 64
@@ -107,7 +108,7 @@ def to_onnx(
     config = plain.config
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as partial:
-        _trace(plain, probes.draw(config, traced_shape(config, longest), segments=segments), partial, opset)
+        _trace(plain, probes.draw(plain, traced_shape(config, longest), segments=segments), partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
         file.producer_name = "compress"
@@ -249,7 +250,8 @@ def tracing(kind: str, expected: str) -> Iterator[None]:
     except Exception as error:  # whatever is in a model's code may fail in its own way
         logging.getLogger(__name__).debug("%s cannot be exported", kind, exc_info=error)
         raise ExportError(
-            f"{kind}: cannot be exported to ONNX ({first_reason(error)}); expected {expected}. Otherwise {REMEDY}"
+            f"{kind}: cannot be exported to ONNX ({first_reason(error)}); expected {expected}. "
+            f"Otherwise {ANOTHER_FAMILY}"
         ) from error
 
 
@@ -294,9 +296,7 @@ def traced_shape(config: Any, longest: int) -> Probe:
 
 def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
     with tracing(type(plain).__name__, "an encoder, alone or with a head, as transformers' Auto classes load it"):
-        plain.set_attn_implementation("eager")
-        if plain._can_set_experts_implementation():
-            plain.set_experts_implementation("batched_mm")  # the others sort tokens, for which ONNX has no operator
+        _set_implementations(plain)
         with torch.no_grad():
             answers = outputs_of(plain(**batch))
         if not answers:
@@ -306,6 +306,16 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
         once = [name for name in ("logits", "sentence_embedding") if name in answers and answers[name].dim() == 2]
         axes |= {name: {0: "batch_size"} for name in once}
         export_graph(TracedModel(plain), batch, path, opset=opset, outputs=list(answers), axes=axes)
+
+
+def _set_implementations(plain: Any) -> None:
+    """Let every part of a model compute in operators that ONNX has. A sentence encoder's parts have configs of their
+    own, and only a family with experts has an implementation of these: the usual ones sort tokens."""
+    for part in plain.modules():
+        if isinstance(part, PreTrainedModel):
+            part.set_attn_implementation("eager")
+            with suppress(ValueError):
+                part.set_experts_implementation("batched_mm")
 
 
 @dataclass(frozen=True)
@@ -327,11 +337,11 @@ def _check(model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: b
         session = open_session(path)
     except ExportError as error:
         reason = runtime_reason(error.__cause__ or error)
-        raise ExportError(f"{kind}: its graph cannot be opened ({reason}); {REMEDY}") from error
+        raise ExportError(f"{kind}: its graph cannot be opened ({reason}); {ANOTHER_FAMILY}") from error
     exact = 0
     for shape in shapes:
-        batch = probes.draw(model.config, shape, segments=segments)
-        remedy = f"give max_length {exact}, up to which the answers are equal" if exact >= USEFUL else REMEDY
+        batch = probes.draw(model, shape, segments=segments)
+        remedy = f"give max_length {exact}, up to which the answers are equal" if exact >= USEFUL else ANOTHER_FAMILY
         try:
             expected = _answer(model, batch)
         except ExportError:
@@ -368,7 +378,8 @@ def _compare(
     session: InferenceSession, batch: Mapping[str, Tensor], expected: Mapping[str, NDArray[np.float32]]
 ) -> _Compared:
     """Compare the file's answers to a batch with those expected; answers to padding do not count."""
-    feeds = {node.name: batch[node.name].cpu().numpy() for node in session.get_inputs()}
+    names = [node.name for node in session.get_inputs()]
+    feeds = {name: batch[name].cpu().numpy() for name in names}
     found = session.run(list(expected), feeds)
     real = batch["attention_mask"].cpu().numpy() == 1
     differences: list[float] = []
@@ -376,7 +387,8 @@ def _compare(
     for one, other in zip(found, expected.values(), strict=True):
         per_token = other.ndim == 3 or "start_logits" in expected
         if one.shape != other.shape:
-            raise ExportError(f"the file's answers are of shape {one.shape}, the model's {other.shape}; {REMEDY}")
+            theirs = other.shape
+            raise ExportError(f"answers are of shape {one.shape}, the model's {theirs}; {ANOTHER_FAMILY}")
         ours, models = (one[real], other[real]) if per_token else (one, other)
         with np.errstate(invalid="ignore"):  # inf - inf
             differences.append(float(np.abs(ours - models).max()))

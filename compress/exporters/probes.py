@@ -32,7 +32,7 @@ CHARACTERS = 0x110000
 """The ids of a family that reads characters (CANINE): their code points."""
 SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
 """Model types that read token types without a `type_vocab_size` in their config."""
-LENGTHS = re.compile("window|local_attention|bucket|relative_pos|max_distance|block_size|chunk|segment|landmark")
+CHANGING = re.compile("window|local_attention|bucket|relative_pos|max_distance|block_size|chunk|segment|landmark")
 """Names of a config's settings that are lengths, in tokens, at which attention may change."""
 
 
@@ -112,7 +112,7 @@ def changing_lengths(config: Any) -> list[int]:
     found = set[int]()
     for name, value in text_config(config).to_dict().items():
         values = value if isinstance(value, list | tuple) else [value]
-        if LENGTHS.search(name):
+        if CHANGING.search(name):
             found |= {each for each in values if isinstance(each, int) and not isinstance(each, bool) and each > 1}
     return sorted(found)
 
@@ -122,8 +122,9 @@ def text_config(config: Any) -> Any:
     return config if config.is_encoder_decoder else config.get_text_config()
 
 
-def draw(config: Any, probe: Probe, *, segments: bool) -> dict[str, Tensor]:
+def draw(model: nn.Module, probe: Probe, *, segments: bool) -> dict[str, Tensor]:
     """Draw random inputs, in the order of the file's; of several rows the end of the first one is masked."""
+    config: Any = model.config
     rows, tokens = probe.rows, probe.tokens
     ids = torch.randint(vocabulary_of(config), (rows, tokens), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)

@@ -365,6 +365,8 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
 
 
 LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
+LONGEST_ROW = 512
+"""The most tokens of a row on which another file is compared with fp32's: windows and positions show in long rows."""
 
 EncodedRow = Mapping[str, Sequence[int]]
 """One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
@@ -391,13 +393,17 @@ class Difference:
 
 
 def rows_for(path: Path, max_length: int) -> list[Feeds]:
-    """Draw rows of random tokens, always the same, of up to `max_length` tokens, with the inputs of the ONNX file at
-    `path`; half of each is of the second segment. Raises ExportError for a file that is not of a text encoder."""
+    """Draw rows of random tokens, always the same, of up to `max_length` or LONGEST_ROW tokens, with the inputs of the
+    ONNX file at `path`; half of each is of the second segment.
+
+    Raises ExportError for a file that is not of a text encoder.
+    """
     model = read_model(path)
     names = [each.name for each in model.graph.input]
     vocabulary, draw = vocabulary_size(model, path), np.random.default_rng(0)
     rows: list[Feeds] = []
-    for length in (length for length in LENGTHS if length <= max_length):
+    longest = min(max_length, LONGEST_ROW)
+    for length in sorted({longest, *(length for length in LENGTHS if length <= longest)}):
         ids, segments = draw.integers(0, vocabulary, (1, length)), np.arange(length)[None] * 2 // length
         known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": segments}
         if unknown := [name for name in names if name not in known]:

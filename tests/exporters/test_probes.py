@@ -1,4 +1,4 @@
-"""The texts on which a file is compared with its model: as long as any that it is made for, and where attention changes."""
+"""The texts on which a file is compared with its model: as long as it is made for, and where attention changes."""
 
 import copy
 import os
@@ -65,10 +65,10 @@ def test_a_batch_with_padding_is_among_them_and_long_texts_are_alone() -> None:
     shapes = choose_probes(families.encoder("xlnet"), 200)
     assert any(shape.rows > 1 for shape in shapes)
     assert all(shape.rows == 1 for shape in shapes if shape.tokens > probes.BATCHED)
-    batch = probes.draw(families.config("bert"), Probe(2, 9), segments=True)
+    batch = probes.draw(families.encoder("bert"), Probe(2, 9), segments=True)
     assert list(batch) == ["input_ids", "attention_mask", "token_type_ids"]
     assert batch["attention_mask"].sum(1).tolist() == [5, 9]
-    assert probes.draw(families.config("bert"), Probe(1, 9), segments=False)["attention_mask"].sum() == 9
+    assert probes.draw(families.encoder("bert"), Probe(1, 9), segments=False)["attention_mask"].sum() == 9
 
 
 def test_a_comparison_takes_seconds_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,9 +116,7 @@ def test_a_window_that_is_not_in_the_file_is_found(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("family", ["big_bird", "bigbird_pegasus"])
-def test_a_bigbird_of_sparse_attention_is_exported_for_texts_that_it_reads_in_full(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_bigbird_of_sparse_attention_is_exported_for_texts_that_it_reads_in_full(family: str, tmp_path: Path) -> None:
     model = families.classifier(family, attention_type="block_sparse")
     with pytest.raises(ExportError, match=r"attention_type: block_sparse .*more than 28 tokens.*give max_length 28"):
         to_onnx(model, tmp_path / "model.onnx", max_length=29)
@@ -145,7 +143,7 @@ def test_positions_that_are_scaled_for_long_texts_hold_for_short_ones(tmp_path: 
 
 @pytest.mark.parametrize(("family", "changes"), [("mra", {}), ("yoso", {"use_expectation": False})])
 def test_what_runs_on_cuda_alone_is_refused(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="on CUDA alone.*distil it on a GPU"):
+    with pytest.raises(ExportError, match=r"on CUDA alone.*distil it on a GPU"):
         to_onnx(families.classifier(family, **changes), tmp_path / "model.onnx")
 
 
