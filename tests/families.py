@@ -19,10 +19,30 @@ CLASSIFIERS = tuple(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAME
 OTHER_ENCODERS = (
     *("afmoe", "apertus", "aria_text", "beam", "bert-generation", "bitnet", "clip_text_model", "cohere", "cohere2"),
     *("cohere2_moe", "cpmant", "cwm", "deepseek_v4", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1"),
-    *("falcon_mamba", "flex_olmo", "flint", "git", "glm4_moe", "gpt_neox_japanese", "granite", "granite_swa"),
+    *(
+        "falcon_mamba",
+        "flex_olmo",
+        "flint",
+        "gemma4_text",
+        "git",
+        "glm4_moe",
+        "gpt_neox_japanese",
+        "granite",
+        "granite_swa",
+    ),
     *("granitemoe", "granitemoe_swa", "granitemoeshared", "hrm_text", "hy_v3", "hy_v4", "hyperclovax"),
     *("inkling2_text", "inkling_text", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "llama4_text"),
-    *("mamba", "mellum", "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "molmo2_text", "nanochat", "nemotron_h"),
+    *(
+        "mamba",
+        "mellum",
+        "mimo_v2_flash",
+        "neomme",
+        "minimax_m2",
+        "minimax_m3_vl_text",
+        "molmo2_text",
+        "nanochat",
+        "nemotron_h",
+    ),
     *("olmo_hybrid", "olmoe", "openai_privacy_filter", "rwkv", "sam3_lite_text_text_model", "solar_open", "splinter"),
     *("tipsv2_text_model", "vaultgemma", "visual_bert", "xglm"),
 )
@@ -92,6 +112,7 @@ SEEING: Mapping[str, Any] = MappingProxyType(
 
 LATENT = {"num_key_value_heads": 4, "head_dim": 4}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"]}
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
 MAMBA = {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}
 SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": 4}
@@ -104,13 +125,14 @@ OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "bigbird_pegasus": {"block_size": 4, "num_random_blocks": 1, "attention_type": "original_full"},
         "canine": {"num_hash_buckets": 64, "local_transformer_stride": 16},
         "cohere_compass_text": {
-            "layer_types": ["sliding_attention", "full_attention"],
+            **WINDOWED,
             "rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE},
         },
         "deepseek_v2": LATENT,
         "deepseek_v3": LATENT,
         "esmc": {"num_key_value_heads": 4},
         "funnel": {"architectures": ["FunnelModel"]},  # of two, AutoModel takes the one that is named
+        "gemma4_text": {**WINDOWED, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
         "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
         "gptj": {"rotary_dim": 4},
         "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, **MAMBA},
@@ -137,6 +159,14 @@ OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "mobilebert": {"initializer_range": 0.05},  # without norms, scores would grow beyond any mask that is added
         "modernvbert": {"pixel_shuffle_factor": 1},
         "mra": {"block_per_row": 2},
+        "neomme": {
+            **WINDOWED,
+            "embedding_rank": 16,
+            "rope_parameters": {
+                "full_attention": {**ROPE, "partial_rotary_factor": 0.5},
+                "sliding_attention": {**ROPE, "partial_rotary_factor": 1.0},
+            },
+        },
         "nystromformer": {"num_landmarks": 8, "segment_means_seq_len": 8},
         "perceiver": {
             **{"num_latents": 8, "d_latents": 32, "num_self_attends_per_block": 2},
@@ -178,9 +208,9 @@ def _settings(made: type[PreTrainedConfig], own: Mapping[str, Any]) -> dict[str,
     usual = made()
     known = {*usual.to_dict(), *inspect.signature(made.__init__).parameters}
     settings = {name: value for name, value in SIZES.items() if name in known}
-    for name in usual.to_dict():
+    for name in made.sub_configs:
         part = getattr(usual, name, None)
-        if not isinstance(part, PreTrainedConfig):
+        if part is None:
             continue
         if "vision" in name:
             settings[name] = {size: value for size, value in SEEING.items() if size in part.to_dict()}

@@ -287,6 +287,7 @@ def traced_shape(config: Any, longest: int) -> Probe:
     A graph of the largest distance is right for shorter texts too: their distances are the same rows of its table.
     """
     rows, tokens = TRACED
+    tokens = min(tokens, longest)
     distance = getattr(config, "max_relative_positions", None)
     if config.model_type == "deberta" and distance is not None:
         bound = distance if distance > 0 else config.max_position_embeddings

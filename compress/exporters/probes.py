@@ -9,6 +9,7 @@ config. The longest text has `max_length` tokens, or as many as fit into MOST_WO
 import math
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ def find_switch(config: Any) -> Switch | None:
         return Switch("attention_type: block_sparse", tokens, remedy)
     settings = text_config(config)
     scaling = getattr(settings, "rope_parameters", None) or {}
-    if scaling.get("rope_type") == "dynamic":
+    kinds = [scaling, *(each for each in scaling.values() if isinstance(each, dict))]  # one for each kind of layer
+    if any(each.get("rope_type") == "dynamic" for each in kinds):
         return Switch("rope_type: dynamic", settings.max_position_embeddings)
     return None
 
@@ -102,9 +104,11 @@ def affordable_length(model: nn.Module) -> int:
 
 
 def _size(config: Any, size: str, *, usual: int) -> int:
-    """Return a size of the config; the `usual` one where the family has another name for it."""
-    name = find_setting(config, size)
-    return usual if name is None else int(getattr(config, name))
+    """Return a size of the config; the `usual` one where the family has another name for it, or one in each layer."""
+    settings = SimpleNamespace(**config.to_dict())
+    name = find_setting(settings, size)
+    value = None if name is None else getattr(settings, name)
+    return value if isinstance(value, int) else usual
 
 
 def changing_lengths(config: Any) -> list[int]:
