@@ -6,6 +6,8 @@ from pathlib import Path
 
 MOST_SHOWN = 30
 """Choices that a message lists at most: a folder may hold thousands."""
+LONGEST_REASON = 240
+"""The most characters of a library's message that one of ours repeats: a tracer prints the whole graph."""
 
 
 class CompressError(Exception):
@@ -116,3 +118,16 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
         return f" Did you mean {close[0]!r}?"
     shown = ", ".join(known[:MOST_SHOWN]) + (f" and {len(known) - MOST_SHOWN} more" if known[MOST_SHOWN:] else "")
     return f" Known: {shown}." if known else ""
+
+
+def first_reason(error: BaseException) -> str:
+    """Return in one line what a library raised: the type, and the first line of its message that says something."""
+    message = shorten(str(error))
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def shorten(message: str) -> str:
+    """Return the first line of a library's message that says something, at most LONGEST_REASON characters of it."""
+    lines = (" ".join(line.split()) for line in message.splitlines())
+    first = next((line for line in lines if line), "")
+    return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON]} ..."

@@ -450,8 +450,10 @@ def _export(bundle: Bundle, folder: Path) -> Path:
     own = read_model(bundle.files()["fp32"])
     model = load_model(bundle.path, task_class(bundle.task.kind)).model
     segments = "token_type_ids" in [node.name for node in own.graph.input]
-    to_onnx(model, folder / "traced.onnx", opset=opset_of(own), segments=segments, form=None)
-    return folder / "traced.onnx"
+    traced = folder / "traced.onnx"
+    longest = bundle.manifest.max_length
+    to_onnx(model, traced, opset=opset_of(own), segments=segments, form=None, max_length=longest)
+    return traced
 
 
 def _race(

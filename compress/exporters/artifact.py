@@ -48,7 +48,7 @@ from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
-from compress.slicing.shape import positions
+from compress.slicing.shape import positions, token_rows
 from compress.values import LikeCheck, NumberCheck, PathCheck, RowsCheck
 
 if TYPE_CHECKING:
@@ -424,8 +424,8 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
         settings = TokenizerSettings.from_tokenizer(tokenizer)
         encoder = TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, name_of(tokenizer))
         encoder.check_truncation(max_length, pair=task.pair)
-    size = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > size:
+    size = token_rows(model)
+    if size is not None and len(tokenizer) > size:
         raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")
     limit = positions(model)
     if limit is not None and max_length > limit:
@@ -450,7 +450,7 @@ def _write_model(
     if task.kind == "ranking":  # else sentence-transformers puts the score through a sigmoid
         plain.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     save_checkpoint(folder, plain, tokenizer, max_length)
-    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
+    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer), max_length=max_length)
     if learned := read_learned_ranges(plain.config):
         quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
     else:

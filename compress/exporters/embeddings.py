@@ -83,7 +83,7 @@ def write(
     with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
         fp32, int8 = (folder / FILES[precision] for precision in ("fp32", "int8"))
-        to_onnx(plain, fp32, opset=opset, segments=makes_segments(tokenizer))
+        to_onnx(plain, fp32, opset=opset, segments=makes_segments(tokenizer), max_length=max_length)
         quantize_dynamic(fp32, int8)
         if pooling.pool is not None and texts:
             exact, small = (embed(folder, file, texts, max_length, threads=1) for file in (fp32, int8))

@@ -22,7 +22,7 @@ from compress.data.text_files import LONGEST
 from compress.data.vector_index import find_nearest
 from compress.errors import ArgumentError, BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
-from compress.exporters.session import UNOPENED, EncodedRow, open_session
+from compress.exporters.session import UNOPENED, EncodedRow, open_session, runtime_reason
 from compress.progress import show_progress
 
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
@@ -267,8 +267,7 @@ def run_rows(
             found = session.run(outputs, feeds)
             return [output[0, :tokens] if cut else output[0] for output, cut in zip(found, per_token, strict=True)]
         except UNOPENED as error:
-            message = " ".join(str(error).split())
-            raise BundleError(f"the model cannot be run on {tokens} tokens: {message}") from None
+            raise BundleError(f"the model cannot be run on {tokens} tokens: {runtime_reason(error)}") from None
 
     if threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
         return list(show_progress(map(run, rows), "scoring", count, "rows"))

@@ -21,6 +21,7 @@ from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
 from compress.models.padding import align_padding
+from compress.slicing.shape import token_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,14 +110,14 @@ def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: "P
             f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is not a number: correct it "
             "in tokenizer_config.json, or download it again"
         )
-    known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    known = token_rows(model)
     if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # the library invents one
         raise TeacherError(
             f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file; download all its files, "
             "or save its tokenizer there"
         )
     highest = max(tokenizer.get_vocab().values(), default=-1)
-    if highest >= known:
+    if known is not None and highest >= known:
         raise TeacherError(
             f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
             "together; use the tokenizer that the model was trained with"

@@ -68,31 +68,53 @@ class Shape:
         )  # fmt: skip
 
 
+_POSITIONS = (
+    *("position_embeddings", "position_embedding", "char_position_embeddings", "embed_positions", "positions_embed"),
+    "wpe",
+)
+"""The last parts of the names of tables of positions."""
+_SHIFTED = {"mra": 2, "nystromformer": 2, "yoso": 2}
+"""Rows that a family's table has before the first position, where nothing in the table says so."""
+_COUNTED = {
+    "codegen": "n_positions",
+    "ctrl": "n_positions",
+    "gptj": "n_positions",
+    "mpt": "max_seq_len",
+    "reformer": "max_position_embeddings",
+    "tipsv2_text_model": "max_position_embeddings",
+}
+"""The setting that limits the positions of a family whose table is not a module."""
+
+
 def positions(model: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None if they are relative or computed.
-
-    An encoder-decoder that reads a text in both parts has those of the smaller table.
-    """
-    tables = "position_embeddings", "wpe", "embed_positions", "positions_embed", "pos_encoding"
-    known: list[int] = []
+    """Return the number of tokens that a model has positions for; None if they are relative or computed."""
+    setting = _COUNTED.get(model.config.model_type)
+    if setting is not None:
+        return int(getattr(model.config, setting))
+    limits = list[int]()
     for name, module in model.named_modules():
-        if name.endswith(tables) and hasattr(module, "weight"):
-            known.append(len(module.weight) - _first_position(module))
-    known += [len(table) for name, table in model.named_buffers() if name.endswith(tables)]
-    if not known:
+        weight: Any = getattr(module, "weight", None)
+        if name.rpartition(".")[2] in _POSITIONS and "vision" not in name and getattr(weight, "ndim", 0) == 2:
+            limits.append(len(weight) - _first_position(model, module))
+    return min(limits, default=None)
+
+
+def token_rows(model: Any) -> int | None:
+    """Return the number of token ids that a model has vectors for; None for one that hashes characters."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # CANINE
         return None
-    # Nystromformer, MRA and YOSO have two rows more than positions
-    stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    return min([*known, *([stated] if stated else [])])
+    return None if weight is None else len(weight)
 
 
-def _first_position(table: Any) -> int:
-    """Return the number of the first token's row: BART begins at 2, and RoBERTa behind the padding index."""
+def _first_position(model: Any, table: Any) -> int:
+    """Return the row of the first token's position in a table."""
     offset = getattr(table, "offset", None)
-    padding = getattr(table, "padding_idx", None)
-    if offset is not None:
+    if offset is not None:  # BART and OPT
         return int(offset)
-    return 0 if padding is None else int(padding) + 1
+    padding = getattr(table, "padding_idx", None)  # RoBERTa and similar models count from behind the padding index
+    return _SHIFTED.get(model.config.model_type, 0) if padding is None else int(padding) + 1
 
 
 def find_setting(config: Any, size: str) -> str | None:
