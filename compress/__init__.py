@@ -1,8 +1,8 @@
 """Take a teacher and a paper's recipe, ship a small, fast, measured student.
 
-    import compress
-    bundle = compress.distill(teacher="minilm", recipe="distilbert", data="glue/sst2", out="runs/sst2")
-    bundle.predict(["a gorgeous, witty, seductive movie"])
+    import compress bundle = compress.distill(teacher="minilm", recipe="distilbert",
+    data="glue/sst2", out="runs/sst2") bundle.predict(["a gorgeous, witty, seductive
+    movie"])
 
 Names are imported when first used, so that `import compress` costs nothing.
 """
@@ -76,8 +76,9 @@ _NAMES = {
     "commands.quantize": "forecast_quantization quantize",
     "commands.search": "search",
     "commands.trim": "forecast_trimming trim",
-    "config.options": "CheckpointOptions ColumnOptions DataOptions DeviceOptions DeviceSettingOptions "
-    "Int8Options LengthOptions MeasureOptions PruneOptions RunOptions SettingOptions StudyOptions",
+    "config.options": "CheckpointOptions ColumnOptions DataOptions DeviceOptions "
+    "DeviceSettingOptions Int8Options LengthOptions MeasureOptions PruneOptions "
+    "RunOptions SettingOptions StudyOptions",
     "config.recipe": "Recipe",
     "config.stages": "StudentSpec",
     "config.term": "Term",
@@ -94,17 +95,63 @@ _NAMES = {
     "training.step": "Distillation",
 }
 """The public names, by the module that defines them."""
-_HOMES = {name: f"compress.{module}" for module, names in _NAMES.items() for name in names.split()}
+_HOMES = {
+    name: f"compress.{module}"
+    for module, names in _NAMES.items()
+    for name in names.split()
+}
 
 __all__ = [
-    "Budget", "Bundle", "CheckpointOptions", "ColumnOptions", "CompressError", "DataOptions", "DeviceOptions",
-    "DeviceSettingOptions", "Distillation", "Int8Options", "LengthOptions", "MeasureOptions", "Objective",
-    "PruneOptions", "Recipe", "Report", "RunOptions", "SettingOptions", "Shape", "Signals", "StudentSpec",
-    "StudyOptions", "Task", "TaskData", "Term", "bench", "build", "demo", "distill", "doctor",
-    "export", "forecast", "forecast_labelling", "forecast_pretraining", "forecast_quantization", "forecast_search",
-    "forecast_trimming", "gate", "init", "inspect", "label", "load_task", "pretrain", "prune", "push", "quantize",
-    "reads", "search", "trim",
-]  # fmt: skip
+    "Budget",
+    "Bundle",
+    "CheckpointOptions",
+    "ColumnOptions",
+    "CompressError",
+    "DataOptions",
+    "DeviceOptions",
+    "DeviceSettingOptions",
+    "Distillation",
+    "Int8Options",
+    "LengthOptions",
+    "MeasureOptions",
+    "Objective",
+    "PruneOptions",
+    "Recipe",
+    "Report",
+    "RunOptions",
+    "SettingOptions",
+    "Shape",
+    "Signals",
+    "StudentSpec",
+    "StudyOptions",
+    "Task",
+    "TaskData",
+    "Term",
+    "bench",
+    "build",
+    "demo",
+    "distill",
+    "doctor",
+    "export",
+    "forecast",
+    "forecast_labelling",
+    "forecast_pretraining",
+    "forecast_quantization",
+    "forecast_search",
+    "forecast_trimming",
+    "gate",
+    "init",
+    "inspect",
+    "label",
+    "load_task",
+    "pretrain",
+    "prune",
+    "push",
+    "quantize",
+    "reads",
+    "search",
+    "trim",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,12 +1,14 @@
-"""Check the arguments of public functions by their annotations, so that each is taken as meant or refused.
+"""Check the arguments of public functions by their annotations, so that each is taken
+as meant or refused.
 
-    @check_arguments
-    def quantize(bundle: BundleLike, *, method: Literal["auto", "static"] = "auto", max_drop: Share = 0.005): ...
+    @check_arguments def quantize(bundle: BundleLike, *, method: Literal["auto",
+    "static"] = "auto", max_drop: Share = 0.005): ...
 
-What is given is converted where its meaning is clear: scalars of numpy to Python's, any object for a path to `Path`,
-`~` to the home folder, one value to a list of one where several are expected. Anything else raises an ArgumentError,
-which names the parameter, what was expected and what was found. Annotations that are imported for type checks alone
-take anything. Only the standard library is imported: `predict` begins here.
+What is given is converted where its meaning is clear: scalars of numpy to Python's, any
+object for a path to `Path`, `~` to the home folder, one value to a list of one where
+several are expected. Anything else raises an ArgumentError, which names the parameter,
+what was expected and what was found. Annotations that are imported for type checks
+alone take anything. Only the standard library is imported: `predict` begins here.
 """
 
 import builtins
@@ -65,7 +67,8 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def check_arguments(function: Called) -> Called:
-    """Check what a function, or the constructor of a class, is called with, by its annotations."""
+    """Check what a function, or the constructor of a class, is called with, by its
+    annotations."""
     if isinstance(function, type):
         # a class is wrapped in place, for it must stay a class
         function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[misc]
@@ -77,7 +80,8 @@ def _checked(function: Any, label: str) -> Any:
     bind = signature(function).bind
 
     @cache
-    def checks() -> Mapping[str, ArgumentCheck]:  # at the first call: what the annotations name may be defined later
+    # at the first call: what the annotations name may be defined later
+    def checks() -> Mapping[str, ArgumentCheck]:
         return _read_signature(function)
 
     @wraps(function)
@@ -100,9 +104,14 @@ def _checked(function: Any, label: str) -> Any:
     return call
 
 
-def find_problems(function: Callable[..., Any], values: Mapping[str, Any]) -> list[ArgumentError]:
-    """Return the problem of each value that a checked function, or class, would refuse by this name."""
-    checked: Any = vars(function)["__init__"] if isinstance(function, type) else function
+def find_problems(
+    function: Callable[..., Any], values: Mapping[str, Any]
+) -> list[ArgumentError]:
+    """Return the problem of each value that a checked function, or class, would refuse
+    by this name."""
+    checked: Any = (
+        vars(function)["__init__"] if isinstance(function, type) else function
+    )
     problems = []
     for name, check in _read_signature(unwrap(checked)).items():
         try:
@@ -113,16 +122,28 @@ def find_problems(function: Callable[..., Any], values: Mapping[str, Any]) -> li
     return problems
 
 
-def _explain_call(error: TypeError, function: Any, given: Mapping[str, Any]) -> ArgumentError:
+def _explain_call(
+    error: TypeError, function: Any, given: Mapping[str, Any]
+) -> ArgumentError:
     """Describe a call whose arguments are unknown, missing, too many or given twice."""
-    parameters = [name for name in signature(function).parameters if name not in ("self", "cls")]
+    parameters = [
+        name for name in signature(function).parameters if name not in ("self", "cls")
+    ]
     if unknown := [name for name in given if name not in parameters]:
         near = nearest(unknown[0], parameters)
-        return ArgumentError(unknown[0], f"one of {', '.join(parameters)}", "another name", remedy=near)
-    missing = [name for name in parameters if f"missing a required argument: '{name}'" in str(error)]
+        return ArgumentError(
+            unknown[0], f"one of {', '.join(parameters)}", "another name", remedy=near
+        )
+    missing = [
+        name
+        for name in parameters
+        if f"missing a required argument: '{name}'" in str(error)
+    ]
     if missing:
         return ArgumentError(missing[0], "a value, as it has no default", "none")
-    return ArgumentError("arguments", f"each of {', '.join(parameters)} at most once", str(error))
+    return ArgumentError(
+        "arguments", f"each of {', '.join(parameters)} at most once", str(error)
+    )
 
 
 def name_of(thing: str | os.PathLike[str] | OnDisk) -> str:
@@ -137,13 +158,19 @@ def optional_name(thing: str | os.PathLike[str] | None) -> str | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DataCheck(ArgumentCheck):
-    """A data set by its name or path, a table, or a table for each split. `data.sources` checks what a text names."""
+    """A data set by its name or path, a table, or a table for each split.
+    `data.sources` checks what a text names."""
 
-    expected: str = "a folder, a file, a hub id, a DataFrame or Dataset, or {'train': ..., 'test': ...} of these"
+    expected: str = (
+        "a folder, a file, a hub id, a DataFrame or Dataset, or {'train': ..., 'test': "
+        "...} of these"
+    )
 
     def fits(self, value: Any) -> bool:
         if isinstance(value, Mapping):
-            return bool(value) and all(hasattr(table, "to_parquet") for table in value.values())
+            return bool(value) and all(
+                hasattr(table, "to_parquet") for table in value.values()
+            )
         return hasattr(value, "to_parquet") or NAME.fits(value)
 
     def take(self, value: Any, name: str) -> Any:
@@ -155,10 +182,17 @@ class DataCheck(ArgumentCheck):
 class TeacherLikeCheck(ArgumentCheck):
     """A model by its name or path, or as objects."""
 
-    expected: str = "an alias, a folder, a hub id, a Bundle, or a model with its tokenizer, (model, tokenizer)"
+    expected: str = (
+        "an alias, a folder, a hub id, a Bundle, or a model with its tokenizer, "
+        "(model, tokenizer)"
+    )
 
     def fits(self, value: Any) -> bool:
-        pair = isinstance(value, tuple) and len(value) == 2 and all(hasattr(part, "save_pretrained") for part in value)
+        pair = (
+            isinstance(value, tuple)
+            and len(value) == 2
+            and all(hasattr(part, "save_pretrained") for part in value)
+        )
         return pair or MODEL.fits(value)
 
     def take(self, value: Any, name: str) -> Any:
@@ -170,13 +204,21 @@ NAME = PathCheck("a name or a path", make=str)
 MODEL = PathCheck("an alias, a folder, a hub id or a Bundle", make=str, bundle=True)
 PathName = Annotated[str | os.PathLike[str], PathCheck()]
 """A path of a file or a folder."""
-FileName = Annotated[str | os.PathLike[str], PathCheck("the path of a file", is_file=True)]
+FileName = Annotated[
+    str | os.PathLike[str], PathCheck("the path of a file", is_file=True)
+]
 """A path of a file, which cannot end in a slash."""
 NameLike = Annotated[str | os.PathLike[str], NAME]
 """The name of something, or its path."""
-BundleLike = Annotated[str | os.PathLike[str] | OnDisk, PathCheck("the folder of a bundle, or a Bundle", bundle=True)]
+BundleLike = Annotated[
+    str | os.PathLike[str] | OnDisk,
+    PathCheck("the folder of a bundle, or a Bundle", bundle=True),
+]
 """The folder of a bundle or a run, or a Bundle."""
-BUNDLES = SequenceCheck("a list of bundles", item=PathCheck("the folder of a bundle, or a Bundle", str, bundle=True))
+BUNDLES = SequenceCheck(
+    "a list of bundles",
+    item=PathCheck("the folder of a bundle, or a Bundle", str, bundle=True),
+)
 """Several bundles by their paths, in an annotation of texts."""
 ModelLike = Annotated[str | os.PathLike[str] | OnDisk, MODEL]
 """The name or path of a model, or a Bundle."""
@@ -198,9 +240,13 @@ class TableLike(Protocol):
     to_parquet: Any
 
 
-DataLike = Annotated[str | os.PathLike[str] | TableLike | Mapping[str, TableLike], DataCheck()]
+DataLike = Annotated[
+    str | os.PathLike[str] | TableLike | Mapping[str, TableLike], DataCheck()
+]
 TeacherLike = Annotated[
-    Union[str, os.PathLike[str], OnDisk, "tuple[PreTrainedModel, PreTrainedTokenizerBase]"],
+    Union[
+        str, os.PathLike[str], OnDisk, "tuple[PreTrainedModel, PreTrainedTokenizerBase]"
+    ],
     TeacherLikeCheck(),
 ]
 
@@ -231,21 +277,31 @@ class _Names(dict[str, Any]):
 def _read_signature(function: Any) -> dict[str, ArgumentCheck]:
     """Make the check of each annotated parameter."""
     scope = _Names(function.__globals__)
-    hints = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    hints = {
+        name: hint
+        for name, hint in function.__annotations__.items()
+        if name != "return"
+    }
 
     def hinted() -> None: ...
 
     hinted.__annotations__ = hints
-    resolved = get_type_hints(hinted, globalns=function.__globals__, localns=scope, include_extras=True)
+    resolved = get_type_hints(
+        hinted, globalns=function.__globals__, localns=scope, include_extras=True
+    )
     found = {}
     for name, parameter in signature(function).parameters.items():
-        if name in resolved and parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+        if name in resolved and parameter.kind not in (
+            Parameter.VAR_POSITIONAL,
+            Parameter.VAR_KEYWORD,
+        ):
             found[name] = read_annotation(resolved[name])
     return found
 
 
 def read_annotation(annotation: Any) -> ArgumentCheck:
-    """Make the check of an annotation; what is none of Python's types and none of ours takes anything."""
+    """Make the check of an annotation; what is none of Python's types and none of ours
+    takes anything."""
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -253,26 +309,43 @@ def read_annotation(annotation: Any) -> ArgumentCheck:
         return _read_metadata(inner[0], inner[1:])
     if origin in _GENERIC:
         return _GENERIC[origin](inner)
-    plain = isinstance(annotation, type) and annotation is not _Unknown and not getattr(annotation, "_is_protocol", 0)
-    return InstanceCheck(annotation.__name__, kind=annotation) if plain else ArgumentCheck()
+    plain = (
+        isinstance(annotation, type)
+        and annotation is not _Unknown
+        and not getattr(annotation, "_is_protocol", 0)
+    )
+    return (
+        InstanceCheck(annotation.__name__, kind=annotation)
+        if plain
+        else ArgumentCheck()
+    )
 
 
 def _read_metadata(annotation: Any, metadata: Sequence[Any]) -> ArgumentCheck:
-    """Read what is annotated: a check of our own, or the limits of a number, as Typer's options have them too."""
+    """Read what is annotated: a check of our own, or the limits of a number, as Typer's
+    options have them too."""
     check = read_annotation(annotation)
-    optional = any(isinstance(kind, NothingCheck) for kind in getattr(check, "kinds", (check,)))
+    optional = any(
+        isinstance(kind, NothingCheck) for kind in getattr(check, "kinds", (check,))
+    )
     for each in metadata:
         if isinstance(each, ArgumentCheck):
             check = either([each, NothingCheck()]) if optional else each
         elif isinstance(each, Range):
             check = check.within(each)
-        elif (least := getattr(each, "min", None)) is not None or getattr(each, "max", None) is not None:
+        elif (least := getattr(each, "min", None)) is not None or getattr(
+            each, "max", None
+        ) is not None:
             most = getattr(each, "max", None)
-            check = check.within(Range(-inf if least is None else least, inf if most is None else most))
+            check = check.within(
+                Range(-inf if least is None else least, inf if most is None else most)
+            )
     return check
 
 
-def _several(inner: tuple[Any, ...], make: Callable[[Iterable[Any]], Any] = list) -> ArgumentCheck:
+def _several(
+    inner: tuple[Any, ...], make: Callable[[Iterable[Any]], Any] = list
+) -> ArgumentCheck:
     item = read_annotation(inner[0]) if inner else ArgumentCheck()
     if type(item) is ArgumentCheck:
         return item
@@ -319,24 +392,46 @@ _GENERIC: Mapping[Any, Callable[[tuple[Any, ...]], ArgumentCheck]] = {
 }
 
 
-def read_texts(texts: Any, columns: Sequence[str] = ("text",), *, name: str = "texts", where: str = "") -> Any:
-    """Return texts, or pairs of texts, as a list; for an iterator, as one that checks each text when it is read.
+def read_texts(
+    texts: Any,
+    columns: Sequence[str] = ("text",),
+    *,
+    name: str = "texts",
+    where: str = "",
+) -> Any:
+    """Return texts, or pairs of texts, as a list; for an iterator, as one that checks
+    each text when it is read.
 
     columns   what one row holds: one text, or two
 
-    A list, tuple, column of a table (of pandas, pyarrow, datasets, polars), array, or iterator is taken. Raises
-    ArgumentError for a single text, which is no list of texts, for a table, a mapping or a set, and for items that are
-    no text, such as a missing value.
+    A list, tuple, column of a table (of pandas, pyarrow, datasets, polars), array, or
+    iterator is taken. Raises ArgumentError for a single text, which is no list of
+    texts, for a table, a mapping or a set, and for items that are no text, such as a
+    missing value.
     """
     expected = f"a list of {'pairs of ' if len(columns) == 2 else ''}texts"
     if isinstance(texts, str):
-        raise ArgumentError(name, expected, f"the text {show(texts)}", remedy="Give [text] for one text", where=where)
+        raise ArgumentError(
+            name,
+            expected,
+            f"the text {show(texts)}",
+            remedy="Give [text] for one text",
+            where=where,
+        )
     if not is_sequence(texts):
-        remedy = "Give one of its columns, such as table['text']" if is_table(texts) else ""
+        remedy = (
+            "Give one of its columns, such as table['text']" if is_table(texts) else ""
+        )
         raise ArgumentError(name, expected, show(texts), remedy=remedy, where=where)
     if isinstance(texts, Iterator):
-        return (_read_text(each, columns, f"{name}[{at}]", where) for at, each in enumerate(texts))
-    return [_read_text(each, columns, f"{name}[{at}]", where) for at, each in enumerate(as_list(texts))]
+        return (
+            _read_text(each, columns, f"{name}[{at}]", where)
+            for at, each in enumerate(texts)
+        )
+    return [
+        _read_text(each, columns, f"{name}[{at}]", where)
+        for at, each in enumerate(as_list(texts))
+    ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -355,10 +450,20 @@ def _read_text(value: Any, columns: Sequence[str], name: str, where: str) -> Any
     """Return one text, or a pair of texts. Raises ArgumentError."""
     if len(columns) == 1:
         if not isinstance(value, str):
-            raise ArgumentError(name, f"one text ({columns[0]})", show(value), where=where)
+            raise ArgumentError(
+                name, f"one text ({columns[0]})", show(value), where=where
+            )
         return check_unicode(str(value), name, where)
-    if not isinstance(value, tuple | list) or len(value) != 2 or not all(isinstance(part, str) for part in value):
-        remedy = "On the command line, --pair is the second" if isinstance(value, str) else ""
+    if (
+        not isinstance(value, tuple | list)
+        or len(value) != 2
+        or not all(isinstance(part, str) for part in value)
+    ):
+        remedy = (
+            "On the command line, --pair is the second"
+            if isinstance(value, str)
+            else ""
+        )
         expected = f"a pair of texts ({' and '.join(columns)})"
         raise ArgumentError(name, expected, show(value), remedy=remedy, where=where)
     return tuple(check_unicode(str(part), name, where) for part in value)

@@ -12,17 +12,28 @@ from compress.terminal import printable
 
 
 class Screen(Console):
-    """A console for text of any origin: no markup, no highlighting, and control characters are escaped.
+    """A console for text of any origin: no markup, no highlighting, and control
+    characters are escaped.
 
-    last      None: print everything; a list: print nothing, but keep in it the call that prints the last line
+    last      None: print everything; a list: print nothing, but keep in it the call
+              that prints the last line
     warnings  print warnings even if everything else is held back
     """
 
     def __init__(
-        self, *, stderr: bool = False, quiet: bool = False, last: list[Callable[[], None]] | None = None,
+        self,
+        *,
+        stderr: bool = False,
+        quiet: bool = False,
+        last: list[Callable[[], None]] | None = None,
         warnings: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(stderr=stderr, quiet=quiet or last is not None, markup=False, highlight=False)
+    ) -> None:
+        super().__init__(
+            stderr=stderr,
+            quiet=quiet or last is not None,
+            markup=False,
+            highlight=False,
+        )
         self.last, self.warnings, self._silent = last, warnings, quiet
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -38,9 +49,15 @@ class Screen(Console):
         super().print(*objects, **options)
         self.quiet = self._silent or self.last is not None
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            yield (
+                segment
+                if segment.control
+                else segment._replace(text=printable(segment.text))
+            )
 
 
 def print_note(console: Console, text: str) -> None:

@@ -1,4 +1,5 @@
-"""Errors that a user can fix. A message says what, where, what was expected and what to do; the CLI exits with 2."""
+"""Errors that a user can fix. A message says what, where, what was expected and what to
+do; the CLI exits with 2."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -7,7 +8,8 @@ from pathlib import Path
 MOST_SHOWN = 30
 """Choices that a message lists at most: a folder may hold thousands."""
 LONGEST_REASON = 240
-"""The most characters of a library's message that one of ours repeats: a tracer prints the whole graph."""
+"""The most characters of a library's message that one of ours repeats: a tracer prints
+the whole graph."""
 
 
 class CompressError(Exception):
@@ -15,7 +17,8 @@ class CompressError(Exception):
 
 
 class ArgumentError(CompressError):
-    """An argument of a function is of a kind, or has a value, that the function does not take.
+    """An argument of a function is of a kind, or has a value, that the function does
+    not take.
 
     name      the parameter, with the place in it, as in `threads[1]`
     expected  what the function takes, as a phrase
@@ -24,17 +27,31 @@ class ArgumentError(CompressError):
     where     the function or class
     """
 
-    def __init__(self, name: str, expected: str, found: str, *, remedy: str = "", where: str = "") -> None:
+    def __init__(
+        self, name: str, expected: str, found: str, *, remedy: str = "", where: str = ""
+    ) -> None:
         place = f"{where}: " if where else ""
-        super().__init__(f"{place}{name}: expected {expected}; found {found}{remedy and '. ' + remedy}")
-        self.name, self.expected, self.found, self.remedy, self.where = name, expected, found, remedy, where
+        super().__init__(
+            f"{place}{name}: expected {expected}; found "
+            f"{found}{remedy and '. ' + remedy}"
+        )
+        self.name, self.expected, self.found, self.remedy, self.where = (
+            name,
+            expected,
+            found,
+            remedy,
+            where,
+        )
 
     def of(self, where: str) -> "ArgumentError":
         """Return the same error with the function or class whose argument it is."""
-        return ArgumentError(self.name, self.expected, self.found, remedy=self.remedy, where=where)
+        return ArgumentError(
+            self.name, self.expected, self.found, remedy=self.remedy, where=where
+        )
 
     def renamed(self, names: Mapping[str, str]) -> "ArgumentError":
-        """Return the same error by another name of the parameter, such as an option's, if there is one."""
+        """Return the same error by another name of the parameter, such as an option's,
+        if there is one."""
         parameter, bracket, place = self.name.partition("[")
         if parameter not in names:
             return self
@@ -91,10 +108,13 @@ class RunError(CompressError):
 
 
 class DamagedError(CompressError):
-    """A file or folder that we wrote has changed since; `path` names it, `problems` lists what differs."""
+    """A file or folder that we wrote has changed since; `path` names it, `problems`
+    lists what differs."""
 
     def __init__(self, path: Path, problems: list[str], remedy: str = "") -> None:
-        super().__init__(f"{path}: is damaged: {'; '.join(problems)}. {remedy}".rstrip())
+        super().__init__(
+            f"{path}: is damaged: {'; '.join(problems)}. {remedy}".rstrip()
+        )
         self.path, self.problems = path, problems
 
 
@@ -111,23 +131,28 @@ class PushError(CompressError):
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?", or the known choices if none is close, to append to a message."""
+    """Return " Did you mean 'x'?", or the known choices if none is close, to append to
+    a message."""
     known = sorted(set(choices))
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
-    shown = ", ".join(known[:MOST_SHOWN]) + (f" and {len(known) - MOST_SHOWN} more" if known[MOST_SHOWN:] else "")
+    shown = ", ".join(known[:MOST_SHOWN]) + (
+        f" and {len(known) - MOST_SHOWN} more" if known[MOST_SHOWN:] else ""
+    )
     return f" Known: {shown}." if known else ""
 
 
 def first_reason(error: BaseException) -> str:
-    """Return in one line what a library raised: the type, and the first line of its message that says something."""
+    """Return in one line what a library raised: the type, and the first line of its
+    message that says something."""
     message = shorten(str(error))
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def shorten(message: str) -> str:
-    """Return the first line of a library's message that says something, at most LONGEST_REASON characters of it."""
+    """Return the first line of a library's message that says something, at most
+    LONGEST_REASON characters of it."""
     lines = (" ".join(line.split()) for line in message.splitlines())
     first = next((line for line in lines if line), "")
     return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON]} ..."

@@ -1,6 +1,8 @@
-"""Write files and folders atomically: into a temporary path, flushed, then renamed, so that a power cut does no harm.
+"""Write files and folders atomically: into a temporary path, flushed, then renamed, so
+that a power cut does no harm.
 
-A sealed folder also holds `checksums.json`, the SHA-256 of each of its files, so that damage is detected before use.
+A sealed folder also holds `checksums.json`, the SHA-256 of each of its files, so that
+damage is detected before use.
 """
 
 import errno
@@ -20,18 +22,22 @@ from typing import IO, Any
 from compress.errors import DamagedError
 
 FULL = 2**16
-"""A disk with fewer free bytes counts as full: writers leave less than their next block unused."""
+"""A disk with fewer free bytes counts as full: writers leave less than their next block
+unused."""
 TORN = re.compile("unexpected pos|PytorchStreamWriter")
-"""Messages of torch for a file that it could not write to its end; another process may have made room since."""
+"""Messages of torch for a file that it could not write to its end; another process may
+have made room since."""
 CHECKSUMS = "checksums.json"
 WINDOWS = sys.platform == "win32"
 BEYOND = 2**30
-"""The offset of the byte that is locked on Windows: beyond the end, because nobody else can read a locked byte."""
+"""The offset of the byte that is locked on Windows: beyond the end, because nobody else
+can read a locked byte."""
 
 
 @contextmanager
 def name_disk_errors(path: Path) -> Iterator[None]:
-    """Re-raise errors of a full or failing disk, from libraries too, as an OSError that names `path`."""
+    """Re-raise errors of a full or failing disk, from libraries too, as an OSError that
+    names `path`."""
     from safetensors import SafetensorError
 
     try:
@@ -42,7 +48,11 @@ def name_disk_errors(path: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        code = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
+        code = (
+            re.search(r"\(os error (\d+)\)", str(error))
+            if isinstance(error, SafetensorError)
+            else None
+        )
         torn = isinstance(error, RuntimeError) and TORN.search(str(error))
         if not code and not torn and shutil.disk_usage(path.parent).free >= FULL:
             raise
@@ -52,9 +62,11 @@ def name_disk_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; rename it to `path` at the end, or remove it if anything fails.
+    """Yield a temporary path to write to; rename it to `path` at the end, or remove it
+    if anything fails.
 
-    A link at `path` is replaced, not followed: `outputs.output_file` follows links, and writes into pipes and devices.
+    A link at `path` is replaced, not followed: `outputs.output_file` follows links, and
+    writes into pipes and devices.
     """
     partial = beside(path, "partial")
     try:
@@ -67,13 +79,15 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder to fill; it replaces `path` at the end, and keeps the mode and owner of that.
+    """Yield a temporary folder to fill; it replaces `path` at the end, and keeps the
+    mode and owner of that.
 
     A link to a folder stays; the folder is replaced. sealed: with checksums.
     """
     path = follow_links(path)
     partial, retired = (beside(path, suffix) for suffix in ("partial", "retired"))
-    if retired.exists() and not path.exists():  # a process was killed between the two renames below
+    # a process was killed between the two renames below
+    if retired.exists() and not path.exists():
         retired.rename(path)
     try:
         for leftover in (partial, retired):
@@ -87,7 +101,9 @@ def atomic_folder(path: Path, *, sealed: bool = False) -> Iterator[Path]:
             flush(partial)
             if path.exists():
                 if not path.is_dir():
-                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+                    raise NotADirectoryError(
+                        errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)
+                    )
                 keep_owner(partial, path.stat())
                 path.rename(retired)
             _rename(partial, path)
@@ -101,7 +117,8 @@ MOST_NAME = 255
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """Return the temporary path beside a file or a folder, the same each time; a long name is replaced by its hash."""
+    """Return the temporary path beside a file or a folder, the same each time; a long
+    name is replaced by its hash."""
     name = f".{path.name}.{suffix}"
     if len(os.fsencode(name)) > MOST_NAME:
         name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32]}.{suffix}"
@@ -113,7 +130,8 @@ MOST_LINKS = 40
 
 
 def follow_links(path: Path, until: Callable[[Path], bool] = lambda _: False) -> Path:
-    """Return the path behind all links, which need not exist yet; stop at a path of which `until` is true.
+    """Return the path behind all links, which need not exist yet; stop at a path of
+    which `until` is true.
 
     Raises OSError for links in a circle, and for names that no file can have.
     """
@@ -127,16 +145,21 @@ def follow_links(path: Path, until: Callable[[Path], bool] = lambda _: False) ->
 
 
 def keep_owner(path: Path, found: os.stat_result) -> None:
-    """Give a file or folder the owner, where that is allowed, and the mode of the one that it replaces."""
+    """Give a file or folder the owner, where that is allowed, and the mode of the one
+    that it replaces."""
     now = path.stat()
-    if hasattr(os, "chown") and (now.st_uid, now.st_gid) != (found.st_uid, found.st_gid):
+    if hasattr(os, "chown") and (now.st_uid, now.st_gid) != (
+        found.st_uid,
+        found.st_gid,
+    ):
         with suppress(PermissionError):
             os.chown(path, found.st_uid, found.st_gid)
     path.chmod(stat.S_IMODE(found.st_mode))
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, behind links too, and flush their names to the disk."""
+    """Create a folder and its missing parents, behind links too, and flush their names
+    to the disk."""
     folder = follow_links(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +179,8 @@ def move_into_place(partial: Path, path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder with all files below it, to the disk, and apply the umask.
+    """Flush a file, or a folder with all files below it, to the disk, and apply the
+    umask.
 
     Some libraries create files that only their owner may read.
     """
@@ -186,14 +210,19 @@ def _flush(path: Path) -> None:
 
 
 def lock(file: IO[str], *, wait: bool = False, shared: bool = False) -> None:
-    """Lock an open file until it is closed or its process ends. Raises BlockingIOError if another process holds it.
+    """Lock an open file until it is closed or its process ends. Raises BlockingIOError
+    if another process holds it.
 
     shared  let others hold a shared lock too; ignored on Windows
     """
     if not WINDOWS:
         import fcntl
 
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(
+            file,
+            (fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            | (0 if wait else fcntl.LOCK_NB),
+        )
         return
     import msvcrt
 
@@ -213,14 +242,20 @@ def lock(file: IO[str], *, wait: bool = False, shared: bool = False) -> None:
 
 
 def seal(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write checksums of all files below `folder`; with `names`, only add or update those of the named files."""
-    old = read_checksums(folder) if names is not None and (folder / CHECKSUMS).exists() else {}
+    """Write checksums of all files below `folder`; with `names`, only add or update
+    those of the named files."""
+    old = (
+        read_checksums(folder)
+        if names is not None and (folder / CHECKSUMS).exists()
+        else {}
+    )
     added = _list_files(folder) if names is None else names
     _write_checksums(folder, old | {name: sha256(folder / name) for name in added})
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Read the checksums of a sealed folder, keyed by file name. Raises DamagedError if there are none."""
+    """Read the checksums of a sealed folder, keyed by file name. Raises DamagedError if
+    there are none."""
     try:
         digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         return {str(name): str(digest) for name, digest in digests.items()}
@@ -231,9 +266,12 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def verify(folder: Path) -> None:
-    """Compare a sealed folder with its checksums. Raises DamagedError, which lists every file that differs."""
+    """Compare a sealed folder with its checksums. Raises DamagedError, which lists
+    every file that differs."""
     if problems := _find_differences(folder, read_checksums(folder)):
-        raise DamagedError(folder, [f"{name} {problem}" for name, problem in problems.items()])
+        raise DamagedError(
+            folder, [f"{name} {problem}" for name, problem in problems.items()]
+        )
 
 
 def drop_damaged(folder: Path) -> None:
@@ -245,14 +283,19 @@ def drop_damaged(folder: Path) -> None:
     problems = _find_differences(folder, expected)
     for name in problems:
         (folder / name).unlink(missing_ok=True)
-    _write_checksums(folder, {name: digest for name, digest in expected.items() if name not in problems})
+    _write_checksums(
+        folder,
+        {name: digest for name, digest in expected.items() if name not in problems},
+    )
 
 
 def _find_differences(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
     """Return what is wrong with each file that differs from its expected checksum."""
     present = _list_files(folder)
     problems = dict.fromkeys(sorted(expected.keys() - present), "is missing")
-    problems |= dict.fromkeys(sorted(present - expected.keys()), "is not one of its files")
+    problems |= dict.fromkeys(
+        sorted(present - expected.keys()), "is not one of its files"
+    )
     for name in sorted(expected.keys() & present):
         try:
             if sha256(folder / name) != expected[name]:
@@ -269,7 +312,8 @@ def _write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
 
 
 def keep_if_intact(folder: Path, warn: Callable[[str], None]) -> bool:
-    """Return True if a sealed folder exists and is undamaged. A damaged one is removed, with a warning."""
+    """Return True if a sealed folder exists and is undamaged. A damaged one is removed,
+    with a warning."""
     if not folder.is_dir():
         return False
     try:
@@ -288,7 +332,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def load_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Load a JSON object from a file of ours. Raises DamagedError, with `remedy`, if the file holds none."""
+    """Load a JSON object from a file of ours. Raises DamagedError, with `remedy`, if
+    the file holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -296,7 +341,9 @@ def load_json(path: Path, remedy: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DamagedError(path, ["it cannot be read as JSON"], remedy) from None
     if not isinstance(content, dict):
-        raise DamagedError(path, [f"it holds a {type(content).__name__}, expected an object"], remedy)
+        raise DamagedError(
+            path, [f"it holds a {type(content).__name__}, expected an object"], remedy
+        )
     return content
 
 
@@ -312,7 +359,8 @@ def _list_files(folder: Path) -> set[str]:
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """Compute the SHA-256 over the names and contents of files, sorted by name and then by path, as a hex string."""
+    """Compute the SHA-256 over the names and contents of files, sorted by name and then
+    by path, as a hex string."""
     total = hashlib.sha256()
     for path in sorted(paths, key=lambda path: (path.name, path)):
         total.update(path.name.encode())
@@ -322,5 +370,8 @@ def hash_files(paths: Iterable[Path]) -> str:
 
 
 def hash_value(value: Any) -> str:
-    """Compute the SHA-256 of plain data (dictionaries, lists, strings, numbers) as a hex string."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    """Compute the SHA-256 of plain data (dictionaries, lists, strings, numbers) as a
+    hex string."""
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, default=str).encode()
+    ).hexdigest()

@@ -1,14 +1,18 @@
-"""Write to a path that the user named: whole or not at all, and never in the place of something that is no file.
+"""Write to a path that the user named: whole or not at all, and never in the place of
+something that is no file.
 
-    nothing, a regular file   written beside it and renamed: other hard links keep the old content. A new file gets the
-                              mode of the umask; an existing one keeps its mode and, where allowed, its owner
-    a symbolic link           the file or folder that it names is written, now or for the first time; the link stays
+    nothing, a regular file   written beside it and renamed: other hard links keep the
+                              old content. A new file gets the mode of the umask; an
+                              existing one keeps its mode and, where allowed, its owner
+    a symbolic link           the file or folder that it names is written, now or for
+                              the first time; the link stays
     a pipe, a character device, a descriptor of this process (/dev/stdout)
                               written through, once everything is complete
     a folder, a socket, a block device, what may not be written
                               refused by name
 
-Folders are written by `io.atomic_folder`, in which the user's rules for links and modes hold too.
+Folders are written by `io.atomic_folder`, in which the user's rules for links and modes
+hold too.
 """
 
 import errno
@@ -35,7 +39,8 @@ _NOT_FILES = {
     stat.S_IFBLK: "is a block device",
 }
 _DESCRIPTORS = re.compile(r"/dev/fd|/proc/(?P<process>\d+)(?:/task/\d+)?/fd")
-"""The folders of a process's open files, whose entries look like links but are the open files themselves."""
+"""The folders of a process's open files, whose entries look like links but are the open
+files themselves."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class _Place:
 
     path        behind all links
     found       what lies there; None if nothing does
-    descriptor  the number of this process's open file that the path stands for, if it does
+    descriptor  the number of this process's open file that the path stands for, if it
+                does
     """
 
     path: Path
@@ -53,14 +59,20 @@ class _Place:
 
     @property
     def is_stream(self) -> bool:
-        """Return True if bytes can only be written through it, not renamed into its place."""
+        """Return True if bytes can only be written through it, not renamed into its
+        place."""
         if _is_descriptor(self.path):
             return True
-        return self.found is not None and any(fits(self.found.st_mode) for fits in _STREAMS)
+        return self.found is not None and any(
+            fits(self.found.st_mode) for fits in _STREAMS
+        )
 
 
-def check_output_file(path: Path, option: str, example: str, inputs: Iterable[Path] = ()) -> None:
-    """Raise OutputError, before any work is done, if a file cannot be written there, or is one of the inputs.
+def check_output_file(
+    path: Path, option: str, example: str, inputs: Iterable[Path] = ()
+) -> None:
+    """Raise OutputError, before any work is done, if a file cannot be written there, or
+    is one of the inputs.
 
     option   the name of the argument that holds the path, for the message
     example  the name of a file that would do
@@ -72,45 +84,65 @@ def check_output_file(path: Path, option: str, example: str, inputs: Iterable[Pa
         return
     for each in inputs:
         if each.is_file() and path.samefile(each):
-            raise OutputError(f"--{option} {path}: is read, as {each}; expected another file, such as {example}")
+            raise OutputError(
+                f"--{option} {path}: is read, as {each}; expected another file, such "
+                f"as {example}"
+            )
 
 
 def check_new_file(path: Path, option: str, example: str) -> None:
-    """Raise OutputError as `check_output_file` does, and for a regular file, which would be replaced."""
+    """Raise OutputError as `check_output_file` does, and for a regular file, which
+    would be replaced."""
     place = _locate(path, option)
     _check(place, path, f"--{option} {path}", example)
     if place.found is not None and not place.is_stream:
-        raise OutputError(f"--{option} {path}: already exists; expected a new file, such as {example}")
+        raise OutputError(
+            f"--{option} {path}: already exists; expected a new file, such as {example}"
+        )
 
 
 def check_name(path: Path, option: str) -> None:
-    """Raise OutputError for a path that no file or folder can have: too long, a circle of links, a zero byte."""
+    """Raise OutputError for a path that no file or folder can have: too long, a circle
+    of links, a zero byte."""
     _locate(path, option)
 
 
 def check_output_folder(path: Path, option: str) -> None:
-    """Raise OutputError, before any work is done, if a folder cannot be written or replaced there."""
+    """Raise OutputError, before any work is done, if a folder cannot be written or
+    replaced there."""
     where = f"--{option} {path}"
     place = _locate(path, option)
     if place.found is not None and not stat.S_ISDIR(place.found.st_mode):
         raise OutputError(f"{where}: exists and is no folder; expected a new folder")
     if place.found is not None and os.path.ismount(place.path):
-        raise OutputError(f"{where}: is a mount point, which cannot be replaced; name a new folder inside it")
+        raise OutputError(
+            f"{where}: is a mount point, which cannot be replaced; name a new folder "
+            "inside it"
+        )
     if place.path == Path.cwd():
-        raise OutputError(f"{where}: is the current folder, which would be replaced; name a new folder inside it")
+        raise OutputError(
+            f"{where}: is the current folder, which would be replaced; name a new "
+            "folder inside it"
+        )
     existing = next(folder for folder in place.path.parents if folder.exists())
     if not existing.is_dir():
-        raise OutputError(f"{where}: {existing} is a file; expected a folder in a folder")
+        raise OutputError(
+            f"{where}: {existing} is a file; expected a folder in a folder"
+        )
     if not _may_write(existing):
-        raise OutputError(f"{where}: cannot be made, since {existing} may not be written; expected another folder")
+        raise OutputError(
+            f"{where}: cannot be made, since {existing} may not be written; expected "
+            "another folder"
+        )
 
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; at the end its content is at `path`, in the way that suits what lies there.
+    """Yield a temporary path to write to; at the end its content is at `path`, in the
+    way that suits what lies there.
 
-    If anything fails, `path` is as it was. Raises OutputError for what `check_output_file` refuses, and where the
-    content cannot be written in the end.
+    If anything fails, `path` is as it was. Raises OutputError for what
+    `check_output_file` refuses, and where the content cannot be written in the end.
     """
     place = _locate(path, "out")
     _check(place, path, str(path), "result.json")
@@ -133,21 +165,26 @@ def _replace(partial: Path, place: _Place, path: Path) -> None:
     try:
         move_into_place(partial, place.path)
     except OSError as error:
-        if error.errno != errno.EBUSY:  # of a file that is mounted by itself, as into a container
+        # of a file that is mounted by itself, as into a container
+        if error.errno != errno.EBUSY:
             raise
         _write_through(partial, place, path)
 
 
 def _locate(path: Path, option: str) -> _Place:
-    """Follow the links of a path one by one. Raises OutputError for names that no file can have."""
+    """Follow the links of a path one by one. Raises OutputError for names that no file
+    can have."""
     found: os.stat_result | None = None
     try:
         at = follow_links(path, until=_is_descriptor)
         with suppress(FileNotFoundError, NotADirectoryError):
             found = path.stat()
-    except (OSError, ValueError) as error:  # too long, a circle of links, no permission; a zero byte in it
+    except (OSError, ValueError) as error:
+        # too long, a circle of links, no permission; a zero byte in it
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise OutputError(f"--{option} {str(path)[:200]!r}: cannot be a file's name: {reason}") from error
+        raise OutputError(
+            f"--{option} {str(path)[:200]!r}: cannot be a file's name: {reason}"
+        ) from error
     descriptor = int(at.name) if _is_descriptor(at, of=os.getpid()) else None
     return _Place(at, found, descriptor)
 
@@ -161,23 +198,40 @@ def _is_descriptor(path: Path, of: int | None = None) -> bool:
 
 
 def _check(place: _Place, path: Path, where: str, example: str) -> None:
-    """Raise OutputError for a place that holds something else than a file, or that may not be written."""
+    """Raise OutputError for a place that holds something else than a file, or that may
+    not be written."""
     if place.descriptor is not None:
         if not _is_writable(place.descriptor):
-            raise OutputError(f"{where}: is not open for writing; expected a file to write, such as {example}")
+            raise OutputError(
+                f"{where}: is not open for writing; expected a file to write, such as "
+                f"{example}"
+            )
         return
     if place.found is None:
         folder = place.path.parent
         if not folder.is_dir():
-            problem = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
-            raise OutputError(f"{where}: {problem}; expected a file to write, such as {example}")
+            problem = (
+                f"{folder} is a file"
+                if folder.exists()
+                else f"there is no folder {folder}"
+            )
+            raise OutputError(
+                f"{where}: {problem}; expected a file to write, such as {example}"
+            )
         if not _may_write(folder):
-            raise OutputError(f"{where}: the folder {folder} may not be written; expected another, as for {example}")
+            raise OutputError(
+                f"{where}: the folder {folder} may not be written; expected another, "
+                f"as for {example}"
+            )
         return
     if kind := _NOT_FILES.get(stat.S_IFMT(place.found.st_mode)):
-        raise OutputError(f"{where}: {kind}; expected a file to write, such as {example}")
+        raise OutputError(
+            f"{where}: {kind}; expected a file to write, such as {example}"
+        )
     if not _may_write(path):
-        raise OutputError(f"{where}: may not be written; expected a file that may, such as {example}")
+        raise OutputError(
+            f"{where}: may not be written; expected a file that may, such as {example}"
+        )
 
 
 def _may_write(path: Path) -> bool:
@@ -196,17 +250,20 @@ def _is_writable(descriptor: int) -> bool:
 
 
 def _must_stay(place: _Place) -> bool:
-    """Return True for a file that can be written but not replaced, because its folder is read-only."""
+    """Return True for a file that can be written but not replaced, because its folder
+    is read-only."""
     return place.found is not None and not _may_write(place.path.parent)
 
 
 def _write_through(complete: Path, place: _Place, path: Path) -> None:
-    """Copy a complete file into a pipe, a device, an open file, or over a file that cannot be renamed."""
+    """Copy a complete file into a pipe, a device, an open file, or over a file that
+    cannot be renamed."""
     try:
         with complete.open("rb") as source, _open(place, path) as sink:
             shutil.copyfileobj(source, sink)
     except OSError as error:
-        if error.errno == errno.EPIPE and place.descriptor is not None:  # the reader of standard output has enough
+        # the reader of standard output has enough
+        if error.errno == errno.EPIPE and place.descriptor is not None:
             raise
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -214,7 +271,8 @@ def _write_through(complete: Path, place: _Place, path: Path) -> None:
 def _open(place: _Place, path: Path) -> IO[bytes]:
     if place.descriptor is None:
         return path.open("wb")
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # what was printed before comes before
+    # what was printed before comes before
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     number = STANDARD_OUTPUT.get() if place.descriptor == 1 else place.descriptor
     return os.fdopen(os.dup(number), "wb")

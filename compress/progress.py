@@ -1,13 +1,16 @@
-"""Show how far a phase of a command is: the share done, the rate and the time left, on one line.
+"""Show how far a phase of a command is: the share done, the rate and the time left, on
+one line.
 
     with Progress("scoring", len(rows), "rows") as bar:
         for batch in batches:
             run(batch)
             bar.advance(len(batch))
 
-On a terminal this is a bar, which disappears when the phase ends. In a log, a line is printed after EVERY seconds, and
-then whenever a tenth of the phase's time has passed, at intervals of at least EVERY seconds. Nothing is shown on a
-quiet console, or for a phase within another one. Only the standard library is imported: every command needs this.
+On a terminal this is a bar, which disappears when the phase ends. In a log, a line is
+printed after EVERY seconds, and then whenever a tenth of the phase's time has passed,
+at intervals of at least EVERY seconds. Nothing is shown on a quiet console, or for a
+phase within another one. Only the standard library is imported: every command needs
+this.
 """
 
 import math
@@ -31,7 +34,8 @@ SHARE: Final = 0.1
 """The share of a phase's time between two lines, if that is longer."""
 
 SCREEN: ContextVar["Callable[[], Console] | None"] = ContextVar("screen", default=None)
-"""Returns the console of the running command; None outside of a command, where nothing is shown."""
+"""Returns the console of the running command; None outside of a command, where nothing
+is shown."""
 _ACTIVE: ContextVar["Progress | None"] = ContextVar("active", default=None)
 
 Item = TypeVar("Item")
@@ -44,7 +48,8 @@ class Progress:
     console  None: the console of the running command
     always   print the end of the phase to a log, however short it was
     seconds  the phase ends after these, even if less than `total` is done then
-    share    returns the share of the phase's time that so many items take; None: each takes as long as another
+    share    returns the share of the phase's time that so many items take; None: each
+             takes as long as another
 
     Set `at_most` while the phase may end before `total`.
     """
@@ -52,12 +57,24 @@ class Progress:
     at_most = False
 
     def __init__(
-        self, name: str, total: float | None = None, unit: str = "", *, console: "Console | None" = None,
-        done: float = 0, always: bool = False, seconds: float = math.inf,
-        share: Callable[[float], float] | None = None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        total: float | None = None,
+        unit: str = "",
+        *,
+        console: "Console | None" = None,
+        done: float = 0,
+        always: bool = False,
+        seconds: float = math.inf,
+        share: Callable[[float], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, done
-        self.always, self.seconds, self.share = always, seconds, share or self._share_of_items
+        self.always, self.seconds, self.share = (
+            always,
+            seconds,
+            share or self._share_of_items,
+        )
         self.screen = SCREEN.get() if console is None else lambda: console
         self.first, self.clock, self.facts = done, clock, dict[str, str]()
         self.began = self.printed_at = clock()
@@ -69,25 +86,37 @@ class Progress:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         """Stop showing it; after an error, no end is printed."""
         self.stop(ended=kind is None)
 
     def start(self) -> None:
         """Start to show it, unless it is inside another phase."""
-        if _ACTIVE.get() is not None or (self.always and self.screen is not None and self.screen().quiet):
+        if _ACTIVE.get() is not None or (
+            self.always and self.screen is not None and self.screen().quiet
+        ):
             self.screen = None
         if self.screen is not None:
             _ACTIVE.set(self)
 
     def stop(self, *, ended: bool = True) -> None:
-        """Stop showing it, and give the terminal its cursor back. ended: print the end of the phase to a log."""
+        """Stop showing it, and give the terminal its cursor back. ended: print the end
+        of the phase to a log."""
         if self.screen is None:
             return
         _ACTIVE.set(None)
         if self.bar is not None:
             self.bar.stop()
-        if ended and (self.always or self.printed is not None) and self.printed != self.done:
+        if (
+            ended
+            and (self.always or self.printed is not None)
+            and self.printed != self.done
+        ):
             self._print()
         self.screen = None
 
@@ -108,11 +137,21 @@ class Progress:
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
 
-            columns = TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=20)
-            self.bar = Bar(*columns, TextColumn("{task.fields[line]}", markup=False), console=console, transient=True)
+            columns = (
+                TextColumn("{task.description}", style="bold", markup=False),
+                BarColumn(bar_width=20),
+            )
+            self.bar = Bar(
+                *columns,
+                TextColumn("{task.fields[line]}", markup=False),
+                console=console,
+                transient=True,
+            )
             self.task = self.bar.add_task(self.name, total=self.total, line="")
             self.bar.start()
-        self.bar.update(self.task, completed=self.done, total=self.total, line=self.line())
+        self.bar.update(
+            self.task, completed=self.done, total=self.total, line=self.line()
+        )
 
     def line(self) -> str:
         """Return the share done, the rate, the facts, and the time left."""
@@ -129,8 +168,12 @@ class Progress:
         parts += self.facts.values()
         if self.total is not None and rate and self.done < self.total:
             share, first = self.share(self.done), self.share(self.first)
-            left = min(passed * (1 - share) / (share - first), max(0.0, self.seconds - passed))
-            parts.append(f"{'at most ' if self.at_most else ''}{left / 60:.1f} min left")
+            left = min(
+                passed * (1 - share) / (share - first), max(0.0, self.seconds - passed)
+            )
+            parts.append(
+                f"{'at most ' if self.at_most else ''}{left / 60:.1f} min left"
+            )
         return ", ".join(parts)
 
     def _share_of_items(self, done: float) -> float:
@@ -141,11 +184,21 @@ class Progress:
         assert self.screen is not None, "only called while it is shown"
         self.printed_at, self.printed, console = self.clock(), self.done, self.screen()
         if not console.quiet:  # a quiet screen would keep it as its last line
-            console.print(f"{self.name}: {self.line()}", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"{self.name}: {self.line()}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
 def show_progress(
-    items: Iterable[Item], name: str, total: float | None = None, unit: str = "", *, console: "Console | None" = None
+    items: Iterable[Item],
+    name: str,
+    total: float | None = None,
+    unit: str = "",
+    *,
+    console: "Console | None" = None,
 ) -> Iterator[Item]:
     """Yield the items, and show how many are done."""
     with Progress(name, total, unit, console=console) as bar:

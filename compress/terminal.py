@@ -1,4 +1,5 @@
-"""Make text of unknown origin safe for a terminal. Only the standard library is imported: every command needs this."""
+"""Make text of unknown origin safe for a terminal. Only the standard library is
+imported: every command needs this."""
 
 import codecs
 import io
@@ -12,11 +13,15 @@ from contextvars import ContextVar
 from typing import TextIO
 
 STANDARD_OUTPUT: ContextVar[int] = ContextVar("standard_output", default=1)
-"""The descriptor of standard output; another than 1 while results are separated from what else is printed."""
+"""The descriptor of standard output; another than 1 while results are separated from
+what else is printed."""
 MOST_TEXT = 600
 ESCAPED = "compress.escaped"
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and newline, line separators, direction overrides, and lone surrogates."""
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters except tab and newline, line separators, direction overrides, and
+lone surrogates."""
 
 
 def printable(text: str) -> str:
@@ -25,13 +30,15 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, most: int = MOST_TEXT) -> str:
-    """Return the text on one line of at most `most` characters, without control characters."""
+    """Return the text on one line of at most `most` characters, without control
+    characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= most else words[: most - 3] + "..."
 
 
 def escape_unencodable() -> None:
-    """Escape characters that the encoding of standard output or error lacks, so that none ends a command."""
+    """Escape characters that the encoding of standard output or error lacks, so that
+    none ends a command."""
     codecs.register_error(ESCAPED, _escape)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -45,21 +52,29 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def open_closed_streams() -> None:
-    """Open those of standard input, output and error that are closed, so that no file of ours takes their numbers.
+    """Open those of standard input, output and error that are closed, so that no file
+    of ours takes their numbers.
 
-    A library that writes to standard error would otherwise write into that file, and `print` to standard output.
+    A library that writes to standard error would otherwise write into that file, and
+    `print` to standard output.
     """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+    for number, name, mode in (
+        (0, "stdin", "r"),
+        (1, "stdout", "w"),
+        (2, "stderr", "w"),
+    ):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            # the lowest free number, which is this one
+            opened = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8"))
 
 
 @contextmanager
 def separate_results() -> Iterator[TextIO]:
-    """Yield standard output for results; what else is written there meanwhile, by any library, goes to standard error.
+    """Yield standard output for results; what else is written there meanwhile, by any
+    library, goes to standard error.
 
     Raises BrokenPipeError at the end if the reader of the results has gone.
     """
@@ -67,7 +82,8 @@ def separate_results() -> Iterator[TextIO]:
     output.flush()
     try:
         in_this_process = output.fileno() == 1
-    except (AttributeError, OSError, ValueError):  # a test or a notebook has replaced it
+    except (AttributeError, OSError, ValueError):
+        # a test or a notebook has replaced it
         in_this_process = False
     if not in_this_process:
         with redirect_stdout(sys.stderr):

@@ -1,16 +1,19 @@
-"""Trim vocabularies: remove tokens that a corpus never uses from the tokenizer and the embedding.
+"""Trim vocabularies: remove tokens that a corpus never uses from the tokenizer and the
+embedding.
 
     trimmed = trim_bundle(Bundle.load(path), texts, out)
 
-In a small student the word embedding is most of the file: 9.5 of TinyBERT's 14.4 million parameters. Every text of the
-corpus is encoded to the same tokens as before, and gets the same logits; other texts can still be encoded, with shorter
-tokens in place of removed ones. Abdaoui et al. 2020, arXiv:2010.05609, trim multilingual vocabularies to the tokens of
-a language; here it is to those of a task.
+In a small student the word embedding is most of the file: 9.5 of TinyBERT's 14.4
+million parameters. Every text of the corpus is encoded to the same tokens as before,
+and gets the same logits; other texts can still be encoded, with shorter tokens in place
+of removed ones. Abdaoui et al. 2020, arXiv:2010.05609, trim multilingual vocabularies
+to the tokens of a language; here it is to those of a task.
 
-WordPiece takes the longest match: a token that was never one can be removed. Byte-pair encoding applies its merges in
-order: those that build the used tokens are kept, with all intermediate tokens, so that the first applicable merge is
-the same at each step. Unigram takes the most probable segmentation, which is still the most probable of the remaining
-ones. Single characters (and bytes) are kept, with and without a prefix.
+WordPiece takes the longest match: a token that was never one can be removed. Byte-pair
+encoding applies its merges in order: those that build the used tokens are kept, with
+all intermediate tokens, so that the first applicable merge is the same at each step.
+Unigram takes the most probable segmentation, which is still the most probable of the
+remaining ones. Single characters (and bytes) are kept, with and without a prefix.
 """
 
 import json
@@ -44,12 +47,15 @@ from compress.slicing.shape import positions
 
 CHUNK: Final = 1000
 BYTE: Final = 6
-"""Length of the token of a byte, such as <0x0A>, if bytes stand in for unknown characters."""
+"""Length of the token of a byte, such as <0x0A>, if bytes stand in for unknown
+characters."""
 
 
 def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> NDArray[np.int64]:
     """Count how often each token occurs in the texts: (vocabulary,)."""
-    counts = np.zeros(1 + max(encoder.backend.get_vocab(with_added_tokens=True).values()), np.int64)
+    counts = np.zeros(
+        1 + max(encoder.backend.get_vocab(with_added_tokens=True).values()), np.int64
+    )
     for chunk in show_progress(chunks(texts), "counting tokens", unit="thousand texts"):
         for ids in encoder.pieces(chunk):
             np.add.at(counts, ids, 1)
@@ -63,29 +69,45 @@ def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
-    """Find the ids to keep, ascending: the `used` ones, those that build them, single characters, special tokens.
+    """Find the ids to keep, ascending: the `used` ones, those that build them, single
+    characters, special tokens.
 
-    `config`: the content of tokenizer.json. Raises CompressError for any model but WordPiece, byte BPE and Unigram.
+    `config`: the content of tokenizer.json. Raises CompressError for any model but
+    WordPiece, byte BPE and Unigram.
     """
     model, vocabulary = config["model"], config["model"]["vocab"]
     if isinstance(vocabulary, list):
         vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
-    ids = {**vocabulary, **{token["content"]: token["id"] for token in config["added_tokens"]}}
+    ids = {
+        **vocabulary,
+        **{token["content"]: token["id"] for token in config["added_tokens"]},
+    }
     tokens = {number: token for token, number in ids.items()}
-    kept = set(used) | {token["id"] for token in config["added_tokens"]} | set(_framing(config["post_processor"]))
+    kept = (
+        set(used)
+        | {token["id"] for token in config["added_tokens"]}
+        | set(_framing(config["post_processor"]))
+    )
     # in byte BPE, single characters are bytes
     kept |= {number for token, number in ids.items() if len(token) == 1}
     byte_tokens = {
-        number for token, number in ids.items() if len(token) == BYTE and token.startswith("<0x") and token[-1] == ">"
+        number
+        for token, number in ids.items()
+        if len(token) == BYTE and token.startswith("<0x") and token[-1] == ">"
     }
     if model["type"] == "WordPiece":
         prefix = model["continuing_subword_prefix"]
-        kept |= {number for token, number in ids.items() if len(token) == len(prefix) + 1 and token.startswith(prefix)}
+        kept |= {
+            number
+            for token, number in ids.items()
+            if len(token) == len(prefix) + 1 and token.startswith(prefix)
+        }
         kept.add(ids[model["unk_token"]])
     elif model["type"] == "BPE":
         if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
             raise CompressError(
-                "tokenizer.json: BPE with marks inside words; expected byte BPE, as of RoBERTa and GPT-2"
+                "tokenizer.json: BPE with marks inside words; expected byte BPE, as of "
+                "RoBERTa and GPT-2"
             )
         parts, _ = _find_parts(model, (tokens[number] for number in kept))
         kept |= {ids[token] for token in parts if token in ids} | byte_tokens
@@ -93,11 +115,15 @@ def find_needed(config: Mapping[str, Any], used: Iterable[int]) -> list[int]:
             kept.add(ids[model["unk_token"]])
     elif model["type"] == "Unigram":
         kept |= byte_tokens
-        kept.add(int(np.argmin([score for _, score in model["vocab"]])))  # unknown tokens score below the minimum
+        # unknown tokens score below the minimum
+        kept.add(int(np.argmin([score for _, score in model["vocab"]])))
         if model.get("unk_id") is not None:
             kept.add(model["unk_id"])
     else:
-        raise CompressError(f"tokenizer.json: its model is {model['type']}; expected WordPiece, BPE or Unigram")
+        raise CompressError(
+            f"tokenizer.json: its model is {model['type']}; expected WordPiece, BPE or "
+            "Unigram"
+        )
     return sorted(kept)
 
 
@@ -106,10 +132,16 @@ def trim_config(config: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any
     new = {old: index for index, old in enumerate(kept)}
     model = dict(config["model"])
     if model["type"] == "Unigram":
-        model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in new]
+        model["vocab"] = [
+            entry for number, entry in enumerate(model["vocab"]) if number in new
+        ]
         model["unk_id"] = None if model.get("unk_id") is None else new[model["unk_id"]]
     else:
-        model["vocab"] = {token: new[number] for token, number in model["vocab"].items() if number in new}
+        model["vocab"] = {
+            token: new[number]
+            for token, number in model["vocab"].items()
+            if number in new
+        }
     if model["type"] == "BPE":
         _, merges = _find_parts(model, model["vocab"])
         model["merges"] = [merge for merge in model["merges"] if _pair(merge) in merges]
@@ -117,14 +149,19 @@ def trim_config(config: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any
     return {
         **config,
         "model": model,
-        "added_tokens": [{**token, "id": new[token["id"]]} for token in config["added_tokens"]],
+        "added_tokens": [
+            {**token, "id": new[token["id"]]} for token in config["added_tokens"]
+        ],
         "post_processor": _renumber(config["post_processor"], new),
         "padding": padding and {**padding, "pad_id": new[padding["pad_id"]]},
     }
 
 
-def _find_parts(model: Mapping[str, Any], tokens: Iterable[str]) -> tuple[set[str], set[tuple[str, str]]]:
-    """Find the intermediate tokens and the merges with which byte-pair encoding builds these tokens."""
+def _find_parts(
+    model: Mapping[str, Any], tokens: Iterable[str]
+) -> tuple[set[str], set[tuple[str, str]]]:
+    """Find the intermediate tokens and the merges with which byte-pair encoding builds
+    these tokens."""
     ranks = {_pair(merge): rank for rank, merge in enumerate(model["merges"])}
     parts: set[str] = set()
     merges: set[tuple[str, str]] = set()
@@ -132,7 +169,10 @@ def _find_parts(model: Mapping[str, Any], tokens: Iterable[str]) -> tuple[set[st
         symbols = list(token)
         parts.update(symbols)
         while True:
-            pairs = [(ranks.get(pair, len(ranks)), at) for at, pair in enumerate(pairwise(symbols))]
+            pairs = [
+                (ranks.get(pair, len(ranks)), at)
+                for at, pair in enumerate(pairwise(symbols))
+            ]
             rank, at = min(pairs, default=(len(ranks), 0))
             if rank == len(ranks):
                 break
@@ -155,22 +195,38 @@ def _framing(post: Mapping[str, Any] | None) -> list[int]:
     if post["type"] == "Sequence":
         return [number for each in post["processors"] for number in _framing(each)]
     if post["type"] == "TemplateProcessing":
-        return [number for special in post["special_tokens"].values() for number in special["ids"]]
+        return [
+            number
+            for special in post["special_tokens"].values()
+            for number in special["ids"]
+        ]
     return [post[name][1] for name in ("cls", "sep") if name in post]
 
 
-def _renumber(post: Mapping[str, Any] | None, new: Mapping[int, int]) -> dict[str, Any] | None:
+def _renumber(
+    post: Mapping[str, Any] | None, new: Mapping[int, int]
+) -> dict[str, Any] | None:
     if post is None:
         return None
     if post["type"] == "Sequence":
-        return {**post, "processors": [_renumber(each, new) for each in post["processors"]]}
+        return {
+            **post,
+            "processors": [_renumber(each, new) for each in post["processors"]],
+        }
     if post["type"] == "TemplateProcessing":
         special = {
             token: {**each, "ids": [new[number] for number in each["ids"]]}
             for token, each in post["special_tokens"].items()
         }
         return {**post, "special_tokens": special}
-    return {**post, **{name: [post[name][0], new[post[name][1]]] for name in ("cls", "sep") if name in post}}
+    return {
+        **post,
+        **{
+            name: [post[name][0], new[post[name][1]]]
+            for name in ("cls", "sep")
+            if name in post
+        },
+    }
 
 
 @dataclass(frozen=True)
@@ -181,8 +237,11 @@ class TrimmedTokenizer:
     config: dict[str, Any]
 
     @classmethod
-    def from_used(cls, config: Mapping[str, Any], used: Iterable[int]) -> "TrimmedTokenizer":
-        """Reduce the content of tokenizer.json to the `used` tokens and those that they need."""
+    def from_used(
+        cls, config: Mapping[str, Any], used: Iterable[int]
+    ) -> "TrimmedTokenizer":
+        """Reduce the content of tokenizer.json to the `used` tokens and those that they
+        need."""
         kept = find_needed(config, used)
         return cls(tuple(kept), trim_config(config, kept))
 
@@ -196,46 +255,71 @@ class TrimmedTokenizer:
 
 
 def trim_tokenizer(
-    before: TextEncoder, texts: Iterable[str], *, min_count: int, keep: Sequence[str], pinned: set[int]
+    before: TextEncoder,
+    texts: Iterable[str],
+    *,
+    min_count: int,
+    keep: Sequence[str],
+    pinned: set[int],
 ) -> TrimmedTokenizer:
-    """Trim a tokenizer; with min_count 1, every text is encoded to the same tokens as before."""
+    """Trim a tokenizer; with min_count 1, every text is encoded to the same tokens as
+    before."""
     config = json.loads(before.backend.to_str())
     used = (count_tokens(before, texts) >= min_count) | (count_tokens(before, keep) > 0)
     kept = set(np.flatnonzero(used).tolist()) | pinned
     trimmed = TrimmedTokenizer.from_used(config, kept)
     if min_count > 1:
         return trimmed
-    different = [text for text, same in compare_encodings(before, trimmed.encoder(before), texts) if not same]
+    different = [
+        text
+        for text, same in compare_encodings(before, trimmed.encoder(before), texts)
+        if not same
+    ]
     if different and config["model"]["type"] == "WordPiece":
-        # Words that were unknown: without the tokens at which matching failed, it may succeed. Keep every token that
-        # occurs in one of these texts, used or not.
+        # Words that were unknown: without the tokens at which matching failed, it may
+        # succeed. Keep every token that occurs in one of these texts, used or not.
         normal = before.backend.normalizer
         prefix = config["model"]["continuing_subword_prefix"]
-        normalized = "\n".join(text if normal is None else normal.normalize_str(text) for text in different)
-        parts = ((token.removeprefix(prefix), number) for token, number in config["model"]["vocab"].items())
+        normalized = "\n".join(
+            text if normal is None else normal.normalize_str(text) for text in different
+        )
+        parts = (
+            (token.removeprefix(prefix), number)
+            for token, number in config["model"]["vocab"].items()
+        )
         kept |= {number for part, number in parts if part and part in normalized}
         trimmed = TrimmedTokenizer.from_used(config, kept)
         after = trimmed.encoder(before)
-        different = [text for text, same in compare_encodings(before, after, different) if not same]
+        different = [
+            text
+            for text, same in compare_encodings(before, after, different)
+            if not same
+        ]
     if different:
         raise CompressError(
-            f"the trimmed tokenizer encodes {len(different)} texts of the corpus differently, such as "
-            f"{different[0]!r:.80}; nothing was written. Please report it with the tokenizer.json"
+            f"the trimmed tokenizer encodes {len(different)} texts of the corpus "
+            f"differently, such as {different[0]!r:.80}; nothing was written. Please "
+            "report it with the tokenizer.json"
         )
     return trimmed
 
 
-def compare_encodings(before: TextEncoder, after: TextEncoder, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+def compare_encodings(
+    before: TextEncoder, after: TextEncoder, texts: Iterable[str]
+) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both tokenizers give it the same tokens."""
     for chunk in show_progress(chunks(texts), "comparing texts", unit="thousand texts"):
-        for text, first, second in zip(chunk, before.tokens(chunk), after.tokens(chunk), strict=True):
+        for text, first, second in zip(
+            chunk, before.tokens(chunk), after.tokens(chunk), strict=True
+        ):
             yield text, first == second
 
 
 @torch.no_grad()
 def trim_model(model: Any, kept: Sequence[int]) -> None:
-    """Keep only the rows `kept` (ascending) of the word embedding and of an output layer over the vocabulary, in place,
-    and renumber the special tokens of the config; None for one beyond the vocabulary, as GPT-2's by default."""
+    """Keep only the rows `kept` (ascending) of the word embedding and of an output
+    layer over the vocabulary, in place, and renumber the special tokens of the config;
+    None for one beyond the vocabulary, as GPT-2's by default."""
     rows = torch.tensor(kept)
     new = {old: index for index, old in enumerate(kept)}
     words, outputs = model.get_input_embeddings(), model.get_output_embeddings()
@@ -243,14 +327,22 @@ def trim_model(model: Any, kept: Sequence[int]) -> None:
     tables = [words.weight]
     if outputs is not None:
         bias = getattr(outputs, "bias", None)
-        tables += [table for table in (outputs.weight, bias) if table is not None and table is not words.weight]
+        tables += [
+            table
+            for table in (outputs.weight, bias)
+            if table is not None and table is not words.weight
+        ]
     for table in tables:
         table.data[: len(rows)] = table.data[rows.to(table.device)]
     model.resize_token_embeddings(len(rows))
     model.get_input_embeddings().padding_idx = None if padding is None else new[padding]
     for config in (model.config, getattr(model, "generation_config", None)):
         for name, number in special_ids(config).items():
-            ids = new.get(number) if isinstance(number, int) else [new[each] for each in number if each in new]
+            ids = (
+                new.get(number)
+                if isinstance(number, int)
+                else [new[each] for each in number if each in new]
+            )
             setattr(config, name, ids)
 
 
@@ -264,8 +356,9 @@ def special_ids(config: Any) -> dict[str, int | list[int]]:
 
 
 def find_pinned(model: Any) -> set[int]:
-    """Find the ids that the model depends on: special tokens; and, if positions are counted from the padding id
-    (RoBERTa), all ids up to it, so that it does not change."""
+    """Find the ids that the model depends on: special tokens; and, if positions are
+    counted from the padding id (RoBERTa), all ids up to it, so that it does not
+    change."""
     ids: set[int] = set()
     for config in (model.config, getattr(model, "generation_config", None)):
         for value in special_ids(config).values():
@@ -273,24 +366,34 @@ def find_pinned(model: Any) -> set[int]:
     if (padding := model.get_input_embeddings().padding_idx) is not None:
         ids.add(padding)
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and (first := getattr(module, "padding_idx", None)) is not None:
+        if (
+            name.endswith("position_embeddings")
+            and (first := getattr(module, "padding_idx", None)) is not None
+        ):
             ids.update(range(first + 1))
-    return {number for number in ids if number < model.get_input_embeddings().num_embeddings}
+    return {
+        number for number in ids if number < model.get_input_embeddings().num_embeddings
+    }
 
 
 def trim_file(source: Path, target: Path, kept: Sequence[int]) -> None:
-    """Write the ONNX file `source` with only these rows of every table that `input_ids` indexes.
+    """Write the ONNX file `source` with only these rows of every table that `input_ids`
+    indexes.
 
     Raises ExportError if there is none.
     """
     model = read_model(source)
     tables = token_tables(model.graph)
     if not tables:
-        raise ExportError(f"{source}: input_ids index no table; expected a file of a bundle")
+        raise ExportError(
+            f"{source}: input_ids index no table; expected a file of a bundle"
+        )
     for tensor in model.graph.initializer:
         if tensor.name in tables:
             rows = numpy_helper.to_array(tensor)[np.asarray(kept)]
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(rows), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(np.ascontiguousarray(rows), tensor.name)
+            )
     del model.graph.value_info[:]  # with the old shapes
     save_changed(model, target)
 
@@ -300,24 +403,33 @@ PROBED: Final = 32
 TOLERANCE: Final = 1e-5
 
 
-def compare_files(before: Bundle, after: Bundle, kept: Sequence[int], texts: Iterable[str]) -> None:
-    """Raise CompressError if a file's logits have changed for rows whose tokens are all kept."""
+def compare_files(
+    before: Bundle, after: Bundle, kept: Sequence[int], texts: Iterable[str]
+) -> None:
+    """Raise CompressError if a file's logits have changed for rows whose tokens are all
+    kept."""
     new = {old: index for index, old in enumerate(kept)}
     encoder = TextEncoder.from_folder(before.path)
     rows, renumbered = [], []
     for row in encoder.encode(list(islice(texts, PROBED)), before.manifest.max_length):
         if all(number in new for number in row["input_ids"]):
             rows.append(row)
-            renumbered.append({**row, "input_ids": [new[number] for number in row["input_ids"]]})
+            renumbered.append(
+                {**row, "input_ids": [new[number] for number in row["input_ids"]]}
+            )
     for precision, name in FILES.items():
         if name not in before.manifest.files or not rows:
             continue
-        expected, logits = before.logits(rows, precision=precision), after.logits(renumbered, precision=precision)
+        expected, logits = (
+            before.logits(rows, precision=precision),
+            after.logits(renumbered, precision=precision),
+        )
         difference = float(np.abs(expected - logits).max())
         if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
             raise CompressError(
-                f"{before.path}: trimming changes the logits of its {precision} file by {difference:.2g} for texts of "
-                "the corpus; nothing was written. Its graph contains token ids"
+                f"{before.path}: trimming changes the logits of its {precision} file "
+                f"by {difference:.2g} for texts of the corpus; nothing was written. "
+                "Its graph contains token ids"
             )
 
 
@@ -330,9 +442,14 @@ def first_output(model: Any, row: Sequence[int]) -> Any:
     return out["logits"] if "logits" in out else out[0]
 
 
-def check_outputs(model: Any, kept: Sequence[int], rows: Sequence[Sequence[int]], expected: Sequence[Any]) -> None:
-    """Raise CompressError if outputs have changed for rows whose tokens are all kept; outputs over the vocabulary are
-    compared for the kept tokens."""
+def check_outputs(
+    model: Any,
+    kept: Sequence[int],
+    rows: Sequence[Sequence[int]],
+    expected: Sequence[Any],
+) -> None:
+    """Raise CompressError if outputs have changed for rows whose tokens are all kept;
+    outputs over the vocabulary are compared for the kept tokens."""
     new = {old: index for index, old in enumerate(kept)}
     for row, before in zip(rows, expected, strict=True):
         if any(number not in new for number in row):
@@ -340,19 +457,28 @@ def check_outputs(model: Any, kept: Sequence[int], rows: Sequence[Sequence[int]]
         after = first_output(model, [new[number] for number in row])
         wanted = before[..., list(kept)] if after.shape != before.shape else before
         limit = TOLERANCE * max(1.0, float(wanted.abs().max()))
-        if after.shape != wanted.shape or not float((after - wanted).abs().max()) <= limit:
+        if (
+            after.shape != wanted.shape
+            or not float((after - wanted).abs().max()) <= limit
+        ):
             raise CompressError(
-                f"{type(model).__name__}: trimming changes its outputs; nothing was written. It has tables over the "
-                "vocabulary that transformers does not report, or contains token ids"
+                f"{type(model).__name__}: trimming changes its outputs; nothing was "
+                "written. It has tables over the vocabulary that transformers does not "
+                "report, or contains token ids"
             )
 
 
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-"""The files of the trimmed tokenizer; older formats (vocab.txt, merges.txt) would still hold the whole vocabulary."""
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+"""The files of the trimmed tokenizer; older formats (vocab.txt, merges.txt) would still
+hold the whole vocabulary."""
 
 LIMIT: Final = (
-    "The vocabulary was trimmed from {before} to {after} tokens, those of a corpus. Other texts are encoded with "
-    "shorter tokens, and may be understood less well."
+    "The vocabulary was trimmed from {before} to {after} tokens, those of a corpus. "
+    "Other texts are encoded with shorter tokens, and may be understood less well."
 )
 
 
@@ -361,9 +487,11 @@ class Trimmed:
     """The result of trimming.
 
     path            the folder that was written
-    kept            old ids of the kept tokens, ascending: the new id of a token is its index
+    kept            old ids of the kept tokens, ascending: the new id of a token is its
+                    index
     before          the former number of tokens
-    texts           texts in the corpus; whole: the share of them encoded as before, 1.0 if min_count is 1
+    texts           texts in the corpus; whole: the share of them encoded as before, 1.0
+                    if min_count is 1
     bytes           file -> sizes before and after, of weights, tokenizer and ONNX files
     """
 
@@ -376,14 +504,22 @@ class Trimmed:
 
 
 def trim_bundle(
-    bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
+    bundle: Bundle,
+    texts: Iterable[str],
+    out: Path,
+    *,
+    min_count: int = 1,
+    keep: Sequence[str] = (),
 ) -> Trimmed:
-    """Write a bundle without the tokens that occur less than `min_count` times in `texts`, which are read more than
-    once; tokens in the texts of `keep` are always kept.
+    """Write a bundle without the tokens that occur less than `min_count` times in
+    `texts`, which are read more than once; tokens in the texts of `keep` are always
+    kept.
 
-    In ONNX files that read ids, only the rows of tables change. Files with the tokenizer inside and the report belong
-    to the old vocabulary and are not copied. Raises BundleError if `out` exists, CompressError for a corpus that can be
-    read only once, a tokenizer that cannot be trimmed, or if logits would change; then nothing is written.
+    In ONNX files that read ids, only the rows of tables change. Files with the
+    tokenizer inside and the report belong to the old vocabulary and are not copied.
+    Raises BundleError if `out` exists, CompressError for a corpus that can be read only
+    once, a tokenizer that cannot be trimmed, or if logits would change; then nothing is
+    written.
     """
     with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (_, trimmed):
         return trimmed
@@ -391,9 +527,15 @@ def trim_bundle(
 
 @contextmanager
 def trimming(
-    bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
+    bundle: Bundle,
+    texts: Iterable[str],
+    out: Path,
+    *,
+    min_count: int = 1,
+    keep: Sequence[str] = (),
 ) -> Iterator[tuple[Bundle, Trimmed]]:
-    """Yield the bundle of `trim_bundle` in a temporary folder for the caller to finish, then rename it to `out`."""
+    """Yield the bundle of `trim_bundle` in a temporary folder for the caller to finish,
+    then rename it to `out`."""
     from compress.models.loader import load_model
 
     check_new(out)
@@ -407,21 +549,38 @@ def trimming(
         for name in FILES.values():
             if name in bundle.manifest.files:
                 trim_file(bundle.path / name, folder / name, trimmed.kept)
-        manifest = Manifest.from_model(model, bundle.manifest.max_length, task=bundle.task)
+        manifest = Manifest.from_model(
+            model, bundle.manifest.max_length, task=bundle.task
+        )
         manifest = replace(manifest, threshold=bundle.manifest.threshold)
         limit = LIMIT.format(before=trimmed.before, after=len(trimmed.kept))
-        card = {"name": out.name, **describe_origin("", bundle.path), "limits": (limit,)}
-        (folder / "README.md").write_text(Bundle(folder, manifest).card(card), encoding="utf-8")
+        card = {
+            "name": out.name,
+            **describe_origin("", bundle.path),
+            "limits": (limit,),
+        }
+        (folder / "README.md").write_text(
+            Bundle(folder, manifest).card(card), encoding="utf-8"
+        )
         manifest = replace(manifest, files=stamp_files(folder))
         manifest.write(folder)
         compare_files(bundle, Bundle(folder, manifest), trimmed.kept, texts)
-        yield Bundle(folder, manifest), replace(trimmed, path=out, bytes=_sizes(bundle.path, folder))
+        yield (
+            Bundle(folder, manifest),
+            replace(trimmed, path=out, bytes=_sizes(bundle.path, folder)),
+        )
 
 
 def trim_checkpoint(
-    checkpoint: Path, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
+    checkpoint: Path,
+    texts: Iterable[str],
+    out: Path,
+    *,
+    min_count: int = 1,
+    keep: Sequence[str] = (),
 ) -> Trimmed:
-    """Trim a transformers checkpoint as `trim_bundle` does: weights in the model's own class, config and tokenizer.
+    """Trim a transformers checkpoint as `trim_bundle` does: weights in the model's own
+    class, config and tokenizer.
 
     What sentence-transformers adds to it is copied.
     """
@@ -431,7 +590,10 @@ def trim_checkpoint(
     model = load_as_saved(checkpoint).model
     tokenizer = load_tokenizer(checkpoint)
     length = min(PROBED, positions(model) or PROBED)
-    rows = [row["input_ids"] for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), length)]
+    rows = [
+        row["input_ids"]
+        for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), length)
+    ]
     expected = [first_output(model, row) for row in rows]
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
@@ -445,20 +607,34 @@ def trim_checkpoint(
     return replace(trimmed, path=out, bytes=sizes)
 
 
-def _trim(source: Path, model: Any, texts: Iterable[str], min_count: int, keep: Sequence[str]) -> tuple[Trimmed, Any]:
-    """Trim the model in place; return the result, without path and sizes, and the tokenizer for transformers."""
+def _trim(
+    source: Path, model: Any, texts: Iterable[str], min_count: int, keep: Sequence[str]
+) -> tuple[Trimmed, Any]:
+    """Trim the model in place; return the result, without path and sizes, and the
+    tokenizer for transformers."""
     from compress.models.loader import load_tokenizer
 
     if min_count < 1:
-        raise CompressError(f"min_count {min_count}: expected at least 1; tokens that occur less often are trimmed")
+        raise CompressError(
+            f"min_count {min_count}: expected at least 1; tokens that occur less often "
+            "are trimmed"
+        )
     if iter(texts) is texts:
-        raise CompressError("the corpus is read more than once; expected a list, not an iterator")
+        raise CompressError(
+            "the corpus is read more than once; expected a list, not an iterator"
+        )
     tokenizer = load_tokenizer(source)
     before = text_encoder_of(tokenizer)
-    trimmed = trim_tokenizer(before, texts, min_count=min_count, keep=keep, pinned=find_pinned(model))
-    same = [same for _, same in compare_encodings(before, trimmed.encoder(before), texts)]
+    trimmed = trim_tokenizer(
+        before, texts, min_count=min_count, keep=keep, pinned=find_pinned(model)
+    )
+    same = [
+        same for _, same in compare_encodings(before, trimmed.encoder(before), texts)
+    ]
     if not same:
-        raise CompressError("the corpus is empty; expected the texts that the model will read")
+        raise CompressError(
+            "the corpus is empty; expected the texts that the model will read"
+        )
     trim_model(model, trimmed.kept)
     size = before.backend.get_vocab_size()
     result = Trimmed(source, trimmed.kept, size, len(same), float(np.mean(same)), {})
@@ -477,16 +653,21 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
             if path.name not in TOKENIZER_FILES:
                 path.unlink()
         content, settings = (folder / name for name in TOKENIZER_FILES[:2])
-        content.write_text(json.dumps(trimmed.config, ensure_ascii=False), encoding="utf-8")
+        content.write_text(
+            json.dumps(trimmed.config, ensure_ascii=False), encoding="utf-8"
+        )
         config = json.loads(settings.read_text(encoding="utf-8"))
         if added := config.get("added_tokens_decoder"):
-            config["added_tokens_decoder"] = {new[number]: token for number, token in added.items() if number in new}
+            config["added_tokens_decoder"] = {
+                new[number]: token for number, token in added.items() if number in new
+            }
         settings.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
         loaded = load_tokenizer(folder)
     if loaded.get_vocab() != trimmed.tokenizer.get_vocab(with_added_tokens=True):
         raise CompressError(
-            f"transformers loads another vocabulary than the trimmed tokenizer has ({type(loaded).__name__}); nothing "
-            "was written. Please report it with the tokenizer.json"
+            "transformers loads another vocabulary than the trimmed tokenizer has "
+            f"({type(loaded).__name__}); nothing was written. Please report it with "
+            "the tokenizer.json"
         )
     return loaded
 
@@ -495,11 +676,17 @@ def check_new(out: Path) -> None:
     """Raise BundleError if the folder exists, OutputError if it cannot be written."""
     check_output_folder(out, "out")
     if out.exists():
-        raise BundleError(f"{out}: exists; expected a new folder, since trimming changes every file")
+        raise BundleError(
+            f"{out}: exists; expected a new folder, since trimming changes every file"
+        )
 
 
 def _sizes(before: Path, after: Path) -> dict[str, tuple[int, int]]:
-    names = [path.relative_to(after) for path in sorted(after.rglob("*")) if path.suffix in (".onnx", ".safetensors")]
+    names = [
+        path.relative_to(after)
+        for path in sorted(after.rglob("*"))
+        if path.suffix in (".onnx", ".safetensors")
+    ]
     names.append(Path("tokenizer.json"))
     return {
         str(name): ((before / name).stat().st_size, (after / name).stat().st_size)

@@ -1,7 +1,9 @@
-"""Choose the fastest file for a device: build and check every variant, and race them there.
+"""Choose the fastest file for a device: build and check every variant, and race them
+there.
 
 with open_device("local") as device:
-    tuned = tune(bundle, device=device, settings=[Setting()], evaluator=evaluator, calibration=rows)
+    tuned = tune(bundle, device=device, settings=[Setting()], evaluator=evaluator,
+    calibration=rows)
 """
 
 import json
@@ -23,7 +25,12 @@ from compress.arguments import Share, check_arguments
 from compress.benchmark.devices import Device
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import Bundle, Precision
-from compress.exporters.int8 import LEARNED_KEY, quantize_dynamic, quantize_learned, quantize_static
+from compress.exporters.int8 import (
+    LEARNED_KEY,
+    quantize_dynamic,
+    quantize_learned,
+    quantize_static,
+)
 from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
 from compress.exporters.rewrite.graph import Graph, find_writer, list_floats, products
@@ -45,7 +52,13 @@ from compress.exporters.session import (
     session_options,
 )
 from compress.quantization.calibration import choose_ranges, observe
-from compress.quantization.certify import ScoreDrop, attach_certificate, certify, compare_logits, compute_logits
+from compress.quantization.certify import (
+    ScoreDrop,
+    attach_certificate,
+    certify,
+    compare_logits,
+    compute_logits,
+)
 from compress.records.certificate import VariantResult
 from compress.records.latency import DeviceError, Latency, Setting, describe_device
 
@@ -55,8 +68,8 @@ if TYPE_CHECKING:
 
 
 def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
-    """Optimise the float32 model with `onnxruntime.transformers.optimizer`, with its SkipLayerNormalization if `norms`.
-    Return None if no attention can be fused."""
+    """Optimise the float32 model with `onnxruntime.transformers.optimizer`, with its
+    SkipLayerNormalization if `norms`. Return None if no attention can be fused."""
     cores = collapse(Graph.copy_of(model))
     if not cores:
         return None
@@ -72,17 +85,26 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
         path = Path(scratch) / "divided.onnx"
         onnx.save_model(_divide(model), path)
         optimized = optimize_model(
-            str(path), "bert", num_heads=heads, hidden_size=width, optimization_options=options, opt_level=0
+            str(path),
+            "bert",
+            num_heads=heads,
+            hidden_size=width,
+            optimization_options=options,
+            opt_level=0,
         )
     fused: ModelProto = optimized.model
-    fused.producer_name, fused.producer_version = model.producer_name, model.producer_version
+    fused.producer_name, fused.producer_version = (
+        model.producer_name,
+        model.producer_version,
+    )
     declare_microsoft(fused)
     onnx.helper.set_model_props(fused, metadata(model))
     return fused
 
 
 def _divide(model: ModelProto) -> ModelProto:
-    """Divide scores by the root of the size instead of multiplying by its inverse, as the optimiser requires."""
+    """Divide scores by the root of the size instead of multiplying by its inverse, as
+    the optimiser requires."""
     copy = ModelProto()
     copy.CopyFrom(model)
     graph, constants = Graph(copy.graph), Graph.copy_of(model)
@@ -112,7 +134,8 @@ FUSED = (
     "QAttention",
     "SkipLayerNormalization",
 )
-"""Operators that onnxruntime fuses from several in a file, or that are written for it."""
+"""Operators that onnxruntime fuses from several in a file, or that are written for
+it."""
 
 INTEGER = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 
@@ -120,20 +143,27 @@ FORMS = (Form(tokens_first=False), Form(merged=True), PLAIN)
 PERCENTILE = 99.99
 
 SLEEPING = {"session.intra_op.allow_spinning": "0"}
-"""Threads that spin while they wait compete with other programs for the cores: 2 threads took 20 ms instead of 2
-(docs/export-speed.md). Not measured on an otherwise idle machine."""
+"""Threads that spin while they wait compete with other programs for the cores: 2
+threads took 20 ms instead of 2 (docs/export-speed.md). Not measured on an otherwise
+idle machine."""
 
 NORMS, SLEEP = ", fused norms", ", sleeping threads"
 WAYS: Mapping[str, tuple[Mapping[str, str], str, tuple[str, ...]]] = {
     "": (UNFUSED_SKIP, UNFUSED_SKIP_WHY, ()),
-    NORMS: ({}, "Fused norms were the fastest of all variants where this file was tuned.", ("SkipLayerNormalization",)),
+    NORMS: (
+        {},
+        "Fused norms were the fastest of all variants where this file was tuned.",
+        ("SkipLayerNormalization",),
+    ),
     SLEEP: (
         {**UNFUSED_SKIP, **SLEEPING},
-        f"{UNFUSED_SKIP_WHY} Threads that sleep while they wait were the fastest where this file was tuned.",
+        f"{UNFUSED_SKIP_WHY} Threads that sleep while they wait were the fastest where "
+        "this file was tuned.",
         (),
     ),
 }
-"""Suffix of a variant's name -> session settings, the reason for them, and further operators that should be fused."""
+"""Suffix of a variant's name -> session settings, the reason for them, and further
+operators that should be fused."""
 
 
 @dataclass(frozen=True)
@@ -162,13 +192,20 @@ class Variant:
     def with_fused_counts(self) -> "Variant":
         """Count the fused operators that onnxruntime runs on this machine."""
         fused = count_fused(self.path)
-        missing = [" or ".join(group) for group in self.expects if not any(fused.get(name) for name in group)]
-        warnings = [f"onnxruntime should run {name} here, and does not" for name in missing]
+        missing = [
+            " or ".join(group)
+            for group in self.expects
+            if not any(fused.get(name) for name in group)
+        ]
+        warnings = [
+            f"onnxruntime should run {name} here, and does not" for name in missing
+        ]
         return replace(self, fused=fused, warning="; ".join(warnings))
 
 
 def count_fused(path: Path) -> dict[str, int]:
-    """Count the fused operators in the graph that onnxruntime runs; {} if it cannot open the file."""
+    """Count the fused operators in the graph that onnxruntime runs; {} if it cannot
+    open the file."""
     options = session_options(1, session_entries(read_model(path), path))
     with tempfile.TemporaryDirectory() as scratch:
         options.optimized_model_filepath = str(Path(scratch) / "optimised.onnx")
@@ -182,24 +219,43 @@ def count_fused(path: Path) -> dict[str, int]:
 
 
 def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Variant]:
-    """Write forms of the fp32 file `source`, as traced by `to_onnx(form=None)`, to `folder`; the first is unchanged.
-    For more than one of `threads`, there is one whose threads sleep while they wait."""
+    """Write forms of the fp32 file `source`, as traced by `to_onnx(form=None)`, to
+    `folder`; the first is unchanged. For more than one of `threads`, there is one whose
+    threads sleep while they wait."""
     traced = read_model(source)
     variants = [_save("fp32", traced, folder), _save("fp32", traced, folder, way=NORMS)]
     for norms in (False, True):
         if (model := attention_fused(traced, norms=norms)) is not None:
             name = "fp32, onnxruntime's fused attention"
             variant = _save(name, model, folder, ("Attention",), NORMS if norms else "")
-            variants.append(replace(variant, quantise=False))  # QAttention was slower wherever it was measured
+            # QAttention was slower wherever it was measured
+            variants.append(replace(variant, quantise=False))
     for form in FORMS:
         new = rewrite_graph(traced, form)
         if (form.tokens_first and not new.turned) or (form.merged and not new.merged):
             continue  # the same graph as for the previous form
-        unknown = f"the attention of {new.softmaxes - new.attentions} of {new.softmaxes} layers has an unknown form"
-        for way in ("", NORMS, *([SLEEP] if threads > 1 else [])) if form == PLAIN else ("",):
-            variant = _save(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else (), way)
+        unknown = (
+            f"the attention of {new.softmaxes - new.attentions} of {new.softmaxes} "
+            "layers has an unknown form"
+        )
+        for way in (
+            ("", NORMS, *([SLEEP] if threads > 1 else [])) if form == PLAIN else ("",)
+        ):
+            variant = _save(
+                f"fp32, {form}",
+                new.model,
+                folder,
+                ("FusedMatMul",) if new.turned else (),
+                way,
+            )
             warnings = [unknown] if new.attentions < new.softmaxes else []
-            variants.append(replace(variant, form=form, warning="; ".join(filter(None, (*warnings, variant.warning)))))
+            variants.append(
+                replace(
+                    variant,
+                    form=form,
+                    warning="; ".join(filter(None, (*warnings, variant.warning))),
+                )
+            )
     return variants
 
 
@@ -211,53 +267,96 @@ def int8_variants(
     calibration: "Sequence[EncodedRow]" = (),
     learned: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Variant]:
-    """Write int8 files: dynamic ones of each fp32 file, and of the plain form also one with a scale per matrix, and
-    static ones if there are rows for calibration. With `learned` ranges, write a static one of each file instead.
+    """Write int8 files: dynamic ones of each fp32 file, and of the plain form also one
+    with a scale per matrix, and static ones if there are rows for calibration. With
+    `learned` ranges, write a static one of each file instead.
 
-    Products in `keep` stay in float32; files in which one of them was merged with others are skipped.
+    Products in `keep` stay in float32; files in which one of them was merged with
+    others are skipped.
     """
     suitable = [
         source
         for source in sources
-        if source.quantise and set(keep) <= {each.name for each in products(read_model(source.path).graph)}
+        if source.quantise
+        and set(keep) <= {each.name for each in products(read_model(source.path).graph)}
     ]
     if learned:
         quantise = partial(quantize_learned, learned=learned, keep=keep)
-        unmerged = [source for source in suitable if source.form is None or not source.form.merged]
-        return [_quantise(source, "static int8, ranges learned in training", folder, quantise) for source in unmerged]
-    variants = [_quantise(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep)) for source in suitable]
+        unmerged = [
+            source
+            for source in suitable
+            if source.form is None or not source.form.merged
+        ]
+        return [
+            _quantise(
+                source, "static int8, ranges learned in training", folder, quantise
+            )
+            for source in unmerged
+        ]
+    variants = [
+        _quantise(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep))
+        for source in suitable
+    ]
     for source in suitable:
         if source.form == PLAIN and source.entries == UNFUSED_SKIP:
             per_matrix = partial(quantize_dynamic, keep=keep, per_channel=False)
-            variants.append(_quantise(source, "dynamic int8 per matrix", folder, per_matrix))
+            variants.append(
+                _quantise(source, "dynamic int8 per matrix", folder, per_matrix)
+            )
             if calibration:
                 seen = observe(source.path, calibration)
-                minmax, percentile = choose_ranges(seen, "minmax"), choose_ranges(seen, "percentile", PERCENTILE)
+                minmax, percentile = (
+                    choose_ranges(seen, "minmax"),
+                    choose_ranges(seen, "percentile", PERCENTILE),
+                )
                 methods = {
-                    "static int8, minmax": partial(quantize_static, ranges=minmax, keep=keep),
-                    f"static int8, percentile {PERCENTILE:g}": partial(quantize_static, ranges=percentile, keep=keep),
-                    "static int8, minmax, qdq": partial(quantize_static, ranges=minmax, keep=keep, form="qdq"),
+                    "static int8, minmax": partial(
+                        quantize_static, ranges=minmax, keep=keep
+                    ),
+                    f"static int8, percentile {PERCENTILE:g}": partial(
+                        quantize_static, ranges=percentile, keep=keep
+                    ),
+                    "static int8, minmax, qdq": partial(
+                        quantize_static, ranges=minmax, keep=keep, form="qdq"
+                    ),
                 }
-                variants += [_quantise(source, name, folder, quantise) for name, quantise in methods.items()]
+                variants += [
+                    _quantise(source, name, folder, quantise)
+                    for name, quantise in methods.items()
+                ]
     return variants
 
 
-def _quantise(source: Variant, method: str, folder: Path, quantise: Callable[[Path, Path], None]) -> Variant:
+def _quantise(
+    source: Variant, method: str, folder: Path, quantise: Callable[[Path, Path], None]
+) -> Variant:
     target = _next(folder)
     quantise(source.path, target)
     name, expects = source.name.replace("fp32", method, 1), (*source.expects, INTEGER)
     return replace(source, name=name, path=target, expects=expects).with_fused_counts()
 
 
-def _save(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = (), way: str = "") -> Variant:
+def _save(
+    name: str,
+    model: ModelProto,
+    folder: Path,
+    expects: Sequence[str] = (),
+    way: str = "",
+) -> Variant:
     """Save the model as a file with the session settings of this way."""
     target, copy = _next(folder), ModelProto()
     copy.CopyFrom(model)
     entries, reason, more = WAYS[way]
-    properties = {**metadata(model), SESSION_KEY: json.dumps(dict(entries)), SESSION_WHY_KEY: reason}
+    properties = {
+        **metadata(model),
+        SESSION_KEY: json.dumps(dict(entries)),
+        SESSION_WHY_KEY: reason,
+    }
     onnx.helper.set_model_props(copy, properties)
     onnx.save_model(copy, target)
-    return Variant(name + way, target, tuple((operator,) for operator in (*expects, *more))).with_fused_counts()
+    return Variant(
+        name + way, target, tuple((operator,) for operator in (*expects, *more))
+    ).with_fused_counts()
 
 
 def _next(folder: Path) -> Path:
@@ -265,7 +364,8 @@ def _next(folder: Path) -> Path:
 
 
 PARITY = 1e-4
-"""The largest allowed difference of the logits from the traced graph's, relative to the largest (or to 1)."""
+"""The largest allowed difference of the logits from the traced graph's, relative to the
+largest (or to 1)."""
 ROWS = 400
 """Rows of the evaluator for comparing int8 files, spread evenly over it."""
 ROUNDS, RUNS = 6, 10
@@ -277,7 +377,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tuned:
-    """The bundle with the chosen files, and the results of all variants, in the order of the races."""
+    """The bundle with the chosen files, and the results of all variants, in the order
+    of the races."""
 
     bundle: Bundle
     tried: tuple[VariantResult, ...]
@@ -303,20 +404,24 @@ def tune(
     out: Path | None = None,
     say: Say = lambda _: None,
 ) -> Tuned:
-    """Tune the bundle, in place or in a new folder `out`: choose the fp32 file, and with an evaluator the int8 file,
-    that is fastest on the device; write the results into its report.
+    """Tune the bundle, in place or in a new folder `out`: choose the fp32 file, and
+    with an evaluator the int8 file, that is fastest on the device; write the results
+    into its report.
 
     settings     the settings of the race; the geometric mean of the ratios decides
     evaluator    rows for comparing int8 files; without it the int8 file is not tuned
     calibration  encoded rows other than the evaluator's, for static int8
-    max_drop     the allowed drop of the score of an int8 file, in its own unit, and the share of the answers that may
-                 change; a file that is no worse than the bundle's own is also allowed
-    proof        rows that certify the int8 file; default: those of the evaluator, which chose it
+    max_drop     the allowed drop of the score of an int8 file, in its own unit, and the
+                 share of the answers that may change; a file that is no worse than the
+                 bundle's own is also allowed
+    proof        rows that certify the int8 file; default: those of the evaluator, which
+                 chose it
     split, data  the origin of the certificate's rows
 
-    A file must be GAIN faster than the bundle's own to replace it. The bundle is not changed before everything is
-    measured. Every form is exported again from the weights. Ratios are to the bundle's own fp32 file.
-    Raises DeviceError if the device fails, ExportError for a model that cannot be exported.
+    A file must be GAIN faster than the bundle's own to replace it. The bundle is not
+    changed before everything is measured. Every form is exported again from the
+    weights. Ratios are to the bundle's own fp32 file. Raises DeviceError if the device
+    fails, ExportError for a model that cannot be exported.
     """
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
@@ -331,14 +436,26 @@ def tune(
         exact = fp32_variants(_export(bundle, folder), folder / "fp32", threads=most)
         checked = check_exact(bundle, device, exact)
         tried, fastest = race(checked)
-        chosen: dict[Precision, Path] = {"fp32": fastest.variant.path} if not fastest.own else {}
+        chosen: dict[Precision, Path] = (
+            {"fp32": fastest.variant.path} if not fastest.own else {}
+        )
         if evaluator is not None:
             say("building int8 variants")
             kept = list_floats(own["fp32"], own["int8"])
-            learned = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(LEARNED_KEY, {})
-            int8 = int8_variants(exact, folder / "int8", keep=kept, calibration=calibration, learned=learned)
+            learned = json.loads(
+                (bundle.path / "config.json").read_text(encoding="utf-8")
+            ).get(LEARNED_KEY, {})
+            int8 = int8_variants(
+                exact,
+                folder / "int8",
+                keep=kept,
+                calibration=calibration,
+                learned=learned,
+            )
             rows = evaluator.subsample(ROWS)
-            checked_int8 = check_int8(bundle, device, exact[0], int8, evaluator=rows, max_drop=max_drop)
+            checked_int8 = check_int8(
+                bundle, device, exact[0], int8, evaluator=rows, max_drop=max_drop
+            )
             more, fastest = race(checked_int8, baseline=checked[0])
             tried += more
             chosen |= {"int8": fastest.variant.path} if not fastest.own else {}
@@ -350,9 +467,16 @@ def tune(
             say(f"certifying int8 on {len(proof):,} {split} rows")
             method = next(each.variant for each in reversed(tried) if each.chosen)
             certificate = certify(
-                candidate, "int8", proof, max_drop=max_drop, device=device, method=method, split=split, data=data,
+                candidate,
+                "int8",
+                proof,
+                max_drop=max_drop,
+                device=device,
+                method=method,
+                split=split,
+                data=data,
                 kept=kept,
-            )  # fmt: skip
+            )
             candidate, _ = attach_certificate(candidate, "int8", certificate)
         candidate = candidate.attach_evidence(tuning=tried)
         if out is not None:
@@ -375,17 +499,26 @@ class Checked:
     own: bool = False
 
 
-def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> list[Checked]:
-    """Compare the bundle's own file and the variants with the first of these, as traced: on the device row by row, and
-    on this machine in a padded batch."""
+def check_exact(
+    bundle: Bundle, device: Device, variants: Sequence[Variant]
+) -> list[Checked]:
+    """Compare the bundle's own file and the variants with the first of these, as
+    traced: on the device row by row, and on this machine in a padded batch."""
     traced = variants[0]
     own = Variant("fp32 of the bundle", bundle.files()["fp32"]).with_fused_counts()
     rows = rows_for(traced.path, bundle.manifest.max_length)
-    encoded: list[EncodedRow] = [{name: array[0].tolist() for name, array in row.items()} for row in rows]
+    encoded: list[EncodedRow] = [
+        {name: array[0].tolist() for name, array in row.items()} for row in rows
+    ]
     exact = device.logits(traced.path, encoded)
     longest = max(row["input_ids"].shape[1] for row in rows)
     padded = {
-        name: np.concatenate([np.pad(row[name], ((0, 0), (0, longest - row[name].shape[1]))) for row in rows])
+        name: np.concatenate(
+            [
+                np.pad(row[name], ((0, 0), (0, longest - row[name].shape[1])))
+                for row in rows
+            ]
+        )
         for name in rows[0]
     }
     largest = max(1.0, *(float(np.abs(logits).max()) for logits in exact))
@@ -393,14 +526,32 @@ def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> 
     for variant in (own, *variants):
         try:
             pairs = zip(device.logits(variant.path, encoded), exact, strict=True)
-            on_device = float(np.max([np.abs(logits - expected).max() for logits, expected in pairs])) / largest
-        except DeviceError as error:  # the device cannot run this form; if the device is lost, the race fails too
+            on_device = (
+                float(
+                    np.max(
+                        [np.abs(logits - expected).max() for logits, expected in pairs]
+                    )
+                )
+                / largest
+            )
+        except DeviceError as error:
+            # the device cannot run this form; if the device is lost, the race fails too
             checked.append(Checked(variant, None, str(error), own=variant is own))
             continue
-        local = difference(onnx_run(traced.path), onnx_run(variant.path), [padded]).relative
+        local = difference(
+            onnx_run(traced.path), onnx_run(variant.path), [padded]
+        ).relative
         apart = float(np.max([on_device, local]))  # NaN stays NaN
-        problem = "" if apart <= PARITY else f"its logits differ by {apart:.2g} of the largest; allowed: {PARITY:g}"
-        checked.append(Checked(variant, apart if isfinite(apart) else None, problem, own=variant is own))
+        problem = (
+            ""
+            if apart <= PARITY
+            else f"its logits differ by {apart:.2g} of the largest; allowed: {PARITY:g}"
+        )
+        checked.append(
+            Checked(
+                variant, apart if isfinite(apart) else None, problem, own=variant is own
+            )
+        )
     return checked
 
 
@@ -413,7 +564,8 @@ def check_int8(
     evaluator: "Evaluator",
     max_drop: float,
 ) -> list[Checked]:
-    """Compare the bundle's own file and the variants with fp32, on the device, on the rows of the evaluator."""
+    """Compare the bundle's own file and the variants with fp32, on the device, on the
+    rows of the evaluator."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     expected = compute_logits(device, exact.path, evaluator)
 
@@ -427,22 +579,27 @@ def check_int8(
     for variant in variants:
         try:
             outcome = compare(variant)
-        except CompressError as error:  # it does not run there, or its logits are not finite
+        except CompressError as error:
+            # it does not run there, or its logits are not finite
             checked.append(Checked(variant, None, str(error)))
             continue
         problem = ""
-        no_worse = outcome.drop <= present.drop and outcome.agreement >= present.agreement
+        no_worse = (
+            outcome.drop <= present.drop and outcome.agreement >= present.agreement
+        )
         if not no_worse and not outcome.near(max_drop):
             problem = (
-                f"loses {100 * outcome.drop:.2f} points and changes {100 * (1 - outcome.agreement):.1f} % of the "
-                f"answers; at most {100 * max_drop:g} of each are allowed"
+                f"loses {100 * outcome.drop:.2f} points and changes "
+                f"{100 * (1 - outcome.agreement):.1f} % of the answers; at most "
+                f"{100 * max_drop:g} of each are allowed"
             )
         checked.append(Checked(variant, outcome.difference, problem, outcome.agreement))
     return checked
 
 
 def _export(bundle: Bundle, folder: Path) -> Path:
-    """Trace the fp32 file from the weights, at the opset of the bundle's own; every form is made from it."""
+    """Trace the fp32 file from the weights, at the opset of the bundle's own; every
+    form is made from it."""
     from compress.exporters.onnx import to_onnx
     from compress.models.heads import task_class
     from compress.models.loader import load_model
@@ -452,7 +609,14 @@ def _export(bundle: Bundle, folder: Path) -> Path:
     segments = "token_type_ids" in [node.name for node in own.graph.input]
     traced = folder / "traced.onnx"
     longest = bundle.manifest.max_length
-    to_onnx(model, traced, opset=opset_of(own), segments=segments, form=None, max_length=longest)
+    to_onnx(
+        model,
+        traced,
+        opset=opset_of(own),
+        segments=segments,
+        form=None,
+        max_length=longest,
+    )
     return traced
 
 
@@ -464,8 +628,9 @@ def _race(
     settings: Sequence[Setting],
     say: Say,
 ) -> tuple[list[VariantResult], Checked]:
-    """Race the files; return all results and the file to ship: the bundle's own, unless another is GAIN faster by the
-    geometric mean. Ratios are to the `baseline`, by default the bundle's own file, which comes first."""
+    """Race the files; return all results and the file to ship: the bundle's own, unless
+    another is GAIN faster by the geometric mean. Ratios are to the `baseline`, by
+    default the bundle's own file, which comes first."""
     baseline = baseline or checked[0]
     passed = [each for each in checked if not each.problem or each.own]
     files = {each.variant.name: each.variant.path for each in (baseline, *passed)}
@@ -493,7 +658,10 @@ def _race(
         VariantResult(
             variant=each.variant.name,
             device=description,
-            p50_ms={str(time.setting): time.p50_ms for time in times.get(each.variant.name, ())},
+            p50_ms={
+                str(time.setting): time.p50_ms
+                for time in times.get(each.variant.name, ())
+            },
             ratio=ratios.get(each.variant.name, {}),
             difference=each.difference,
             file_mb=each.variant.path.stat().st_size / 1e6,

@@ -1,12 +1,23 @@
-"""Recognise kinds of values, convert what is meant to what is read, and refuse the rest: the checks of arguments.
+"""Recognise kinds of values, convert what is meant to what is read, and refuse the
+rest: the checks of arguments.
 
-Only the standard library is imported, and classes get no more than they need, for `predict` begins here.
+Only the standard library is imported, and classes get no more than they need, for
+`predict` begins here.
 """
 
 import os
 import re
 import sys
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass, is_dataclass, replace
 from math import inf
 from numbers import Integral, Real
@@ -26,7 +37,8 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ArgumentCheck:
-    """Check a value, and convert it to what the function reads. This one takes anything.
+    """Check a value, and convert it to what the function reads. This one takes
+    anything.
 
     expected   what is taken, as a phrase for messages
     """
@@ -34,7 +46,8 @@ class ArgumentCheck:
     expected: str = "anything"
 
     def fits(self, value: Any) -> bool:
-        """Return True if the value is of this kind, though it may still be out of range."""
+        """Return True if the value is of this kind, though it may still be out of
+        range."""
         return True
 
     def take(self, value: Any, name: str) -> Any:
@@ -48,17 +61,21 @@ class ArgumentCheck:
         return self
 
     def suggest(self, value: Any) -> str:
-        """Return a sentence that says how to write what was probably meant; '' if that is not known."""
+        """Return a sentence that says how to write what was probably meant; '' if that
+        is not known."""
         return ""
 
     def refuse(self, value: Any, name: str) -> ArgumentError:
         """Return the error for a value that is not taken."""
-        return ArgumentError(name, self.expected, show(value), remedy=self.suggest(value))
+        return ArgumentError(
+            name, self.expected, show(value), remedy=self.suggest(value)
+        )
 
 
 @dataclass(frozen=True)
 class Range:
-    """The limits of a number in an annotation, as Annotated[float, Range(0, 1)]. Both ends are included."""
+    """The limits of a number in an annotation, as Annotated[float, Range(0, 1)]. Both
+    ends are included."""
 
     least: float = -inf
     most: float = inf
@@ -72,7 +89,8 @@ class Range:
 
 
 FLOAT_MOST = sys.float_info.max
-"""The largest number that a float holds; whole numbers are limited to 64 bits, as in torch and numpy."""
+"""The largest number that a float holds; whole numbers are limited to 64 bits, as in
+torch and numpy."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,13 +132,19 @@ class NumberCheck(ArgumentCheck):
     def take(self, value: Any, name: str) -> Any:
         number = plain_number(super().take(value, name))
         number = int(number) if isinstance(number, Integral) else float(number)
-        allowed = self.infinite if number in (inf, -inf) else self.limits.least <= number <= self.limits.most
+        allowed = (
+            self.infinite
+            if number in (inf, -inf)
+            else self.limits.least <= number <= self.limits.most
+        )
         if not allowed:  # nor for nan
             raise self.refuse(value, name)
         return number
 
     def within(self, limits: Range) -> ArgumentCheck:
-        both = Range(max(limits.least, self.limits.least), min(limits.most, self.limits.most))
+        both = Range(
+            max(limits.least, self.limits.least), min(limits.most, self.limits.most)
+        )
         return replace(self, expected=f"{self.kind}{limits}", limits=both)
 
 
@@ -184,12 +208,18 @@ class EitherCheck(ArgumentCheck):
 
 
 def either(kinds: Iterable[ArgumentCheck]) -> ArgumentCheck:
-    """Make the check of one of several kinds, with all choices in one list; it takes anything if one of them does."""
+    """Make the check of one of several kinds, with all choices in one list; it takes
+    anything if one of them does."""
     flat, choices = list[ArgumentCheck](), list[Any]()
     for kind in kinds:
         parts = kind.kinds if isinstance(kind, EitherCheck) else (kind,)
         flat += [part for part in parts if not isinstance(part, ChoiceCheck)]
-        choices += [choice for part in parts if isinstance(part, ChoiceCheck) for choice in part.choices]
+        choices += [
+            choice
+            for part in parts
+            if isinstance(part, ChoiceCheck)
+            for choice in part.choices
+        ]
     if any(type(kind) is ArgumentCheck for kind in flat):
         return ArgumentCheck()
     if choices:
@@ -227,7 +257,10 @@ class SequenceCheck(ArgumentCheck):
         super().take(value, name)
         if not is_sequence(value):
             return self.make([self.item.take(value, name)])
-        items = [self.item.take(each, f"{name}[{at}]") for at, each in enumerate(as_list(value))]
+        items = [
+            self.item.take(each, f"{name}[{at}]")
+            for at, each in enumerate(as_list(value))
+        ]
         return tuple(items) if isinstance(value, tuple) else self.make(items)
 
 
@@ -254,9 +287,14 @@ class MappingCheck(ArgumentCheck):
         return isinstance(value, Mapping)
 
     def take(self, value: Any, name: str) -> Any:
-        if unnamed := [key for key in super().take(value, name) if not isinstance(key, str)]:
+        if unnamed := [
+            key for key in super().take(value, name) if not isinstance(key, str)
+        ]:
             raise ArgumentError(name, self.expected, f"the name {show(unnamed[0])}")
-        return {key: self.value.take(each, f"{name}[{key!r}]") for key, each in value.items()}
+        return {
+            key: self.value.take(each, f"{name}[{key!r}]")
+            for key, each in value.items()
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -277,7 +315,9 @@ class InstanceCheck(ArgumentCheck):
     def suggest(self, value: Any) -> str:
         if not isinstance(value, Mapping) or not is_dataclass(self.kind):
             return ""
-        settings = ", ".join(f"{key}={show(each)}" for key, each in list(value.items())[:3])
+        settings = ", ".join(
+            f"{key}={show(each)}" for key, each in list(value.items())[:3]
+        )
         return f"Give {self.kind.__name__}({settings})"
 
 
@@ -297,11 +337,14 @@ def is_on_disk(value: Any) -> bool:
 
 
 def check_path_text(path: str, name: str) -> str:
-    """Return a path. Raises ArgumentError for one with half a character, which no file system can store."""
+    """Return a path. Raises ArgumentError for one with half a character, which no file
+    system can store."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        raise ArgumentError(name, "a name or a path", f"half a character in {show(path, MOST_PATH)}") from None
+        raise ArgumentError(
+            name, "a name or a path", f"half a character in {show(path, MOST_PATH)}"
+        ) from None
     return path
 
 
@@ -326,19 +369,28 @@ class PathCheck(ArgumentCheck):
 
     def take(self, value: Any, name: str) -> Any:
         given = super().take(value, name)
-        path = str(given.path) if self.bundle and is_on_disk(given) else os.fspath(given)
+        path = (
+            str(given.path) if self.bundle and is_on_disk(given) else os.fspath(given)
+        )
         if not path:
             raise ArgumentError(name, self.expected, "an empty text")
         if "\0" in path:
-            raise ArgumentError(name, self.expected, f"a zero byte in {show(path, MOST_PATH)}")
+            raise ArgumentError(
+                name, self.expected, f"a zero byte in {show(path, MOST_PATH)}"
+            )
         check_path_text(path, name)
         self._look(path, name)
         if self.is_file and path.endswith(("/", os.sep)):
-            raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}, which ends as a folder does")
+            raise ArgumentError(
+                name,
+                self.expected,
+                f"{show(path, MOST_PATH)}, which ends as a folder does",
+            )
         return self.make(self._expand(path, name))
 
     def _look(self, path: str, name: str) -> None:
-        """Raise ArgumentError for a path that is too long, or a circle of links; `train=a.tsv,test=b.tsv` is none."""
+        """Raise ArgumentError for a path that is too long, or a circle of links;
+        `train=a.tsv,test=b.tsv` is none."""
         if "=" in path:
             return
         try:
@@ -346,23 +398,32 @@ class PathCheck(ArgumentCheck):
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         except OSError as error:
-            raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}: {error.strerror}") from None
+            raise ArgumentError(
+                name, self.expected, f"{show(path, MOST_PATH)}: {error.strerror}"
+            ) from None
 
     def _expand(self, path: str, name: str) -> str:
         if not path.startswith("~") or os.path.lexists(path):
             return path
         expanded = os.path.expanduser(path)  # noqa: PTH111  # which does not raise for an unknown user
         if expanded == path:
-            raise ArgumentError(name, self.expected, f"{show(path, MOST_PATH)}, and there is no such user")
+            raise ArgumentError(
+                name,
+                self.expected,
+                f"{show(path, MOST_PATH)}, and there is no such user",
+            )
         return expanded
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RowsCheck(ArgumentCheck):
-    """A Dataset, or mappings, one for each row; those of an iterator are checked as they come."""
+    """A Dataset, or mappings, one for each row; those of an iterator are checked as
+    they come."""
 
     def fits(self, value: Any) -> bool:
-        return is_sequence(value) or (hasattr(value, "column_names") and hasattr(value, "features"))
+        return is_sequence(value) or (
+            hasattr(value, "column_names") and hasattr(value, "features")
+        )
 
     def take(self, value: Any, name: str) -> Any:
         if not is_sequence(super().take(value, name)):
@@ -378,16 +439,20 @@ class RowsCheck(ArgumentCheck):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LikeCheck(ArgumentCheck):
-    """An object with these attributes, such as a model of a library that is not imported here."""
+    """An object with these attributes, such as a model of a library that is not
+    imported here."""
 
     attributes: tuple[str, ...] = ()
 
     def fits(self, value: Any) -> bool:
-        return not isinstance(value, type) and all(hasattr(value, name) for name in self.attributes)
+        return not isinstance(value, type) and all(
+            hasattr(value, name) for name in self.attributes
+        )
 
 
 def check_unicode(text: str, name: str, where: str = "") -> str:
-    """Return the text. Raises ArgumentError for one with half a character, which no tokenizer and no file takes."""
+    """Return the text. Raises ArgumentError for one with half a character, which no
+    tokenizer and no file takes."""
     lone = None if text.isascii() else LONE_SURROGATE.search(text)
     if lone is not None:
         found = f"half a character (\\u{ord(lone[0]):04x}) at {lone.start()}"
@@ -396,21 +461,28 @@ def check_unicode(text: str, name: str, where: str = "") -> str:
 
 
 def is_table(value: Any) -> bool:
-    """Return True for a DataFrame, Dataset or other table, whose items are names of columns or rows."""
-    return not isinstance(value, type) and (hasattr(value, "columns") or hasattr(value, "column_names"))
+    """Return True for a DataFrame, Dataset or other table, whose items are names of
+    columns or rows."""
+    return not isinstance(value, type) and (
+        hasattr(value, "columns") or hasattr(value, "column_names")
+    )
 
 
 def is_sequence(value: Any) -> bool:
-    """Return True for what has items in an order: not for texts, mappings, sets and tables."""
+    """Return True for what has items in an order: not for texts, mappings, sets and
+    tables."""
     if isinstance(value, KeysView | ItemsView):
         return True
-    if isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set) or is_table(value):
+    if isinstance(
+        value, str | bytes | bytearray | memoryview | Mapping | Set
+    ) or is_table(value):
         return False
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 
 def as_list(values: Any) -> list[Any]:
-    """Return the items of a sequence, or of a column or array of pandas, numpy, pyarrow or polars, as Python's own."""
+    """Return the items of a sequence, or of a column or array of pandas, numpy, pyarrow
+    or polars, as Python's own."""
     for method in ("tolist", "to_pylist", "to_list"):
         if hasattr(values, method):
             return list(getattr(values, method)())
@@ -418,7 +490,8 @@ def as_list(values: Any) -> list[Any]:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return "Did you mean 'x'?" if a choice is close, else '': the message lists them all."""
+    """Return "Did you mean 'x'?" if a choice is close, else '': the message lists them
+    all."""
     hint = did_you_mean(word, choices).strip()
     return hint if hint.startswith("Did you mean") else ""
 
@@ -427,8 +500,15 @@ def show(value: Any, most: int = MOST_SHOWN) -> str:
     """Write a value for a message: short ones as they are, others by their kind."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if isinstance(value, str | int | float | bytes | NoneType) or getattr(value, "ndim", None) == 0:
-        text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    if (
+        isinstance(value, str | int | float | bytes | NoneType)
+        or getattr(value, "ndim", None) == 0
+    ):
+        text = (
+            ascii(value)
+            if isinstance(value, str) and not value.isprintable()
+            else repr(value)
+        )
         return text if len(text) <= most else f"{text[: most - 3]}..."
     kind = value.__name__ if isinstance(value, type) else type(value).__name__
     article = "an" if kind[0].lower() in "aeiou" else "a"

@@ -1,7 +1,8 @@
-"""Measure on an Android phone over adb: in its browser, which needs no network, or with a native program,
-onnxruntime_perf_test or LiteRT's benchmark_model.
+"""Measure on an Android phone over adb: in its browser, which needs no network, or with
+a native program, onnxruntime_perf_test or LiteRT's benchmark_model.
 
-Tested against a stand-in for `adb`, and against the real client without a phone. No phone was measured.
+Tested against a stand-in for `adb`, and against the real client without a phone. No
+phone was measured.
 """
 
 import re
@@ -43,9 +44,14 @@ CPU_SENSOR = 0
 
 
 def hottest_sensor(thermal: str, battery: str) -> float | None:
-    """Find the hottest sensor of the processor in `dumpsys thermalservice`, else the battery's in `dumpsys battery`."""
+    """Find the hottest sensor of the processor in `dumpsys thermalservice`, else the
+    battery's in `dumpsys battery`."""
     sensors = re.findall(r"Temperature\{mValue=([\d.]+), mType=(-?\d+),", thermal)
-    celsius = [float(value) for value, kind in sensors if int(kind) == CPU_SENSOR and 0 < float(value) < 150]
+    celsius = [
+        float(value)
+        for value, kind in sensors
+        if int(kind) == CPU_SENSOR and 0 < float(value) < 150
+    ]
     if celsius:
         return max(celsius)
     tenths = re.search(r"^\s*temperature: (\d+)\s*$", battery, re.MULTILINE)
@@ -54,9 +60,11 @@ def hottest_sensor(thermal: str, battery: str) -> float | None:
 
 SERVER_PORT = 5037
 STATES = {
-    "unauthorized": "has not authorised this machine: unlock it, and answer the question on its screen",
+    "unauthorized": "has not authorised this machine: unlock it, and answer the "
+    "question on its screen",
     "offline": "does not answer: unplug it and plug it in again",
-    "no permissions": "may not be opened by this user: udev rules are missing, see `adb devices`",
+    "no permissions": "may not be opened by this user: udev rules are missing, see "
+    "`adb devices`",
     "recovery": "is in recovery mode: start Android",
     "sideload": "is in recovery mode: start Android",
     "bootloader": "is in its bootloader: start Android",
@@ -64,12 +72,14 @@ STATES = {
 
 
 OpenPage = Callable[..., AbstractContextManager["Device"]]
-"""`compress.benchmark.browser.device.browser` with all options but `visit`, `name` and `more` filled in."""
+"""`compress.benchmark.browser.device.browser` with all options but `visit`, `name` and
+`more` filled in."""
 
 
 @dataclass(frozen=True)
 class Adb:
-    """The client for one phone. `timeout`: seconds for a command that only moves or queries something."""
+    """The client for one phone. `timeout`: seconds for a command that only moves or
+    queries something."""
 
     serial: str
     timeout: float
@@ -79,8 +89,13 @@ class Adb:
         return f"adb:{self.serial}"
 
     def run(self, *words: str, seconds: float | None = None) -> str:
-        """Return the output of `adb -s SERIAL words`. Raises DeviceError if it fails."""
-        return _adb(["-s", self.serial, *words], self.name, self.timeout if seconds is None else seconds)
+        """Return the output of `adb -s SERIAL words`. Raises DeviceError if it
+        fails."""
+        return _adb(
+            ["-s", self.serial, *words],
+            self.name,
+            self.timeout if seconds is None else seconds,
+        )
 
     def shell(self, *words: str, seconds: float | None = None) -> str:
         """Run a command on the phone, each word quoted for its shell."""
@@ -88,19 +103,32 @@ class Adb:
 
     def facts(self) -> dict[str, str]:
         """Describe the phone, without what it does not report."""
-        governors = self.run("shell", "cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor 2>/dev/null || true")
+        governors = self.run(
+            "shell",
+            "cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor 2>/dev/null || "
+            "true",
+        )
         client = _adb(["version"], "adb", self.timeout).splitlines()[0]
         # lines such as `[ro.product.model]: [Pixel 8]`
-        found = dict(re.findall(r"^\[([^\]]+)\]: \[(.*)\]\s*$", self.shell("getprop"), re.MULTILINE))
+        found = dict(
+            re.findall(
+                r"^\[([^\]]+)\]: \[(.*)\]\s*$", self.shell("getprop"), re.MULTILINE
+            )
+        )
         known, celsius = defaultdict(str, found), self.temperature()
         release = known["ro.build.version.release"]
         facts = {
-            "device": f"{known['ro.product.manufacturer']} {known['ro.product.model']}".strip(),
-            "cpu": f"{known['ro.soc.manufacturer']} {known['ro.soc.model']}".strip() or known["ro.board.platform"],
+            "device": (
+                f"{known['ro.product.manufacturer']} {known['ro.product.model']}"
+            ).strip(),
+            "cpu": f"{known['ro.soc.manufacturer']} {known['ro.soc.model']}".strip()
+            or known["ro.board.platform"],
             "abi": known["ro.product.cpu.abi"],
             "governor": " ".join(sorted(set(governors.split()))),
             "temperature": "" if celsius is None else f"{celsius:.0f} C",
-            "system": f"Android {release} (API {known['ro.build.version.sdk']})" if release else "",
+            "system": f"Android {release} (API {known['ro.build.version.sdk']})"
+            if release
+            else "",
             "fingerprint": known["ro.build.fingerprint"],
             "adb": client,
         }
@@ -108,17 +136,23 @@ class Adb:
 
     def temperature(self) -> float | None:
         thermal = self.run("shell", "dumpsys thermalservice 2>/dev/null || true")
-        return hottest_sensor(thermal, self.run("shell", "dumpsys battery 2>/dev/null || true"))
+        return hottest_sensor(
+            thermal, self.run("shell", "dumpsys battery 2>/dev/null || true")
+        )
 
 
 @contextmanager
 def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
-    """Connect to a phone, the only one if `serial` is ''. An adb server that this starts is stopped at the end.
+    """Connect to a phone, the only one if `serial` is ''. An adb server that this
+    starts is stopped at the end.
 
     Raises DeviceError if there is no such phone, or it is not ready.
     """
     if shutil.which("adb") is None:
-        raise DeviceError("adb: there is no program `adb` here; install Android's platform-tools (Debian: adb)")
+        raise DeviceError(
+            "adb: there is no program `adb` here; install Android's platform-tools "
+            "(Debian: adb)"
+        )
     port = int(environ.get("ANDROID_ADB_SERVER_PORT", SERVER_PORT))
     with socket.socket() as probe:
         server_runs = probe.connect_ex(("127.0.0.1", port)) == 0
@@ -131,15 +165,21 @@ def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
 
 
 @contextmanager
-def phone_browser(phone: Adb, page: OpenPage, say: Callable[[str], None]) -> Iterator["Device"]:
-    """Open the page in the phone's browser, through the cable: the phone needs no network."""
+def phone_browser(
+    phone: Adb, page: OpenPage, say: Callable[[str], None]
+) -> Iterator["Device"]:
+    """Open the page in the phone's browser, through the cable: the phone needs no
+    network."""
     with ExitStack() as stack:
 
         def visit(link: str) -> None:
             port = f"tcp:{urlsplit(link).port}"
             phone.run("reverse", port, port)
             stack.callback(attempt, partial(phone.run, "reverse", "--remove", port))
-            say(f"{phone.name}: opening {link} on the phone; unlock it, and keep the page in front")
+            say(
+                f"{phone.name}: opening {link} on the phone; unlock it, and keep the "
+                "page in front"
+            )
             phone.shell("am", "start", "-a", "android.intent.action.VIEW", "-d", link)
 
         facts = phone.facts()
@@ -157,38 +197,61 @@ def attempt(clean_up: Callable[[], object]) -> bool:
 
 
 def _choose_serial(serial: str, listing: str) -> str:
-    """Return the serial of the requested phone from the output of `adb devices`. Raises DeviceError."""
+    """Return the serial of the requested phone from the output of `adb devices`. Raises
+    DeviceError."""
     lines = [line.split("\t", 1) for line in listing.splitlines() if "\t" in line]
     states = {line[0]: line[1].strip() for line in lines}
     if not states:
         raise DeviceError(
-            "adb: no phone is connected. Plug one in, allow USB debugging on it (Settings, Developer options), and "
-            "check `adb devices`. Without a cable: --device browser --lan"
+            "adb: no phone is connected. Plug one in, allow USB debugging on it "
+            "(Settings, Developer options), and check `adb devices`. Without a cable: "
+            "--device browser --lan"
         )
     if not serial and len(states) > 1:
-        raise DeviceError(f"adb: {len(states)} phones are connected; name one: adb:{' or adb:'.join(states)}")
+        raise DeviceError(
+            f"adb: {len(states)} phones are connected; name one: "
+            f"adb:{' or adb:'.join(states)}"
+        )
     chosen = serial or next(iter(states))
     if chosen not in states:
-        raise DeviceError(f"adb:{chosen}: no such phone; connected: {', '.join(states)}")
+        raise DeviceError(
+            f"adb:{chosen}: no such phone; connected: {', '.join(states)}"
+        )
     state = states[chosen]
     if state != "device":
-        problem = next((text for start, text in STATES.items() if state.startswith(start)), "is not ready")
+        problem = next(
+            (text for start, text in STATES.items() if state.startswith(start)),
+            "is not ready",
+        )
         raise DeviceError(f"adb:{chosen}: {problem} (adb says: {state})")
     return chosen
 
 
 def _adb(words: Sequence[str], name: str, seconds: float) -> str:
-    """Return the output of an adb command for the device `name`. Raises DeviceError if it fails."""
+    """Return the output of an adb command for the device `name`. Raises DeviceError if
+    it fails."""
     try:
         done = subprocess.run(
-            ["adb", *words], capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False
+            ["adb", *words],
+            capture_output=True,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise DeviceError(f"{name}: `adb {' '.join(words[:4])}` did not end within {seconds:g} s") from None
+        raise DeviceError(
+            f"{name}: `adb {' '.join(words[:4])}` did not end within {seconds:g} s"
+        ) from None
     output = done.stdout.decode(errors="replace")
     if done.returncode:
-        messages = (done.stderr.decode(errors="replace").strip() or output.strip() or "no output").splitlines()
-        raise DeviceError(f"{name}: adb ended with code {done.returncode}: {messages[-1]}")
+        messages = (
+            done.stderr.decode(errors="replace").strip()
+            or output.strip()
+            or "no output"
+        ).splitlines()
+        raise DeviceError(
+            f"{name}: adb ended with code {done.returncode}: {messages[-1]}"
+        )
     return output
 
 
@@ -202,35 +265,62 @@ SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
 
 
 def parse_run(program: str, output: str, times: str = "") -> PassTimes:
-    """Parse a program's output, and its file of run times, the first of which are warm-up.
+    """Parse a program's output, and its file of run times, the first of which are
+    warm-up.
 
-    benchmark_model reports only quantiles of its runs: as many times are returned, interpolated between these.
+    benchmark_model reports only quantiles of its runs: as many times are returned,
+    interpolated between these.
     """
-    figures = {name: float(value) for name, value in re.findall(rf"([A-Z][\w ()]*): *{NUMBER}\b", output)}
-    end = " / ".join(line.strip() for line in output.strip().splitlines()[-3:]) or "no output"
+    figures = {
+        name: float(value)
+        for name, value in re.findall(rf"([A-Z][\w ()]*): *{NUMBER}\b", output)
+    }
+    end = (
+        " / ".join(line.strip() for line in output.strip().splitlines()[-3:])
+        or "no output"
+    )
     if program == "onnxruntime_perf_test":
-        # columns: name, seconds, [total seconds, since 2025-11,] memory, processor, number
-        rows = [line.split(",") for line in times.splitlines() if line.count(",") in (4, 5)]
+        # columns: name, seconds, [total seconds, since 2025-11,] memory, processor,
+        # number
+        rows = [
+            line.split(",") for line in times.splitlines() if line.count(",") in (4, 5)
+        ]
         ms = [float(row[len(row) - 4]) * 1e3 for row in rows][WARM_UP:]
-        init, first = figures.get("Session creation time cost"), figures.get("First inference time cost")
+        init, first = (
+            figures.get("Session creation time cost"),
+            figures.get("First inference time cost"),
+        )
         if not ms or init is None or first is None:
-            raise DeviceError(f"{program}: its output cannot be parsed. It ended: {end}")
+            raise DeviceError(
+                f"{program}: its output cannot be parsed. It ended: {end}"
+            )
         peak = figures.get("Peak working set size")
         return PassTimes(1e3 * init, first, ms, None if peak is None else peak / 1e6)
-    line = next((line for line in reversed(output.splitlines()) if "count=" in line), "")  # earlier ones: warm-up
-    figures |= {name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)}
+    # earlier ones: warm-up
+    line = next(
+        (line for line in reversed(output.splitlines()) if "count=" in line), ""
+    )
+    figures |= {
+        name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)
+    }
     if "avg" not in figures and "curr" in figures:  # "curr=30(all same)"
         figures |= dict.fromkeys(("min", "max"), figures["curr"])
     needed = ("count", "min", "max", "median", "p95", "Init", "First inference")
     if missing := [name for name in needed if name not in figures]:
-        raise DeviceError(f"{program}: prints no {', '.join(missing)}; expected a newer build. It ended: {end}")
+        raise DeviceError(
+            f"{program}: prints no {', '.join(missing)}; expected a newer build. It "
+            f"ended: {end}"
+        )
     ranks = (np.arange(figures["count"]) + 0.5) / figures["count"]
     ranks[0], ranks[-1] = 0, 1
     quantiles = [figures[name] / 1e3 for name in ("min", "median", "p95", "max")]
     ms = np.interp(ranks, (0, 0.5, 0.95, 1), quantiles).tolist()
     peak_mb = re.search(rf"Peak memory footprint \(MB\):.*overall={NUMBER}", output)
     return PassTimes(
-        figures["Init"] / 1e3, figures["First inference"] / 1e3, ms, float(peak_mb[1]) if peak_mb else None
+        figures["Init"] / 1e3,
+        figures["First inference"] / 1e3,
+        ms,
+        float(peak_mb[1]) if peak_mb else None,
     )
 
 
@@ -238,20 +328,28 @@ def parse_run(program: str, output: str, times: str = "") -> PassTimes:
 def phone_program(
     phone: Adb, binary: Path, affinity: tuple[int, ...], say: Callable[[str], None]
 ) -> Iterator["NativeProgram"]:
-    """Push the program and the libraries beside it to a folder on the phone, which is removed at the end."""
+    """Push the program and the libraries beside it to a folder on the phone, which is
+    removed at the end."""
     program = next((name for name in SUFFIX if binary.name.startswith(name)), "")
     if not binary.is_file():
-        raise DeviceError(f"--native {binary}: no such file; expected {' or '.join(SUFFIX)}, built for Android")
+        raise DeviceError(
+            f"--native {binary}: no such file; expected {' or '.join(SUFFIX)}, built "
+            "for Android"
+        )
     if not program:
         hint = did_you_mean(binary.name, SUFFIX)
-        raise DeviceError(f"--native {binary}: expected a program named {' or '.join(SUFFIX)}.{hint}")
+        raise DeviceError(
+            f"--native {binary}: expected a program named {' or '.join(SUFFIX)}.{hint}"
+        )
     folder = f"{TEMPORARY}/compress-{secrets.token_hex(4)}"
     try:
         phone.shell("mkdir", folder)
         for part in (binary, *sorted(binary.parent.glob("*.so"))):
             phone.run("push", str(part), f"{folder}/{part.name}", seconds=LONGEST)
         phone.shell("chmod", "755", f"{folder}/{binary.name}")
-        yield NativeProgram(phone, program, binary.name, folder, affinity, say, phone.facts())
+        yield NativeProgram(
+            phone, program, binary.name, folder, affinity, say, phone.facts()
+        )
     finally:
         if not attempt(partial(phone.shell, "rm", "-rf", folder)):
             say(f"{phone.name}: {folder} could not be removed from the phone")
@@ -259,7 +357,8 @@ def phone_program(
 
 @dataclass(frozen=True)
 class NativeProgram:
-    """A phone with a native program, as a Device. Each call starts a process that opens the file again.
+    """A phone with a native program, as a Device. Each call starts a process that opens
+    the file again.
 
     pushed  file, or file and shape -> name on the phone
     """
@@ -278,37 +377,82 @@ class NativeProgram:
         return self.phone.name
 
     def facts(self) -> dict[str, str]:
-        note = {"p99": "interpolated between p95 and the maximum, which benchmark_model reports"}
-        return {**self.phone_facts, "runtime": self.program, **(note if self.program == "benchmark_model" else {})}
+        note = {
+            "p99": "interpolated between p95 and the maximum, which benchmark_model "
+            "reports"
+        }
+        return {
+            **self.phone_facts,
+            "runtime": self.program,
+            **(note if self.program == "benchmark_model" else {}),
+        }
 
-    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
+    def race(
+        self,
+        files: Mapping[str, Path],
+        settings: Sequence[Setting],
+        *,
+        rounds: int,
+        runs: int,
+    ) -> list[Latency]:
         self._check(files, settings)
         cpus, measure = format_cpus(self.affinity), partial(self._run_pass, files)
-        return list(chain(*race_files(files, settings, rounds, runs, measure, say=self._say, affinity=cpus)))
+        return list(
+            chain(
+                *race_files(
+                    files, settings, rounds, runs, measure, say=self._say, affinity=cpus
+                )
+            )
+        )
 
-    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Run each file in turn, one call per minute: between calls the phone rests while the file is opened."""
+    def sustain(
+        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+    ) -> list[Sustained]:
+        """Run each file in turn, one call per minute: between calls the phone rests
+        while the file is opened."""
         self._check(files, [setting])
 
         def run(path: Path, seconds: float) -> float:
             return float(np.median(self._call(path, setting, seconds=seconds).ms))
 
         return [
-            sustain_file(name, setting, seconds, partial(run, path), temperature=self.phone.temperature, say=self._say)
+            sustain_file(
+                name,
+                setting,
+                seconds,
+                partial(run, path),
+                temperature=self.phone.temperature,
+                say=self._say,
+            )
             for name, path in files.items()
         ]
 
-    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        raise DeviceError(f"{self.name}: {self.program} computes no logits; the phone's browser does, without --native")
+    def logits(
+        self, file: Path, rows: Sequence[EncodedRow]
+    ) -> list[NDArray[np.float32]]:
+        raise DeviceError(
+            f"{self.name}: {self.program} computes no logits; the phone's browser "
+            "does, without --native"
+        )
 
     def _say(self, message: str) -> None:
         self.say(f"{self.name}: {message}")
 
     def _check(self, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
-        if wrong := [name for name, path in files.items() if path.suffix != SUFFIX[self.program]]:
-            raise DeviceError(f"{wrong[0]}: {self.program} runs {SUFFIX[self.program]} files")
-        if self.program == "benchmark_model" and len({(setting.batch, setting.seq) for setting in settings}) > 1:
-            raise DeviceError("a .tflite file has a fixed shape: give the --batch and --seq that it was exported for")
+        if wrong := [
+            name for name, path in files.items() if path.suffix != SUFFIX[self.program]
+        ]:
+            raise DeviceError(
+                f"{wrong[0]}: {self.program} runs {SUFFIX[self.program]} files"
+            )
+        if (
+            self.program == "benchmark_model"
+            and len({(setting.batch, setting.seq) for setting in settings}) > 1
+        ):
+            raise DeviceError(
+                "a .tflite file has a fixed shape: give the --batch and --seq that it "
+                "was exported for"
+            )
 
     def _run_pass(self, files: Mapping[str, Path], this: Pass) -> dict[str, PassTimes]:
         times: dict[str, PassTimes] = {}
@@ -319,30 +463,64 @@ class NativeProgram:
             else:
                 times[name] = call
         celsius = self.phone.temperature()
-        return {name: replace(sample, celsius=celsius) for name, sample in times.items()}
+        return {
+            name: replace(sample, celsius=celsius) for name, sample in times.items()
+        }
 
-    def _call(self, path: Path, setting: Setting, *, runs: int = 1, seconds: float | None = None) -> PassTimes:
+    def _call(
+        self,
+        path: Path,
+        setting: Setting,
+        *,
+        runs: int = 1,
+        seconds: float | None = None,
+    ) -> PassTimes:
         """Call the program once for `runs` timed runs, or for `seconds` of them."""
         model, times = self._push(path, setting), ""
         if self.program == "benchmark_model":
-            words = [f"--graph={model}", f"--num_threads={setting.threads}", f"--warmup_runs={WARM_UP}"]
-            words += ["--warmup_min_secs=0", f"--num_runs={runs}", f"--min_secs={seconds or 0:g}", "--max_secs=3600"]
+            words = [
+                f"--graph={model}",
+                f"--num_threads={setting.threads}",
+                f"--warmup_runs={WARM_UP}",
+            ]
+            words += [
+                "--warmup_min_secs=0",
+                f"--num_runs={runs}",
+                f"--min_secs={seconds or 0:g}",
+                "--max_secs=3600",
+            ]
         else:
             mode = ["times", "-r", str(WARM_UP + runs)]
             if seconds is not None:
                 mode = ["duration", "-t", f"{max(1, round(seconds))}"]
-            entries = " ".join(f"{key}|{value}" for key, value in timing_job(path)["entries"].items())
+            entries = " ".join(
+                f"{key}|{value}" for key, value in timing_job(path)["entries"].items()
+            )
             words = ["-e", "cpu", "-m", *mode, "-x", str(setting.threads), "-y", "1"]
             words += [*(["-C", entries] if entries else []), model, "times.csv"]
-        taskset = ["taskset", f"{sum(1 << cpu for cpu in self.affinity):x}"] if self.affinity else []
-        words = ["sh", "-c", SCRIPT, "sh", self.folder, *taskset, f"{self.folder}/{self.binary}", *words]
+        taskset = (
+            ["taskset", f"{sum(1 << cpu for cpu in self.affinity):x}"]
+            if self.affinity
+            else []
+        )
+        words = [
+            "sh",
+            "-c",
+            SCRIPT,
+            "sh",
+            self.folder,
+            *taskset,
+            f"{self.folder}/{self.binary}",
+            *words,
+        ]
         output = self.phone.shell(*words, seconds=LONGEST)
         if self.program == "onnxruntime_perf_test":
             times = self.phone.shell("cat", f"{self.folder}/times.csv")
         return parse_run(self.program, output, times)
 
     def _push(self, path: Path, setting: Setting) -> str:
-        """Push the model, for onnxruntime_perf_test with inputs of the shape; return its name in our folder."""
+        """Push the model, for onnxruntime_perf_test with inputs of the shape; return
+        its name in our folder."""
         if str(path) not in self.pushed:
             model = self.pushed[str(path)] = f"{len(self.pushed)}{path.suffix}"
             self.phone.run("push", str(path), f"{self.folder}/{model}", seconds=LONGEST)
@@ -357,13 +535,21 @@ class NativeProgram:
             with tempfile.TemporaryDirectory() as scratch:
                 for name, content in serialize_inputs(path, setting).items():
                     (Path(scratch) / name).write_bytes(content)
-                    self.phone.run("push", f"{scratch}/{name}", f"{remote}/test_data_set_0/{name}")
+                    self.phone.run(
+                        "push", f"{scratch}/{name}", f"{remote}/test_data_set_0/{name}"
+                    )
             self.pushed[case] = f"{case}/model.onnx"
         return self.pushed[case]
 
 
 def serialize_inputs(path: Path, setting: Setting) -> dict[str, bytes]:
-    """Serialize the inputs for onnxruntime_perf_test, with the same ids as on other devices."""
-    arrays = feeds(input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"])
+    """Serialize the inputs for onnxruntime_perf_test, with the same ids as on other
+    devices."""
+    arrays = feeds(
+        input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"]
+    )
     tensors = (numpy_helper.from_array(value, name) for name, value in arrays.items())
-    return {f"input_{number}.pb": tensor.SerializeToString() for number, tensor in enumerate(tensors)}
+    return {
+        f"input_{number}.pb": tensor.SerializeToString()
+        for number, tensor in enumerate(tensors)
+    }

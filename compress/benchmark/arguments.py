@@ -12,15 +12,22 @@ DEFAULT_SEQ = 128
 """Tokens of a text, unless others are given or the model takes fewer."""
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 RUNTIMES = {
-    ".onnx": "onnxruntime", ".ort": "onnxruntime", ".xml": "openvino", ".tflite": "ai_edge_litert",
+    ".onnx": "onnxruntime",
+    ".ort": "onnxruntime",
+    ".xml": "openvino",
+    ".tflite": "ai_edge_litert",
     ".pte": "executorch",
-}  # fmt: skip
-"""Suffixes of model files that can be raced without a bundle, and the Python package that runs each."""
+}
+"""Suffixes of model files that can be raced without a bundle, and the Python package
+that runs each."""
 
 
 def parse_settings(threads: str, batch: str, seq: str) -> list[Setting]:
     """Combine three comma-separated lists into settings. Raises DeviceError."""
-    lists = [parse_numbers(name, text) for name, text in (("threads", threads), ("batch", batch), ("seq", seq))]
+    lists = [
+        parse_numbers(name, text)
+        for name, text in (("threads", threads), ("batch", batch), ("seq", seq))
+    ]
     return [Setting(*values) for values in product(*lists)]
 
 
@@ -28,7 +35,9 @@ def parse_duration(text: str) -> float:
     """Parse `90s`, `5m` or `1h` into seconds. Raises DeviceError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if not match or float(match[1]) == 0:
-        raise DeviceError(f"--sustain {text}: expected a duration such as 90s, 5m or 1h")
+        raise DeviceError(
+            f"--sustain {text}: expected a duration such as 90s, 5m or 1h"
+        )
     return float(match[1]) * SECONDS[match[2]]
 
 
@@ -38,7 +47,9 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     for part in text.split(",") if text else ():
         ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not ends or int(ends[2] or ends[1]) < int(ends[1]):
-            raise DeviceError(f"--affinity {text}: expected CPUs such as 0-3 or 0,2,4-7")
+            raise DeviceError(
+                f"--affinity {text}: expected CPUs such as 0-3 or 0,2,4-7"
+            )
         cpus.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
     return tuple(sorted(cpus))
 
@@ -55,10 +66,12 @@ def format_cpus(cpus: Sequence[int]) -> str:
 
 
 def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
-    """List the files to race by name: those of a bundle as `runs/sst2/bundle:int8`, a lone file by its path.
+    """List the files to race by name: those of a bundle as `runs/sst2/bundle:int8`, a
+    lone file by its path.
 
-    `precision`: the bundle files to include, comma-separated; '' includes all. Raises BundleError if a folder is not a
-    bundle, DeviceError for a precision that no bundle has, or a path given twice.
+    `precision`: the bundle files to include, comma-separated; '' includes all. Raises
+    BundleError if a folder is not a bundle, DeviceError for a precision that no bundle
+    has, or a path given twice.
     """
     from compress.exporters.artifact import Bundle
 
@@ -69,20 +82,34 @@ def list_files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
         if path.suffix in RUNTIMES:
             named = {str(path): path}
         elif path.is_file():
-            raise DeviceError(f"{path}: expected the folder of a bundle, or a file ending in {', '.join(RUNTIMES)}")
+            raise DeviceError(
+                f"{path}: expected the folder of a bundle, or a file ending in "
+                f"{', '.join(RUNTIMES)}"
+            )
         else:
             bundle = Bundle.load(path)
             if bundle.manifest.kind == "generative":
-                raise DeviceError(f"{path}: generates text token by token; expected a text encoder")
+                raise DeviceError(
+                    f"{path}: generates text token by token; expected a text encoder"
+                )
             in_bundle = bundle.files()
             available |= in_bundle.keys()
-            named = {f"{path}:{name}": file for name, file in in_bundle.items() if not wanted or name in wanted}
+            named = {
+                f"{path}:{name}": file
+                for name, file in in_bundle.items()
+                if not wanted or name in wanted
+            }
         if repeated := sorted(named.keys() & files.keys()):
-            raise DeviceError(f"{repeated[0]}: given twice; to see how noisy the device is, race a copy of the file")
+            raise DeviceError(
+                f"{repeated[0]}: given twice; to see how noisy the device is, race a "
+                "copy of the file"
+            )
         files |= named
     if unknown := [name for name in wanted if name not in available]:
         hint = did_you_mean(unknown[0], available)
-        raise DeviceError(f"--precision {precision}: no bundle has {unknown[0]!r}.{hint}")
+        raise DeviceError(
+            f"--precision {precision}: no bundle has {unknown[0]!r}.{hint}"
+        )
     return files
 
 
@@ -95,8 +122,12 @@ def parse_percentage(option: str, text: str) -> float:
 
 
 def parse_numbers(name: str, text: str) -> list[int]:
-    """Parse a comma-separated list of whole numbers such as `1,2,4`. Raises DeviceError, naming the option."""
+    """Parse a comma-separated list of whole numbers such as `1,2,4`. Raises
+    DeviceError, naming the option."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise DeviceError(f"--{name} {text}: expected whole numbers separated by commas, such as 1,2,4")
+        raise DeviceError(
+            f"--{name} {text}: expected whole numbers separated by commas, such as "
+            "1,2,4"
+        )
     return [int(part) for part in parts]

@@ -1,4 +1,5 @@
-"""Open the device that files are measured on: this machine, one over ssh, a browser, an Android phone, a hosted one."""
+"""Open the device that files are measured on: this machine, one over ssh, a browser, an
+Android phone, a hosted one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -24,24 +25,38 @@ KINDS = ("local", "ssh", "browser", "adb", "aihub")
 
 
 class Device(Protocol):
-    """An open device. Its methods raise DeviceError if the device fails and ExportError for a file that is not a text
-    encoder; neither leaves a process or a file behind."""
+    """An open device. Its methods raise DeviceError if the device fails and ExportError
+    for a file that is not a text encoder; neither leaves a process or a file behind."""
 
     @property
     def name(self) -> str:
         """Return the name: `local`, `ssh:pi`, `browser`, `adb:SERIAL`, `aihub:NAME`."""
 
     def facts(self) -> dict[str, str]:
-        """Describe the machine: processor, cores, instructions, governor, temperature, system, runtime."""
+        """Describe the machine: processor, cores, instructions, governor, temperature,
+        system, runtime."""
 
-    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
-        """Measure the latency of each file at each setting, interleaved; sorted by setting, then by file, as given."""
+    def race(
+        self,
+        files: Mapping[str, Path],
+        settings: Sequence[Setting],
+        *,
+        rounds: int,
+        runs: int,
+    ) -> list[Latency]:
+        """Measure the latency of each file at each setting, interleaved; sorted by
+        setting, then by file, as given."""
 
-    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+    def sustain(
+        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+    ) -> list[Sustained]:
         """Run each file in turn for `seconds` without a pause."""
 
-    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        """Compute the file's logits of each row by itself: (outputs,), or (tokens, outputs) for a tokenwise task."""
+    def logits(
+        self, file: Path, rows: Sequence[EncodedRow]
+    ) -> list[NDArray[np.float32]]:
+        """Compute the file's logits of each row by itself: (outputs,), or (tokens,
+        outputs) for a tokenwise task."""
 
 
 @contextmanager
@@ -59,14 +74,17 @@ def open_device(
 ) -> Iterator[Device]:
     """Open the device of that name, and always close it at the end.
 
-    name      `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`, `aihub:NAME`
+    name      `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`,
+              `aihub:NAME`
     lan       browser: allow other machines on the network to open the page
     timeout   seconds to wait for a device that does not answer
     say       receives messages about progress and about what the user must do
-    affinity  the CPUs to run on, where the device allows the choice; empty: the system decides
+    affinity  the CPUs to run on, where the device allows the choice; empty: the system
+              decides
     python    ssh: the remote interpreter that has onnxruntime
     native    adb: the program that measures on the phone, instead of its browser
-    assets    browser, adb: the tarball or folder of onnxruntime-web, if npm cannot fetch it
+    assets    browser, adb: the tarball or folder of onnxruntime-web, if npm cannot
+              fetch it
     webgpu    browser, adb: run every operator that WebGPU supports on the GPU
     """
     kind, colon, where = name.partition(":")
@@ -79,7 +97,10 @@ def open_device(
         ("webgpu", webgpu, ("browser", "adb")),
     ):
         if is_set and kind in KINDS and kind not in kinds:
-            raise DeviceError(f"--{option}: does not apply to --device {kind}; it is for {', '.join(kinds)}")
+            raise DeviceError(
+                f"--{option}: does not apply to --device {kind}; it is for "
+                f"{', '.join(kinds)}"
+            )
     device: AbstractContextManager[Device]
     with ExitStack() as stack:
         if kind == "local" and not colon:
@@ -89,23 +110,36 @@ def open_device(
         elif kind == "ssh" and where:
             from compress.benchmark.ssh import open_ssh
 
-            device = open_ssh(where, python=python, affinity=affinity, timeout=timeout, say=say)
+            device = open_ssh(
+                where, python=python, affinity=affinity, timeout=timeout, say=say
+            )
         elif kind == "browser" and not colon:
             from compress.benchmark.browser.device import browser
 
-            device = browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
+            device = browser(
+                lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu
+            )
         elif kind == "adb" and bool(where) == bool(colon):
-            from compress.benchmark.android import connect_phone, phone_browser, phone_program
+            from compress.benchmark.android import (
+                connect_phone,
+                phone_browser,
+                phone_program,
+            )
 
             if affinity and native is None:
-                raise DeviceError("--affinity: a browser chooses its CPUs itself; with --device adb it needs --native")
+                raise DeviceError(
+                    "--affinity: a browser chooses its CPUs itself; with --device adb "
+                    "it needs --native"
+                )
             phone = stack.enter_context(connect_phone(where, timeout))
             if native is not None:
                 device = phone_program(phone, native, affinity, say)
             else:
                 from compress.benchmark.browser.device import browser
 
-                page = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
+                page = partial(
+                    browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu
+                )
                 device = phone_browser(phone, page, say)
         elif kind == "aihub" and where:
             from compress.benchmark.aihub import open_hosted
@@ -113,18 +147,28 @@ def open_device(
             device = open_hosted(where, say=say)
         else:
             raise DeviceError(
-                f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb[:SERIAL] or "
+                f"--device {name}: no such device; expected local, "
+                "ssh:[user@]host[:port], browser, adb[:SERIAL] or "
                 "aihub:NAME." + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
             )
         yield stack.enter_context(device)
 
 
-def open_chosen(options: DeviceOptions, *, say: Callable[[str], None] = print) -> AbstractContextManager[Device]:
+def open_chosen(
+    options: DeviceOptions, *, say: Callable[[str], None] = print
+) -> AbstractContextManager[Device]:
     """Open the device that the options describe; see `open_device`."""
     return open_device(
-        options.device, lan=options.lan, timeout=options.timeout, say=say, affinity=parse_cpus(options.affinity),
-        python=options.python, native=options.native, assets=options.assets, webgpu=options.webgpu,
-    )  # fmt: skip
+        options.device,
+        lan=options.lan,
+        timeout=options.timeout,
+        say=say,
+        affinity=parse_cpus(options.affinity),
+        python=options.python,
+        native=options.native,
+        assets=options.assets,
+        webgpu=options.webgpu,
+    )
 
 
 def measure(
@@ -136,11 +180,16 @@ def measure(
     runs: int,
     seconds: float | None,
 ) -> BenchResult:
-    """Race the files at every setting; then, if `seconds` is given, run each alone for that long at the first."""
+    """Race the files at every setting; then, if `seconds` is given, run each alone for
+    that long at the first."""
     check_settings(device.name, device.facts().get("cores", ""), files, settings)
     digests = {name: sha256(path) for name, path in files.items()}
     latencies = device.race(files, settings, rounds=rounds, runs=runs)
-    sustained = device.sustain(files, settings[0], seconds=seconds) if seconds is not None else []
+    sustained = (
+        device.sustain(files, settings[0], seconds=seconds)
+        if seconds is not None
+        else []
+    )
     return BenchResult(
         device=device.name,
         machine=device.facts(),

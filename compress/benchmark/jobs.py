@@ -1,4 +1,5 @@
-"""Build the job of a runner (file, runtime, session options), and check files and settings before a measurement."""
+"""Build the job of a runner (file, runtime, session options), and check files and
+settings before a measurement."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,22 +24,31 @@ from compress.exporters.tokenizer import read_proof
 from compress.records.latency import WARM_UP, DeviceError, Setting
 
 SIDECAR = ".session.json"
-"""`model.xml` is opened with the OpenVINO properties in `model.session.json`: {"INFERENCE_PRECISION_HINT": "f32"}."""
+"""`model.xml` is opened with the OpenVINO properties in `model.session.json`:
+{"INFERENCE_PRECISION_HINT": "f32"}."""
 
 
 def timing_job(path: Path) -> dict[str, Any]:
-    """Build the job that times a file. Raises ExportError if it reads neither token ids nor texts."""
+    """Build the job that times a file. Raises ExportError if it reads neither token ids
+    nor texts."""
     job = _open_job(path)
     model = read_model(path) if path.suffix == ".onnx" else None
-    if model is not None and any(node.type.tensor_type.elem_type == TensorProto.STRING for node in model.graph.input):
+    if model is not None and any(
+        node.type.tensor_type.elem_type == TensorProto.STRING
+        for node in model.graph.input
+    ):
         if not (words := read_proof(path).words):
             raise ExportError(
-                f"{path}: names no words to time it with; write it again with: compress export --for text"
+                f"{path}: names no words to time it with; write it again with: "
+                "compress export --for text"
             )
         return {**job, "words": words}
     size = read_vocabulary_size(path) if model is None else vocabulary_size(model, path)
     if not size:
-        raise ExportError(f"{path}: vocab_size is unknown. Put the model's config.json into the same folder")
+        raise ExportError(
+            f"{path}: vocab_size is unknown. Put the model's config.json into the same "
+            "folder"
+        )
     return {**job, "vocabulary": size}
 
 
@@ -46,13 +56,15 @@ def logits_job(path: Path) -> dict[str, Any]:
     """Build the job that computes the logits of rows."""
     if path.suffix not in (".onnx", ".xml"):
         raise ExportError(
-            f"{path}: logits are computed of .onnx and .xml files only; a {path.suffix} file can be timed"
+            f"{path}: logits are computed of .onnx and .xml files only; a "
+            f"{path.suffix} file can be timed"
         )
     return _open_job(path)
 
 
 def _open_job(path: Path) -> dict[str, Any]:
-    entries: dict[str, str] = {}  # those of an .ort file took effect when it was written
+    # those of an .ort file took effect when it was written
+    entries: dict[str, str] = {}
     if path.suffix == ".onnx":
         entries = session_entries(read_model(path))
     elif path.suffix == ".xml":
@@ -60,48 +72,84 @@ def _open_job(path: Path) -> dict[str, Any]:
     elif not path.is_file():
         raise ExportError(f"{path}: no such file; expected an exported model")
     options, runtime = dict(SESSION_OPTIONS), RUNTIMES[path.suffix]
-    return {"runtime": runtime, "options": options, "entries": entries, "warm_up": WARM_UP, "threads": 1}
+    return {
+        "runtime": runtime,
+        "options": options,
+        "entries": entries,
+        "warm_up": WARM_UP,
+        "threads": 1,
+    }
 
 
-def check_settings(device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
-    """Raise DeviceError for more threads than the device has cores, or more tokens than a file has positions.
+def check_settings(
+    device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]
+) -> None:
+    """Raise DeviceError for more threads than the device has cores, or more tokens than
+    a file has positions.
 
-    `cores`: the number of CPUs, then any text, as `Device.facts` reports it; '' if unknown.
+    `cores`: the number of CPUs, then any text, as `Device.facts` reports it; '' if
+    unknown.
     """
-    count, most = cores.split(" ", maxsplit=1)[0], max(setting.threads for setting in settings)
+    count, most = (
+        cores.split(" ", maxsplit=1)[0],
+        max(setting.threads for setting in settings),
+    )
     if count.isdecimal() and most > int(count):
-        raise DeviceError(f"--threads {most}: {device} has {count} CPUs to use; expected at most {count}")
+        raise DeviceError(
+            f"--threads {most}: {device} has {count} CPUs to use; expected at most "
+            f"{count}"
+        )
     longest = max(setting.seq for setting in settings)
     for name, path in files.items():
         graph = read_model(path).graph if path.suffix == ".onnx" else GraphProto()
-        tables = (tensor for tensor in graph.initializer if "position_embeddings" in tensor.name)
+        tables = (
+            tensor
+            for tensor in graph.initializer
+            if "position_embeddings" in tensor.name
+        )
         # no table if positions are relative
-        limit = min((tensor.dims[0] for tensor in tables if len(tensor.dims) == 2), default=longest)
+        limit = min(
+            (tensor.dims[0] for tensor in tables if len(tensor.dims) == 2),
+            default=longest,
+        )
         if longest > limit:
-            raise DeviceError(f"--seq {longest}: {name} has {limit} positions; expected at most {limit}")
+            raise DeviceError(
+                f"--seq {longest}: {name} has {limit} positions; expected at most "
+                f"{limit}"
+            )
 
 
 def input_types(path: Path) -> dict[str, Any]:
-    """Return the numpy types of an ONNX file's inputs, by name. Raises DeviceError if it is not a text encoder."""
+    """Return the numpy types of an ONNX file's inputs, by name. Raises DeviceError if
+    it is not a text encoder."""
     graph = read_model(path).graph
-    constants = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
-    types = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constants}
+    # old files list these among the inputs
+    constants = {tensor.name for tensor in graph.initializer}
+    types = {
+        node.name: node.type.tensor_type.elem_type
+        for node in graph.input
+        if node.name not in constants
+    }
     if unknown := sorted(types.keys() - set(INPUTS)):
         raise DeviceError(
-            f"{path}: inputs {', '.join(unknown)} are not among {', '.join(INPUTS)}; expected the ONNX file of "
-            "a text encoder"
+            f"{path}: inputs {', '.join(unknown)} are not among {', '.join(INPUTS)}; "
+            "expected the ONNX file of a text encoder"
         )
-    return {name: np.int32 if dtype == TensorProto.INT32 else np.int64 for name, dtype in types.items()}
+    return {
+        name: np.int32 if dtype == TensorProto.INT32 else np.int64
+        for name, dtype in types.items()
+    }
 
 
 def parts(path: Path) -> list[Path]:
-    """List the files of a model, `path` first. Raises ExportError for an ONNX file with external weights."""
+    """List the files of a model, `path` first. Raises ExportError for an ONNX file with
+    external weights."""
     if path.suffix != ".onnx":
         return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
     if external := weights_elsewhere(path):
         raise ExportError(
-            f"{path}: keeps weights in other files ({', '.join(external)}); expected one file to send. "
-            "Save it as one: onnx.save(onnx.load(path), target)"
+            f"{path}: keeps weights in other files ({', '.join(external)}); expected "
+            "one file to send. Save it as one: onnx.save(onnx.load(path), target)"
         )
     return [path]
 
@@ -110,7 +158,10 @@ def _read_properties(path: Path) -> dict[str, str]:
     """Read the OpenVINO properties beside a model; {} if there are none."""
     for part in parts(path):
         if not part.is_file():
-            raise ExportError(f"{part}: no such file; expected an OpenVINO model, an .xml with a .bin beside it")
+            raise ExportError(
+                f"{part}: no such file; expected an OpenVINO model, an .xml with a "
+                ".bin beside it"
+            )
     sidecar = path.with_suffix(SIDECAR)
     if not sidecar.is_file():
         return {}
@@ -120,6 +171,7 @@ def _read_properties(path: Path) -> dict[str, str]:
         raise ExportError(f"{sidecar}: not JSON ({error})") from None
     if not isinstance(properties, dict):
         raise ExportError(
-            f'{sidecar}: expected an object of OpenVINO properties, such as {{"INFERENCE_PRECISION_HINT": "f32"}}'
+            f"{sidecar}: expected an object of OpenVINO properties, such as "
+            '{"INFERENCE_PRECISION_HINT": "f32"}'
         )
     return {str(key): str(value) for key, value in properties.items()}

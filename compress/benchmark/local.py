@@ -1,4 +1,5 @@
-"""Measure on this machine, or on any other that runs the agent, by requests and answers through a pipe."""
+"""Measure on this machine, or on any other that runs the agent, by requests and answers
+through a pipe."""
 
 import base64
 import json
@@ -28,10 +29,12 @@ from compress.progress import Progress, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
 PATIENCE = 15.0
-"""Seconds that an agent has to exit after its input ends: it kills its runners and removes its folder, if any."""
+"""Seconds that an agent has to exit after its input ends: it kills its runners and
+removes its folder, if any."""
 
 MakeError = Callable[[int | None, str], DeviceError]
-"""Build the error for a lost agent from its exit code (None: timed out) and its output on standard error."""
+"""Build the error for a lost agent from its exit code (None: timed out) and its output
+on standard error."""
 
 
 @dataclass
@@ -44,8 +47,8 @@ class Link:
     hello: Mapping[str, Any] = field(default_factory=dict)
 
     def ask(self, body: Path | None = None, **request: Any) -> dict[str, Any]:
-        """Send a request, followed by the content of `body`, and return the answer. Raises DeviceError at the end of
-        the agent's output."""
+        """Send a request, followed by the content of `body`, and return the answer.
+        Raises DeviceError at the end of the agent's output."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -70,19 +73,31 @@ class Link:
         """Wait for the process to end, and build the error for it."""
         code = self.process.wait()
         self.errors.seek(0)
-        return self.make_error(None if timed_out else code, self.errors.read().decode(errors="replace").strip())
+        return self.make_error(
+            None if timed_out else code,
+            self.errors.read().decode(errors="replace").strip(),
+        )
 
 
 @contextmanager
-def connect(command: Sequence[str], *, make_error: MakeError, timeout: float, preamble: bytes = b"") -> Iterator[Link]:
-    """Start the agent with `command`, after writing `preamble`; always end it by closing its input.
+def connect(
+    command: Sequence[str],
+    *,
+    make_error: MakeError,
+    timeout: float,
+    preamble: bytes = b"",
+) -> Iterator[Link]:
+    """Start the agent with `command`, after writing `preamble`; always end it by
+    closing its input.
 
-    The agent runs in its own session, so that Ctrl-C interrupts only us. Raises DeviceError if it is silent for
-    `timeout` seconds.
+    The agent runs in its own session, so that Ctrl-C interrupts only us. Raises
+    DeviceError if it is silent for `timeout` seconds.
     """
     pipe, timed_out = subprocess.PIPE, threading.Event()
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+        )
         assert process.stdin is not None and process.stdout is not None
         link = Link(process, errors, make_error)
 
@@ -130,7 +145,8 @@ class AgentDevice:
     runner    the path of runner.py there
     affinity  the CPUs that runners may use; empty: the system decides
     say       receives messages about progress
-    missing   builds the error for a runtime that does not load there, from its name and the reason
+    missing   builds the error for a runtime that does not load there, from its name and
+              the reason
     loaded    runtime -> version, for those known to load there
     """
 
@@ -144,41 +160,81 @@ class AgentDevice:
     loaded: dict[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
-        """Describe the machine; load and temperature are from before the measurement."""
+        """Describe the machine; load and temperature are from before the
+        measurement."""
         if not self.loaded:
             self._check_runtime("onnxruntime")
-        runtimes = ", ".join(f"{name} {version}" for name, version in self.loaded.items())
+        runtimes = ", ".join(
+            f"{name} {version}" for name, version in self.loaded.items()
+        )
         return {**self.link.hello["facts"], "runtime": runtimes}
 
     def race(
-        self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
+        self,
+        files: Mapping[str, Path],
+        settings: Sequence[Setting],
+        *,
+        rounds: int = 8,
+        runs: int = 15,
     ) -> list[Latency]:
-        """Race the files, see `race_files`; the inputs are random ids of each file's vocabulary with nothing masked."""
-        timing_jobs = {name: self._place(jobs.timing_job(path), path) for name, path in files.items()}
+        """Race the files, see `race_files`; the inputs are random ids of each file's
+        vocabulary with nothing masked."""
+        timing_jobs = {
+            name: self._place(jobs.timing_job(path), path)
+            for name, path in files.items()
+        }
         cpus, measure = format_cpus(self.affinity), partial(self._run_pass, timing_jobs)
-        return list(chain(*race_files(files, settings, rounds, runs, measure, say=self._say, affinity=cpus)))
+        return list(
+            chain(
+                *race_files(
+                    files, settings, rounds, runs, measure, say=self._say, affinity=cpus
+                )
+            )
+        )
 
-    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+    def sustain(
+        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+    ) -> list[Sustained]:
         curves = []
         for name, path in files.items():
-            with self._start_runner(name, self._place(jobs.timing_job(path), path), setting) as (ask, _):
+            with self._start_runner(
+                name, self._place(jobs.timing_job(path), path), setting
+            ) as (ask, _):
 
                 def run(span: float, ask: Ask = ask) -> float:
                     return float(ask({"seconds": span})["p50_ms"])
 
-                curves.append(sustain_file(name, setting, seconds, run, temperature=self._temperature, say=self._say))
+                curves.append(
+                    sustain_file(
+                        name,
+                        setting,
+                        seconds,
+                        run,
+                        temperature=self._temperature,
+                        say=self._say,
+                    )
+                )
         return curves
 
-    def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
+    def logits(
+        self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]
+    ) -> list[NDArray[np.float32]]:
         logits: list[NDArray[np.float32]] = []
         with (
-            self._start_runner(str(file), self._place(jobs.logits_job(file), file), None) as (ask, _),
+            self._start_runner(
+                str(file), self._place(jobs.logits_job(file), file), None
+            ) as (ask, _),
             Progress("scoring", len(rows), "rows") as bar,
         ):
             for at in range(0, len(rows), ROWS_AT_ONCE):
-                batch = [{key: list(map(int, ids)) for key, ids in row.items()} for row in rows[at : at + ROWS_AT_ONCE]]
+                batch = [
+                    {key: list(map(int, ids)) for key, ids in row.items()}
+                    for row in rows[at : at + ROWS_AT_ONCE]
+                ]
                 for shape, data in ask({"rows": batch})["logits"]:
-                    logits.append(np.frombuffer(base64.b64decode(data), np.float32).reshape(shape))
+                    logits.append(
+                        np.frombuffer(base64.b64decode(data), np.float32).reshape(shape)
+                    )
                 bar.advance(len(batch))
         return logits
 
@@ -193,22 +249,34 @@ class AgentDevice:
         self._check_runtime(job["runtime"])
         return {**job, "path": self.place(path), "affinity": list(self.affinity)}
 
-    def _run_pass(self, timing_jobs: Mapping[str, dict[str, Any]], this: Pass) -> dict[str, PassTimes]:
+    def _run_pass(
+        self, timing_jobs: Mapping[str, dict[str, Any]], this: Pass
+    ) -> dict[str, PassTimes]:
         cpus = list(self.affinity)
         before = self.link.ask(do="usage", cpus=cpus)
         times: dict[str, PassTimes] = {}
         with ExitStack() as stack:
             asks = {}
             for name in this.turns[0]:  # one after the other: opening is timed too
-                asks[name], ready = stack.enter_context(self._start_runner(name, timing_jobs[name], this.setting))
+                asks[name], ready = stack.enter_context(
+                    self._start_runner(name, timing_jobs[name], this.setting)
+                )
                 times[name] = PassTimes(ready["init_ms"], ready["first_ms"])
             turns = list(chain(*this.turns))
-            for name in show_progress(turns, f"timing at {this.setting}", len(turns), "turns"):
+            for name in show_progress(
+                turns, f"timing at {this.setting}", len(turns), "turns"
+            ):
                 answer = asks[name]({"runs": this.runs})
                 times[name].ms += answer["ms"]
                 times[name].peak_rss_mb = answer["peak_rss_mb"]
-            celsius, load = self._temperature(), _other_load(before, self.link.ask(do="usage", cpus=cpus))
-        return {name: replace(sample, celsius=celsius, load=load) for name, sample in times.items()}
+            celsius, load = (
+                self._temperature(),
+                _other_load(before, self.link.ask(do="usage", cpus=cpus)),
+            )
+        return {
+            name: replace(sample, celsius=celsius, load=load)
+            for name, sample in times.items()
+        }
 
     def _say(self, message: str) -> None:
         self.say(f"{self.name}: {message}")
@@ -221,36 +289,51 @@ class AgentDevice:
     def _start_runner(
         self, name: str, job: dict[str, Any], setting: Setting | None
     ) -> Iterator[tuple[Ask, dict[str, Any]]]:
-        """Start a runner; yield a function that sends it a request, and its first line."""
+        """Start a runner; yield a function that sends it a request, and its first
+        line."""
 
         def check(answer: dict[str, Any]) -> dict[str, Any]:
             if "died" not in answer:
                 return answer
-            code, message, at = answer["died"], answer["words"], f" at {setting}" if setting else ""
+            code, message, at = (
+                answer["died"],
+                answer["words"],
+                f" at {setting}" if setting else "",
+            )
             if code == REFUSED:
                 raise DeviceError(f"{name}{at}: {message}")
             raise DeviceError(
-                f"{name}: the measuring process ended with code {code}{at}: {message or 'no output'}. Usual "
-                "reasons: more tokens than the model has positions, or too little memory."
+                f"{name}: the measuring process ended with code {code}{at}: "
+                f"{message or 'no output'}. Usual reasons: more tokens than the model "
+                "has positions, or too little memory."
             )
 
         full = {**job, **(asdict(setting) if setting else {})}
         ready = self.link.ask(do="start", name=name, runner=self.runner, job=full)
         try:
-            yield lambda line: check(self.link.ask(do="ask", name=name, line=line)), check(ready)
-        except Exception:  # raised between two answers, so the agent is ready for the next request
+            yield (
+                lambda line: check(self.link.ask(do="ask", name=name, line=line)),
+                check(ready),
+            )
+        except Exception:
+            # raised between two answers, so the agent is ready for the next request
             with suppress(DeviceError):  # a lost agent has been reported already
                 self.link.ask(do="stop", name=name)
             raise
-        # not after an interrupt: an answer may be due, and closing the link stops every runner
+        # not after an interrupt: an answer may be due, and closing the link stops every
+        # runner
         self.link.ask(do="stop", name=name)
 
 
-def _other_load(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, int]:
+def _other_load(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[float, int]:
     """Return (CPUs that other processes kept busy, all CPUs); (0.0, 0) if unknown."""
     if not before or not after:
         return 0.0, 0
-    seconds, busy, own = (after[key] - before[key] for key in ("seconds", "busy", "own"))
+    seconds, busy, own = (
+        after[key] - before[key] for key in ("seconds", "busy", "own")
+    )
     return max(0.0, busy - own) / max(seconds, 1e-3), after["cpus"]
 
 
@@ -266,34 +349,51 @@ def race(
     runs: int = 15,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Latency]:
-    """Race ONNX files on this machine; return their latencies, sorted by setting, then by file, as given.
+    """Race ONNX files on this machine; return their latencies, sorted by setting, then
+    by file, as given.
 
-    Raises DeviceError if a measuring process dies, ExportError for a file that is not a text encoder. Leaves no process
-    behind.
+    Raises DeviceError if a measuring process dies, ExportError for a file that is not a
+    text encoder. Leaves no process behind.
     """
     with open_local(say=say) as device:
         return device.race(files, settings, rounds=rounds, runs=runs)
 
 
 def machine() -> dict[str, str]:
-    """Describe this machine: processor, cores, instruction sets, governor, current load, memory, system."""
+    """Describe this machine: processor, cores, instruction sets, governor, current
+    load, memory, system."""
     return agent.facts()
 
 
 @contextmanager
-def open_local(*, affinity: tuple[int, ...] = (), say: Callable[[str], None] = lambda _: None) -> Iterator[AgentDevice]:
+def open_local(
+    *, affinity: tuple[int, ...] = (), say: Callable[[str], None] = lambda _: None
+) -> Iterator[AgentDevice]:
     """Open this machine as a Device."""
 
     def lost(code: int | None, output: str) -> DeviceError:
-        return DeviceError(f"local: the measuring agent ended with code {code}: {output or 'no output'}")
+        return DeviceError(
+            f"local: the measuring agent ended with code {code}: "
+            f"{output or 'no output'}"
+        )
 
     def missing(runtime: str, reason: str) -> DeviceError:
-        return DeviceError(f"local: {runtime} does not load here ({reason}). Install it: pip install {runtime}")
+        return DeviceError(
+            f"local: {runtime} does not load here ({reason}). Install it: pip install "
+            f"{runtime}"
+        )
 
     # -P: modules in the agent's folder must not shadow installed ones
     command = [sys.executable, "-P", str(agent.__file__)]
     loaded = {"onnxruntime": onnxruntime.__version__}
     with connect(command, make_error=lost, timeout=START) as link:
         yield AgentDevice(
-            "local", link, lambda path: str(path.resolve()), str(runner.__file__), affinity, say, missing, loaded
+            "local",
+            link,
+            lambda path: str(path.resolve()),
+            str(runner.__file__),
+            affinity,
+            say,
+            missing,
+            loaded,
         )

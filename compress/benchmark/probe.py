@@ -1,10 +1,12 @@
-"""Import packages and time matrix products, in a separate process, which may crash or hang.
+"""Import packages and time matrix products, in a separate process, which may crash or
+hang.
 
     python probe.py '["numpy", "torch"]' 2
 
-Prints one JSON line for each package, {"package": "torch", "seconds": 1.6}, with "error" if it does not load. If torch
-loads, then {"gpu": "..."} ('' without one, else with "bytes" of its memory) and for each number format
-{"product": "fp32", "gflops": {"1": 48.1, "2": 90.3}} by the number of threads.
+Prints one JSON line for each package, {"package": "torch", "seconds": 1.6}, with
+"error" if it does not load. If torch loads, then {"gpu": "..."} ('' without one, else
+with "bytes" of its memory) and for each number format {"product": "fp32", "gflops":
+{"1": 48.1, "2": 90.3}} by the number of threads.
 """
 
 import importlib
@@ -14,7 +16,8 @@ import time
 from typing import Any
 
 SIZE = 1024
-"""Rows and columns of the matrices; one product is 2 * SIZE^3 floating-point operations."""
+"""Rows and columns of the matrices; one product is 2 * SIZE^3 floating-point
+operations."""
 SECONDS = 0.125
 """Seconds for each format and number of threads: half a second in all."""
 
@@ -28,13 +31,22 @@ def main(packages: list[str], threads: int) -> None:
             say(package=name, seconds=round(time.perf_counter() - begin, 3))
         except Exception as error:  # a broken package may raise anything
             broken.add(name)
-            say(package=name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            say(
+                package=name,
+                error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            )
     if "torch" in packages and "torch" not in broken:
         import torch
 
         say(**gpu(torch))
         for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items():
-            say(product=name, gflops={str(count): product(torch, dtype, count) for count in sorted({1, threads})})
+            say(
+                product=name,
+                gflops={
+                    str(count): product(torch, dtype, count)
+                    for count in sorted({1, threads})
+                },
+            )
 
 
 def say(**values: Any) -> None:
@@ -44,12 +56,16 @@ def say(**values: Any) -> None:
 def gpu(torch: Any) -> dict[str, Any]:
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
-        return {"gpu": f"{device.name}, {device.total_memory / 1e9:.1f} GB", "bytes": device.total_memory}
+        return {
+            "gpu": f"{device.name}, {device.total_memory / 1e9:.1f} GB",
+            "bytes": device.total_memory,
+        }
     return {"gpu": "Apple GPU (mps)" if torch.backends.mps.is_available() else ""}
 
 
 def product(torch: Any, dtype: Any, threads: int) -> float:
-    """Time products of square matrices on the CPU; return 10^9 operations per second of the fastest."""
+    """Time products of square matrices on the CPU; return 10^9 operations per second of
+    the fastest."""
     torch.set_num_threads(threads)
     left, right = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
     _ = left @ right  # warm-up

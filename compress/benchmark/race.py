@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compress.records.latency import NOISE_FACTOR, DeviceError, Latency, Setting, Sustained, describe_load
+from compress.records.latency import (
+    NOISE_FACTOR,
+    DeviceError,
+    Latency,
+    Setting,
+    Sustained,
+    describe_load,
+)
 
 MINUTE = 60.0
 
@@ -15,8 +22,10 @@ class Pass:
     """One of the two passes over the files at one setting.
 
     runs   timed runs in each turn of a file
-    turns  the names of the files, in the order of each round; files are opened in the order of the first
-    done   the share of the whole measurement that is done before this pass; share: that of this pass
+    turns  the names of the files, in the order of each round; files are opened in the
+           order of the first
+    done   the share of the whole measurement that is done before this pass; share: that
+           of this pass
     """
 
     number: int
@@ -59,32 +68,60 @@ def race_files(
     say: Callable[[str], None],
     affinity: str = "",
 ) -> Iterator[list[Latency]]:
-    """Yield the latencies of all files, setting by setting: half of the rounds in each of two passes over the settings.
+    """Yield the latencies of all files, setting by setting: half of the rounds in each
+    of two passes over the settings.
 
-    The order of the files alternates between rounds and is reversed in the second pass. `measure` runs one pass.
-    Raises DeviceError for fewer than two rounds, which cannot be compared.
+    The order of the files alternates between rounds and is reversed in the second pass.
+    `measure` runs one pass. Raises DeviceError for fewer than two rounds, which cannot
+    be compared.
     """
     if rounds < 2 or runs < 1:
-        raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
+        raise DeviceError(
+            f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to "
+            "compare, of 1 run"
+        )
     names, share = tuple(files), 1 / (2 * max(1, len(settings)))
     first: list[Mapping[str, PassTimes]] = []
-    for number, order, half in ((1, names, rounds - rounds // 2), (2, names[::-1], rounds // 2)):
+    for number, order, half in (
+        (1, names, rounds - rounds // 2),
+        (2, names[::-1], rounds // 2),
+    ):
         turns = tuple(order if turn % 2 == 0 else order[::-1] for turn in range(half))
         for at, setting in enumerate(settings):
-            this = Pass(number, setting, runs, turns, (at + (number - 1) * len(settings)) * share, share)
+            this = Pass(
+                number,
+                setting,
+                runs,
+                turns,
+                (at + (number - 1) * len(settings)) * share,
+                share,
+            )
             say(str(this))
             times = measure(this)
             if number == 1:
                 first.append(times)
             else:
-                yield [summarise(name, setting, first[at][name], times[name], affinity=affinity) for name in names]
+                yield [
+                    summarise(
+                        name, setting, first[at][name], times[name], affinity=affinity
+                    )
+                    for name in names
+                ]
 
 
-def summarise(name: str, setting: Setting, first: PassTimes, second: PassTimes, *, affinity: str = "") -> Latency:
-    """Summarise the two passes of a file: if they agree, percentiles are over the runs of both.
+def summarise(
+    name: str,
+    setting: Setting,
+    first: PassTimes,
+    second: PassTimes,
+    *,
+    affinity: str = "",
+) -> Latency:
+    """Summarise the two passes of a file: if they agree, percentiles are over the runs
+    of both.
 
-    If they do not, the figures are those of the faster pass, since disturbances make a machine slower, and the
-    measurement is flagged.
+    If they do not, the figures are those of the faster pass, since disturbances make a
+    machine slower, and the measurement is flagged.
     """
     passes = first.ms, second.ms
     medians = tuple(float(np.median(ms)) for ms in passes)
@@ -94,13 +131,34 @@ def summarise(name: str, setting: Setting, first: PassTimes, second: PassTimes, 
     if high > NOISE_FACTOR * low:
         faster = medians.index(low)
         times = passes[faster]
-        both = f"p50 {medians[0]:.2f} ms in the first pass, {medians[1]:.2f} ms in the second (x{high / low:.2f})"
-        noise = [f"{both}; the figures are of the {('first', 'second')[faster]}", *noise]
+        both = (
+            f"p50 {medians[0]:.2f} ms in the first pass, {medians[1]:.2f} ms in the "
+            f"second (x{high / low:.2f})"
+        )
+        noise = [
+            f"{both}; the figures are of the {('first', 'second')[faster]}",
+            *noise,
+        ]
     p50, p95, p99 = map(float, np.percentile(times, (50, 95, 99)))
     load, cpus = max(first.load, second.load)
     return Latency(
-        name, setting, len(times), min(times), p50, p95, p99, first.init_ms, first.first_ms,
-        peak_rss_mb=max((half.peak_rss_mb for half in (first, second) if half.peak_rss_mb is not None), default=None),
+        name,
+        setting,
+        len(times),
+        min(times),
+        p50,
+        p95,
+        p99,
+        first.init_ms,
+        first.first_ms,
+        peak_rss_mb=max(
+            (
+                half.peak_rss_mb
+                for half in (first, second)
+                if half.peak_rss_mb is not None
+            ),
+            default=None,
+        ),
         noisy=bool(noise),
         noise="; ".join(noise),
         passes=medians,
@@ -109,7 +167,7 @@ def summarise(name: str, setting: Setting, first: PassTimes, second: PassTimes, 
         celsius=second.celsius,
         other_load=load if cpus else None,
         busy=describe_load(load, cpus, setting.threads) if cpus else "",
-    )  # fmt: skip
+    )
 
 
 def sustain_file(
@@ -121,8 +179,8 @@ def sustain_file(
     temperature: Callable[[], float | None],
     say: Callable[[str], None],
 ) -> Sustained:
-    """Run one file for `seconds`: `run` takes at most a minute's worth of seconds and returns the median latency in
-    milliseconds."""
+    """Run one file for `seconds`: `run` takes at most a minute's worth of seconds and
+    returns the median latency in milliseconds."""
     minutes: list[float] = []
     temperatures: list[float | None] = []
     started, left = temperature(), seconds
@@ -131,5 +189,8 @@ def sustain_file(
         temperatures.append(temperature())
         left -= MINUTE
         celsius = "" if temperatures[-1] is None else f", {temperatures[-1]:.0f} C"
-        say(f"{name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms{celsius}")
+        say(
+            f"{name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} "
+            f"ms{celsius}"
+        )
     return Sustained(name, setting, tuple(minutes), tuple(temperatures), started)

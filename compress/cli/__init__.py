@@ -1,4 +1,5 @@
-"""The command line: parse, call, print. torch and transformers are imported inside the commands that need them."""
+"""The command line: parse, call, print. torch and transformers are imported inside the
+commands that need them."""
 
 import os
 import sys
@@ -39,7 +40,8 @@ COMMANDS = {
 
 
 class CommandsOnDemand(Mapping[str, Any]):
-    """Map names to commands: a command is imported, and its options are read, when it is looked up."""
+    """Map names to commands: a command is imported, and its options are read, when it
+    is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         return _build(name)
@@ -75,13 +77,18 @@ class RootGroup(CommandGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+            formatter.write_dl(
+                [(name, summary) for name, (_, summary) in COMMANDS.items()]
+            )
 
 
 app = typer.Typer(
-    cls=RootGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    cls=RootGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": HELP, "max_content_width": 100},
-)  # fmt: skip
+)
 
 
 @app.callback()
@@ -94,19 +101,23 @@ def main() -> None:
     open_closed_streams()
     escape_unencodable()
     configure_libraries()
-    if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup, which our help does not have
+    # Typer would import it to strip markup, which our help does not have
+    if "_COMPRESS_COMPLETE" in os.environ:
         sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark for a missing module
     with interrupt_on_sigterm():
         app()
 
 
 def configure_libraries() -> None:
-    """Silence libraries, and limit what their threads and caches take; variables that the user has set are kept.
+    """Silence libraries, and limit what their threads and caches take; variables that
+    the user has set are kept.
 
-    Their progress bars and advice would disturb ours. Threads that wait by spinning compete with other processes for
-    the cores: beside one busy process, training fell from 360 to under 20 samples/s, and to 210 with sleeping threads.
-    oneDNN keeps a product for each shape, with a buffer of its own, and every length of a batch makes new ones: of the
-    1,024 that it keeps by default, a step uses few, and memory grows for hundreds of steps.
+    Their progress bars and advice would disturb ours. Threads that wait by spinning
+    compete with other processes for the cores: beside one busy process, training fell
+    from 360 to under 20 samples/s, and to 210 with sleeping threads. oneDNN keeps a
+    product for each shape, with a buffer of its own, and every length of a batch makes
+    new ones: of the 1,024 that it keeps by default, a step uses few, and memory grows
+    for hundreds of steps.
     """
     for name, value in {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

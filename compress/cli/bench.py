@@ -25,38 +25,69 @@ from compress.config import options as opt
 class TimingOptions:
     """The rounds of a race, and what follows them."""
 
-    rounds: Annotated[int, opt.device_option(min=2, help="Number of rounds, half of them in each pass.")] = 8
-    runs: Annotated[int, opt.device_option(min=1, help="Timed runs in each round.")] = 15
-    sustain: Annotated[str, opt.device_option(help="Then run each without a pause for this time, such as 5m.")] = ""
-    visitors: Annotated[int, opt.device_option(min=1, help="browser: wait for so many, a result file each.")] = 1
+    rounds: Annotated[
+        int,
+        opt.device_option(min=2, help="Number of rounds, half of them in each pass."),
+    ] = 8
+    runs: Annotated[int, opt.device_option(min=1, help="Timed runs in each round.")] = (
+        15
+    )
+    sustain: Annotated[
+        str,
+        opt.device_option(
+            help="Then run each without a pause for this time, such as 5m."
+        ),
+    ] = ""
+    visitors: Annotated[
+        int,
+        opt.device_option(min=1, help="browser: wait for so many, a result file each."),
+    ] = 1
 
 
 @with_option_groups(without=("plan",))
 def bench(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles, or files: .onnx, .ort, .xml, .tflite, .pte.")],
-    data: Annotated[str | None, opt.data_option(help="With --formats: calibrate npu and openvino int8 on it.")] = None,
+    bundles: Annotated[
+        list[Path],
+        typer.Argument(help="Bundles, or files: .onnx, .ort, .xml, .tflite, .pte."),
+    ],
+    data: Annotated[
+        str | None,
+        opt.data_option(help="With --formats: calibrate npu and openvino int8 on it."),
+    ] = None,
     formats: Annotated[
         str,
         opt.device_option(
-            help="Export to these and race them: all, or onnx, ort, text, openvino, executorch, litert, npu."
+            help="Export to these and race them: all, or onnx, ort, text, openvino, "
+            "executorch, litert, npu."
         ),
     ] = "",
-    precision: Annotated[str, opt.device_option(help="Race only these files, such as int8,fp32.")] = "",
+    precision: Annotated[
+        str, opt.device_option(help="Race only these files, such as int8,fp32.")
+    ] = "",
     threads: opt.ThreadCounts = "1",
     batch: opt.BatchSizes = "1",
-    seq: Annotated[str | None, opt.device_option(help="Lengths in tokens, such as 32,128; default: 128.")] = None,
+    seq: Annotated[
+        str | None,
+        opt.device_option(help="Lengths in tokens, such as 32,128; default: 128."),
+    ] = None,
     device: opt.DeviceOptions = opt.DeviceOptions(),
     timing: TimingOptions = TimingOptions(),
-    out: Annotated[Path | None, opt.file_output(help="Write the result to this file, for report.")] = None,
+    out: Annotated[
+        Path | None, opt.file_output(help="Write the result to this file, for report.")
+    ] = None,
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Measure latency on this machine or another: files in turns, warmed up, in two passes, with a verdict on noise.
+    """Measure latency on this machine or another: files in turns, warmed up, in two
+    passes, with a verdict on noise.
 
     All options have defaults: name a bundle, and its files are timed on this machine.
 
-    Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out phone.json
+    Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out
+    phone.json
     """
-    with user_errors(hint="Unfinished measurements are not saved. Run the same command again."):
+    with user_errors(
+        hint="Unfinished measurements are not saved. Run the same command again."
+    ):
         from compress.benchmark import arguments
         from compress.commands.bench import bench as run
         from compress.commands.bench import bench_visitors
@@ -69,14 +100,25 @@ def bench(
         for each in outs:
             check_output_file(each, "out", "latency.json", list_input_files(bundles))
         parsed: dict[str, Any] = {
-            "device": device, "precision": precision, "formats": formats, "data": data,
-            "threads": arguments.parse_numbers("threads", threads), "batch": arguments.parse_numbers("batch", batch),
+            "device": device,
+            "precision": precision,
+            "formats": formats,
+            "data": data,
+            "threads": arguments.parse_numbers("threads", threads),
+            "batch": arguments.parse_numbers("batch", batch),
             "seq": () if seq is None else arguments.parse_numbers("seq", seq),
-            "rounds": timing.rounds, "runs": timing.runs,
-            "sustain": arguments.parse_duration(timing.sustain) if timing.sustain else None,
+            "rounds": timing.rounds,
+            "runs": timing.runs,
+            "sustain": arguments.parse_duration(timing.sustain)
+            if timing.sustain
+            else None,
             "say": printer(shown.as_json),
-        }  # fmt: skip
-        results = [run(bundles, **parsed)] if visitors == 1 else bench_visitors(bundles, visitors, **parsed)
+        }
+        results = (
+            [run(bundles, **parsed)]
+            if visitors == 1
+            else bench_visitors(bundles, visitors, **parsed)
+        )
         for number, result in enumerate(results):
             if out is not None:
                 result.write(outs[number])
@@ -99,34 +141,59 @@ def _number(out: Path | None, visitors: int) -> list[Path]:
 class GateFiles:
     """The files that a gate writes its result to."""
 
-    markdown: Annotated[Path | None, opt.file_output(help="Write the result to this file as Markdown.")] = None
-    junit: Annotated[Path | None, opt.file_output(help="Write the result to this file as JUnit XML.")] = None
+    markdown: Annotated[
+        Path | None, opt.file_output(help="Write the result to this file as Markdown.")
+    ] = None
+    junit: Annotated[
+        Path | None, opt.file_output(help="Write the result to this file as JUnit XML.")
+    ] = None
 
 
 @with_option_groups()
 def gate(
-    old: Annotated[Path, typer.Argument(help="The model in use: a bundle, or an .onnx file of one.")],
+    old: Annotated[
+        Path,
+        typer.Argument(help="The model in use: a bundle, or an .onnx file of one."),
+    ],
     new: Annotated[Path, typer.Argument(help="The model to replace it with.")],
-    max_slower: Annotated[str, opt.budget(help="Allow it to be this much slower, such as 5%.")] = "5%",
+    max_slower: Annotated[
+        str, opt.budget(help="Allow it to be this much slower, such as 5%.")
+    ] = "5%",
     max_drop: Annotated[
-        float, opt.budget("--max-drop", min=0, max=100, help="Allow it to lose this many points of the score.")
+        float,
+        opt.budget(
+            "--max-drop",
+            min=0,
+            max=100,
+            help="Allow it to lose this many points of the score.",
+        ),
     ] = 0.5,
-    max_larger: Annotated[str | None, opt.budget(help="Allow its file to be this much larger; default: any.")] = None,
-    data: Annotated[str | None, opt.data_option(help="Score both on this data, as for distill.")] = None,
+    max_larger: Annotated[
+        str | None,
+        opt.budget(help="Allow its file to be this much larger; default: any."),
+    ] = None,
+    data: Annotated[
+        str | None, opt.data_option(help="Score both on this data, as for distill.")
+    ] = None,
     columns: opt.ColumnOptions = opt.ColumnOptions(),
     precision: Annotated[
-        Literal["int8", "fp32", "fp16", "w8", "q4"], opt.device_option(help="Compare these files")
+        Literal["int8", "fp32", "fp16", "w8", "q4"],
+        opt.device_option(help="Compare these files"),
     ] = "int8",
     device: opt.DeviceSettingOptions = opt.DeviceSettingOptions(),
-    minutes: Annotated[float, opt.budget(min=0.1, help="Maximum minutes to measure latency.")] = 5.0,
+    minutes: Annotated[
+        float, opt.budget(min=0.1, help="Maximum minutes to measure latency.")
+    ] = 5.0,
     files: GateFiles = GateFiles(),
     as_json: opt.Json = False,
 ) -> None:
-    """Check that a new model is not slower, worse or larger than the one it is to replace by more than is allowed.
+    """Check that a new model is not slower, worse or larger than the one it is to
+    replace by more than is allowed.
 
     Exit code 0: passed; 1: failed; 3: cannot be told in this time or with these rows.
 
-    Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5% --max-drop 0.3 --data intents
+    Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5%
+    --max-drop 0.3 --data intents
     """
     with user_errors(hint="Nothing was written. Run the same command again."):
         from compress.benchmark import arguments
@@ -134,50 +201,102 @@ def gate(
         from compress.errors import OutputError
         from compress.exporters.manifest import list_input_files
         from compress.outputs import check_output_file, output_file
-        from compress.reporting.terminal import gate_junit, gate_markdown, gate_table, print_table
+        from compress.reporting.terminal import (
+            gate_junit,
+            gate_markdown,
+            gate_table,
+            print_table,
+        )
 
         if files.markdown is not None:
-            check_output_file(files.markdown, "markdown", "gate.md", list_input_files([old, new]))
+            check_output_file(
+                files.markdown, "markdown", "gate.md", list_input_files([old, new])
+            )
         if files.junit is not None:
-            check_output_file(files.junit, "junit", "gate.xml", list_input_files([old, new]))
+            check_output_file(
+                files.junit, "junit", "gate.xml", list_input_files([old, new])
+            )
         if files.markdown is not None and files.markdown == files.junit:
-            raise OutputError(f"--markdown and --junit {files.junit}: are the same file; expected two")
+            raise OutputError(
+                f"--markdown and --junit {files.junit}: are the same file; expected two"
+            )
         result = run(
-            old, new, max_slower=arguments.parse_percentage("max-slower", max_slower), max_drop=max_drop / 100,
-            max_larger=None if max_larger is None else arguments.parse_percentage("max-larger", max_larger), data=data,
-            columns=columns, precision=precision, device=device, minutes=minutes, say=printer(as_json),
-        )  # fmt: skip
-        for path, content in ((files.markdown, gate_markdown(result)), (files.junit, gate_junit(result))):
+            old,
+            new,
+            max_slower=arguments.parse_percentage("max-slower", max_slower),
+            max_drop=max_drop / 100,
+            max_larger=None
+            if max_larger is None
+            else arguments.parse_percentage("max-larger", max_larger),
+            data=data,
+            columns=columns,
+            precision=precision,
+            device=device,
+            minutes=minutes,
+            say=printer(as_json),
+        )
+        for path, content in (
+            (files.markdown, gate_markdown(result)),
+            (files.junit, gate_junit(result)),
+        ):
             if path is not None:
                 with output_file(path) as partial:
                     partial.write_text(content, encoding="utf-8")
         if as_json:
-            print_json("gate", {"outcome": result.outcome, **json.loads(result.to_json())})
+            print_json(
+                "gate", {"outcome": result.outcome, **json.loads(result.to_json())}
+            )
         else:
-            print_table(console(answer=True), gate_table(result), more="in the files and in JSON")
+            print_table(
+                console(answer=True),
+                gate_table(result),
+                more="in the files and in JSON",
+            )
             for check in result.checks:
                 if check.outcome != "passed":
-                    console(answer=True).print(f"{check.what}: {check.outcome}: {check.reason}")
+                    console(answer=True).print(
+                        f"{check.what}: {check.outcome}: {check.reason}"
+                    )
     if result.outcome != "passed":
         raise typer.Exit(FAILED if result.outcome == "failed" else UNDECIDED)
 
 
 def report(
-    inputs: Annotated[list[Path], typer.Argument(help="Runs, bundles, and files written by `compress bench --out`.")],
-    html: Annotated[Path | None, opt.file_output(help="Write the comparison to one page, which opens offline.")] = None,
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Runs, bundles, and files written by `compress bench --out`."
+        ),
+    ],
+    html: Annotated[
+        Path | None,
+        opt.file_output(help="Write the comparison to one page, which opens offline."),
+    ] = None,
     at: Annotated[
-        str | None, opt.budget(help="Compare latency there: a device, a setting, or both, such as browser, 32 tokens.")
+        str | None,
+        opt.budget(
+            help="Compare latency there: a device, a setting, or both, such as "
+            "browser, 32 tokens."
+        ),
     ] = None,
     budget_ms: Annotated[
-        float | None, opt.budget(min=0, help="Limit the median latency there, in milliseconds.")
+        float | None,
+        opt.budget(min=0, help="Limit the median latency there, in milliseconds."),
     ] = None,
-    max_mb: Annotated[float | None, opt.budget(min=0, help="Limit the size of the file, in MB.")] = None,
-    min_score: Annotated[float | None, opt.budget(help="Require at least this score, such as 0.9.")] = None,
-    show: Annotated[bool, opt.output("--open", help="Open the page in your browser.")] = False,
+    max_mb: Annotated[
+        float | None, opt.budget(min=0, help="Limit the size of the file, in MB.")
+    ] = None,
+    min_score: Annotated[
+        float | None, opt.budget(help="Require at least this score, such as 0.9.")
+    ] = None,
+    show: Annotated[
+        bool, opt.output("--open", help="Open the page in your browser.")
+    ] = False,
     wide: opt.Wide = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare the files of several bundles on all devices that they were measured on, and say which one to ship.
+    """Compare the files of several bundles on all devices that they were measured on,
+    and say which one to ship.
 
     Example: compress report runs/first runs/trimmed phone.json --html choice.html
     """
@@ -199,11 +318,15 @@ def report(
             from compress.reporting.html import render_comparison
 
             with output_file(html) as partial:
-                partial.write_text(render_comparison(comparison, limits, chosen), encoding="utf-8")
+                partial.write_text(
+                    render_comparison(comparison, limits, chosen), encoding="utf-8"
+                )
         if as_json:
             print_json("report", terminal.choice_values(comparison, limits, chosen))
         else:
-            terminal.print_table(screen, tables.choice_table(comparison, chosen), wide=wide)
+            terminal.print_table(
+                screen, tables.choice_table(comparison, chosen), wide=wide
+            )
             headline = remarks.choice_headline(comparison, limits, chosen)
             for line in ("", headline, *remarks.choice_remarks(comparison, chosen)):
                 screen.print(line)

@@ -1,4 +1,5 @@
-"""End a command on SIGTERM as on Ctrl-C: what is open is closed, and the user reads how to go on."""
+"""End a command on SIGTERM as on Ctrl-C: what is open is closed, and the user reads how
+to go on."""
 
 import os
 import signal
@@ -8,21 +9,28 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes after Ctrl-C and after SIGTERM: 128 plus the number of the signal, as of a shell's commands."""
+"""Exit codes after Ctrl-C and after SIGTERM: 128 plus the number of the signal, as of a
+shell's commands."""
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised in the main thread on SIGTERM. Whatever cleans up after Ctrl-C cleans up after it too."""
+    """Raised in the main thread on SIGTERM. Whatever cleans up after Ctrl-C cleans up
+    after it too."""
 
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Raise Terminated for the first SIGTERM in this context; the second ends the process at once.
+    """Raise Terminated for the first SIGTERM in this context; the second ends the
+    process at once.
 
-    Processes that are forked meanwhile end at once as well. A SIGTERM that the parent process ignores stays ignored.
+    Processes that are forked meanwhile end at once as well. A SIGTERM that the parent
+    process ignores stays ignored.
     """
     before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or before is signal.SIG_IGN
+    ):
         yield
         return
     process = os.getpid()
@@ -41,7 +49,8 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 def exit_code(interrupt: BaseException) -> int:
-    """Return the exit code for an interrupt, or for another that has been raised while it was handled."""
+    """Return the exit code for an interrupt, or for another that has been raised while
+    it was handled."""
     error: BaseException | None = interrupt
     while error is not None:
         if isinstance(error, Terminated):

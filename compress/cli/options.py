@@ -39,35 +39,44 @@ HELP = ["-h", "--help"]
 
 
 class _SharedCommand:
-    """Mixin for all commands: help lists the options in groups, and an option that is given twice is refused."""
+    """Mixin for all commands: help lists the options in groups, and an option that is
+    given twice is refused."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse the arguments; help and completion come first.
 
-        What is missing is named with its help. Click would silently take the last value of an option given twice, the
-        current folder for an empty path, and a file's name for the folder `name/`.
+        What is missing is named with its help. Click would silently take the last value
+        of an option given twice, the current folder for an empty path, and a file's
+        name for the folder `name/`.
         """
         words = list(args)
         try:
             rest = super().parse_args(ctx, args)  # type: ignore[misc]  # of the Click class that it is mixed into
         except typer.BadParameter as error:
-            if not error.message and (about := getattr(error.param, "help", None)):  # it is missing, not wrong
+            # it is missing, not wrong
+            if not error.message and (about := getattr(error.param, "help", None)):
                 error.message = f"Expected: {about}"
             raise
         if not ctx.resilient_parsing:
             values, _, given = self.make_parser(ctx).parse_args(args=words)  # type: ignore[attr-defined]
             for option, count in Counter(given).items():
-                if count > 1 and not (option.multiple or option.is_flag or option.count):
-                    ctx.fail(f"{option.opts[0]} was given {count} times; expected once.")
+                if count > 1 and not (
+                    option.multiple or option.is_flag or option.count
+                ):
+                    ctx.fail(
+                        f"{option.opts[0]} was given {count} times; expected once."
+                    )
                 _check_path(ctx, option, values.get(option.name))
         return rest
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
-        """Return the names of the help's option, also for a command that is used without the root command."""
+        """Return the names of the help's option, also for a command that is used
+        without the root command."""
         return HELP
 
     def get_params(self, ctx: Any) -> Any:
-        """List the parameters; for completion, without checks: Typer would import pydantic, which takes 0.1 s."""
+        """List the parameters; for completion, without checks: Typer would import
+        pydantic, which takes 0.1 s."""
         parameters = super().get_params(ctx)  # type: ignore[misc]  # of the Click class that it is mixed into
         if ctx.resilient_parsing:
             for parameter in parameters:
@@ -75,12 +84,21 @@ class _SharedCommand:
         return parameters
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options, group by group, then the subcommands of a group of commands."""
-        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS, "Other options")}
+        """Write arguments and options, group by group, then the subcommands of a group
+        of commands."""
+        groups: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in ("Arguments", *PANELS, "Other options")
+        }
         for parameter in self.get_params(ctx):
-            default = "Arguments" if parameter.param_type_name == "argument" else "Other options"
+            default = (
+                "Arguments"
+                if parameter.param_type_name == "argument"
+                else "Other options"
+            )
             if (record := parameter.get_help_record(ctx)) is not None:
-                groups[getattr(parameter, "rich_help_panel", None) or default].append(_shorten(parameter, *record))
+                groups[getattr(parameter, "rich_help_panel", None) or default].append(
+                    _shorten(parameter, *record)
+                )
         formatter.write_paragraph()
         formatter.write_text("Defaults and ranges are in brackets.")
         for title, records in groups.items():
@@ -92,7 +110,8 @@ class _SharedCommand:
 
 
 def _check_path(ctx: Any, option: Any, text: Any) -> None:
-    """Refuse, for an option or argument that is a path, an empty text, and for one of a file also a folder's name."""
+    """Refuse, for an option or argument that is a path, an empty text, and for one of a
+    file also a folder's name."""
     callback = ctx.command.callback
     parameter = signature(callback).parameters.get(option.name) if callback else None
     kind, *infos = get_args(parameter.annotation) if parameter else (None,)
@@ -100,8 +119,12 @@ def _check_path(ctx: Any, option: Any, text: Any) -> None:
         return
     if not text:
         ctx.fail(f"{option.opts[0]}: expected a path, found an empty text.")
-    if text.endswith(("/", os.sep)) and not all(getattr(info, "dir_okay", True) for info in infos):
-        ctx.fail(f"{option.opts[0]} {text}: expected a file, found the name of a folder.")
+    if text.endswith(("/", os.sep)) and not all(
+        getattr(info, "dir_okay", True) for info in infos
+    ):
+        ctx.fail(
+            f"{option.opts[0]} {text}: expected a file, found the name of a folder."
+        )
 
 
 class Command(_SharedCommand, TyperCommand):
@@ -113,11 +136,13 @@ class CommandGroup(_SharedCommand, TyperGroup):
 
 
 NAME_WIDTH = 24
-"""Maximum characters of an option with its values; longer lists of values go into its help."""
+"""Maximum characters of an option with its values; longer lists of values go into its
+help."""
 
 
 def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
-    """Shorten an option's help, to one line if possible: `<int>`, and its range beside the default: `[1; >=1]`."""
+    """Shorten an option's help, to one line if possible: `<int>`, and its range beside
+    the default: `[1; >=1]`."""
     name = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)>", r"<\1>", name)
     text = (
         re.sub(r"(\S+)<=x<=(\S+)\]", r"\1 to \2]", text)
@@ -129,15 +154,20 @@ def _shorten(parameter: Any, name: str, text: str) -> tuple[str, str]:
     if len(name) > NAME_WIDTH and values:
         name = name.replace(values[0], f"<{parameter.opts[0].lstrip('-')}>")
         about, bracket, rest = text.partition(" [")
-        text = f"{about.removesuffix('.')}: {values[0][1:-1].replace('|', ', ')}.{bracket}{rest}"
+        text = (
+            f"{about.removesuffix('.')}: "
+            f"{values[0][1:-1].replace('|', ', ')}.{bracket}{rest}"
+        )
     return name, text
 
 
-def with_option_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_option_groups(
+    *, without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn the fields of a command's option groups into options of the command.
 
-    A parameter whose type is a dataclass is a group: on the command line its fields replace it, except those named in
-    `without`, which keep their defaults.
+    A parameter whose type is a dataclass is a group: on the command line its fields
+    replace it, except those named in `without`, which keep their defaults.
     """
 
     def expand(command: Callable[..., None]) -> Callable[..., None]:
@@ -149,13 +179,21 @@ def with_option_groups(*, without: Collection[str] = ()) -> Callable[[Callable[.
                 continue
             assert isinstance(group, type)
             groups[parameter.name] = group
-            flat += [each for each in signature(group, eval_str=True).parameters.values() if each.name not in without]
+            flat += [
+                each
+                for each in signature(group, eval_str=True).parameters.values()
+                if each.name not in without
+            ]
 
         @wraps(command)
         def run(**arguments: Any) -> None:
             with user_errors():
                 for name, group in groups.items():
-                    own = {each: arguments.pop(each) for each in signature(group).parameters if each in arguments}
+                    own = {
+                        each: arguments.pop(each)
+                        for each in signature(group).parameters
+                        if each in arguments
+                    }
                     arguments[name] = group(**own)
             command(**arguments)
 
@@ -165,7 +203,9 @@ def with_option_groups(*, without: Collection[str] = ()) -> Callable[[Callable[.
     return expand
 
 
-def _set_signature(function: Callable[..., None], parameters: Sequence[Parameter]) -> None:
+def _set_signature(
+    function: Callable[..., None], parameters: Sequence[Parameter]
+) -> None:
     """Let inspect and Typer see these parameters, all of them keyword-only."""
     keywords = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     function.__signature__ = Signature(keywords)  # type: ignore[attr-defined]  # unknown to typeshed
@@ -203,10 +243,22 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and the last line.")]
-LogLevel = Annotated[Level, typer.Option(metavar="LEVEL", help="debug, info, warning, or error (as --quiet).")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print only errors and the last line.")
+]
+LogLevel = Annotated[
+    Level,
+    typer.Option(metavar="LEVEL", help="debug, info, warning, or error (as --quiet)."),
+]
 Version = Annotated[
-    bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
+    bool,
+    typer.Option(
+        "--version",
+        "-V",
+        callback=print_version,
+        is_eager=True,
+        help="Print the version.",
+    ),
 ]
 
 
@@ -234,7 +286,11 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
                 _OUTPUT.set(replace(output, results=results))
                 command(**arguments)
         except BaseException as error:
-            if not isinstance(error, typer.Exit) or error.exit_code in (USER_ERROR, INTERRUPTED, TERMINATED):
+            if not isinstance(error, typer.Exit) or error.exit_code in (
+                USER_ERROR,
+                INTERRUPTED,
+                TERMINATED,
+            ):
                 output.last.clear()
             raise
         finally:
@@ -243,7 +299,11 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
             for print_last in output.last:
                 print_last()
 
-    options = {"quiet": (Quiet, False), "log_level": (LogLevel, "info"), "version": (Version, False)}
+    options = {
+        "quiet": (Quiet, False),
+        "log_level": (LogLevel, "info"),
+        "version": (Version, False),
+    }
     shared = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in options.items()
@@ -253,7 +313,8 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _expand_home(value: Any) -> Any:
-    """Replace `~` in paths: shells leave it in `--out=~/file`. Of a user that does not exist it stays."""
+    """Replace `~` in paths: shells leave it in `--out=~/file`. Of a user that does not
+    exist it stays."""
     if isinstance(value, list):
         return [_expand_home(each) for each in value]
     if not isinstance(value, Path):
@@ -265,7 +326,8 @@ def _expand_home(value: Any) -> Any:
 
 
 def _option_name(parameter: Parameter) -> str:
-    """Return what the user knows a parameter of a command by: `--max-drop`, or for an argument `BUNDLE`."""
+    """Return what the user knows a parameter of a command by: `--max-drop`, or for an
+    argument `BUNDLE`."""
     for each in get_args(parameter.annotation)[1:]:
         if isinstance(each, ArgumentInfo):
             return parameter.name.upper()
@@ -276,16 +338,24 @@ def _option_name(parameter: Parameter) -> str:
 
 
 def console(as_json: bool = False, *, answer: bool = False) -> "Screen":
-    """Open the console: standard error if standard output is for JSON; silent in all processes but the first.
+    """Open the console: standard error if standard output is for JSON; silent in all
+    processes but the first.
 
-    answer  for the command's result, which is printed at any level, unlike progress and notes
+    answer  for the command's result, which is printed at any level, unlike progress and
+            notes
     """
     from compress.console import Screen
 
     output = _OUTPUT.get() or Output()
     last = None if answer or output.level in ("debug", "info") else output.last
-    screen = Screen(stderr=as_json, quiet=not is_first(), last=last, warnings=output.level != "error")
-    return screen if answer else output.screens.setdefault(as_json, screen)  # one screen, which knows its progress bar
+    screen = Screen(
+        stderr=as_json,
+        quiet=not is_first(),
+        last=last,
+        warnings=output.level != "error",
+    )
+    # one screen, which knows its progress bar
+    return screen if answer else output.screens.setdefault(as_json, screen)
 
 
 def printer(as_json: bool = False, *, answer: bool = False) -> Callable[[str], None]:
@@ -294,12 +364,16 @@ def printer(as_json: bool = False, *, answer: bool = False) -> Callable[[str], N
 
 
 def is_first() -> bool:
-    """Return True in the only process of a command, or in the one of several that prints."""
+    """Return True in the only process of a command, or in the one of several that
+    prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def run_folder(out: Path | None, recipe: str, data: str | None, *, resume: bool) -> Path:
-    """Return the folder of a run; if none is given, choose one by the names of recipe and data."""
+def run_folder(
+    out: Path | None, recipe: str, data: str | None, *, resume: bool
+) -> Path:
+    """Return the folder of a run; if none is given, choose one by the names of recipe
+    and data."""
     if out is not None:
         return out
     with user_errors():
@@ -309,7 +383,8 @@ def run_folder(out: Path | None, recipe: str, data: str | None, *, resume: bool)
 
 
 def continuation(out: Path) -> str:
-    """Say which command continues an interrupted run, and as how many processes if there are several."""
+    """Say which command continues an interrupted run, and as how many processes if
+    there are several."""
     from compress.provenance import command_line, resume_command
 
     processes = os.environ.get("WORLD_SIZE", "1")
@@ -327,17 +402,22 @@ def print_result(text: str) -> None:
     print(printable(text.removesuffix("\n")), file=results(), flush=True)
 
 
-def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **arguments: Any) -> None:
+def print_forecast(
+    forecast: "Callable[..., Forecast]", as_json: bool, **arguments: Any
+) -> None:
     """Forecast what a command with these arguments would take, and print that.
 
-    By now the command has imported what it needs, which takes seconds: they are its first phase.
+    By now the command has imported what it needs, which takes seconds: they are its
+    first phase.
     """
     from compress.records.forecast import Phase
     from compress.reporting.terminal import forecast_lines
 
     seconds = time.perf_counter() - (_OUTPUT.get() or Output()).began
     found = forecast(**arguments, console=console(as_json))
-    found = replace(found, phases=(Phase("starting", seconds=(seconds, seconds)), *found.phases))
+    found = replace(
+        found, phases=(Phase("starting", seconds=(seconds, seconds)), *found.phases)
+    )
     if as_json:
         print_json("plan", found.to_json())
     else:
@@ -346,7 +426,8 @@ def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **argumen
 
 
 def print_json(command: str, result: "str | Path | Mapping[str, Any]") -> None:
-    """Print the result of a command as JSON, after the name and version of its schema (docs/json.md).
+    """Print the result of a command as JSON, after the name and version of its schema
+    (docs/json.md).
 
     result  values, or the text or the file of a record
     """
@@ -354,17 +435,21 @@ def print_json(command: str, result: "str | Path | Mapping[str, Any]") -> None:
 
     text = result.read_text(encoding="utf-8") if isinstance(result, Path) else result
     values = json.loads(text) if isinstance(text, str) else text
-    print_result(json.dumps({"schema": schema(command), **values}, ensure_ascii=False, indent=1))
+    print_result(
+        json.dumps({"schema": schema(command), **values}, ensure_ascii=False, indent=1)
+    )
 
 
 def schema(command: str) -> str:
-    """Name the schema of a command's JSON; its number grows when a field is removed or changes its meaning."""
+    """Name the schema of a command's JSON; its number grows when a field is removed or
+    changes its meaning."""
     return f"compress.{command}/1"
 
 
 @contextmanager
 def user_errors(hint: str = "") -> Iterator[None]:
-    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130, SIGTERM into 143.
+    """Turn errors of the user's into a message and exit code 2, Ctrl-C into 130,
+    SIGTERM into 143.
 
     A traceback is a bug of ours.
     """
@@ -378,14 +463,20 @@ def user_errors(hint: str = "") -> Iterator[None]:
             import traceback
 
             traceback.print_exc()
-        named = error.renamed(output.options) if isinstance(error, ArgumentError) else error
+        named = (
+            error.renamed(output.options) if isinstance(error, ArgumentError) else error
+        )
         message, code = f"error: {named}", USER_ERROR
     except OSError as error:
-        if error.errno in (None, errno.EPIPE):  # a library's own error, or a reader that has read enough
+        # a library's own error, or a reader that has read enough
+        if error.errno in (None, errno.EPIPE):
             raise
-        name = error.filename2 or error.filename  # of a copy or rename, the path that could not be written
+        # of a copy or rename, the path that could not be written
+        name = error.filename2 or error.filename
         where = f"{name}: " if name else ""
-        message = f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip()
+        message = (
+            f"error: {where}{error.strerror}. Nothing half-written is left. {hint}"
+        ).rstrip()
         code = USER_ERROR
     except KeyboardInterrupt as interrupt:
         message, code = f"\ninterrupted. {hint}", exit_code(interrupt)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @with_option_groups()
 def prune(
-    model: Annotated[str, typer.Argument(help="minilm, an alias, a folder, a hub id, or a bundle.")],
+    model: Annotated[
+        str, typer.Argument(help="minilm, an alias, a folder, a hub id, or a bundle.")
+    ],
     data: opt.DataName,
     out: opt.Out = None,
     recipe: Annotated[
@@ -42,7 +44,8 @@ def prune(
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Prune what matters least from a model, to given sizes or a budget; let it recover, ship and measure it.
+    """Prune what matters least from a model, to given sizes or a budget; let it
+    recover, ship and measure it.
 
     Example: compress prune minilm --data intents --out runs/half --layers 4 --ffn 0.5
     """
@@ -59,37 +62,65 @@ def prune(
             from compress.commands.forecast import forecast
 
             print_forecast(
-                forecast, as_json, teacher=model, recipe=set_target(loaded, asdict(target), asdict(setting)), data=data,
-                columns=columns, length=length.minutes_alone, options=replace(options, overrides=None),
-            )  # fmt: skip
+                forecast,
+                as_json,
+                teacher=model,
+                recipe=set_target(loaded, asdict(target), asdict(setting)),
+                data=data,
+                columns=columns,
+                length=length.minutes_alone,
+                options=replace(options, overrides=None),
+            )
             return
         bundle = run(
-            model=model, recipe=loaded, data=data, out=out, target=target, setting=setting, columns=columns,
-            max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
-            options=replace(options, overrides=None), console=console(as_json),
-        )  # fmt: skip
+            model=model,
+            recipe=loaded,
+            data=data,
+            out=out,
+            target=target,
+            setting=setting,
+            columns=columns,
+            max_drop=None if max_drop is None else max_drop / 100,
+            length=length.minutes_alone,
+            options=replace(options, overrides=None),
+            console=console(as_json),
+        )
         if as_json and is_first():
             print_json("prune", bundle.path / "report.json")
 
 
 @with_option_groups()
 def trim(
-    model: Annotated[str, typer.Argument(help="A bundle's folder; or a checkpoint: folder, hub id or alias.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A bundle's folder; or a checkpoint: folder, hub id or alias."
+        ),
+    ],
     out: Annotated[Path, opt.output(help="The new folder.")],
     data: Annotated[
-        str | None, opt.data_option(help="Count tokens of its train split, score on its test split.")
+        str | None,
+        opt.data_option(
+            help="Count tokens of its train split, score on its test split."
+        ),
     ] = None,
     corpus: opt.CorpusName = None,
-    min_count: Annotated[int, opt.training(min=1, help="Drop tokens that occur less often.")] = 1,
-    keep: Annotated[list[str] | None, opt.training(help="Keep the tokens of this text. Repeatable.")] = None,
+    min_count: Annotated[
+        int, opt.training(min=1, help="Drop tokens that occur less often.")
+    ] = 1,
+    keep: Annotated[
+        list[str] | None, opt.training(help="Keep the tokens of this text. Repeatable.")
+    ] = None,
     max_drop: opt.MaxDrop = 0.5,
     columns: opt.ColumnOptions = opt.ColumnOptions(),
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs.
+    """Drop tokens that your texts never use from tokenizer and embedding; measure what
+    that saves and costs.
 
-    Exit code 3: a file loses more than --max-drop; the folder is kept, and the file is marked.
+    Exit code 3: a file loses more than --max-drop; the folder is kept, and the file is
+    marked.
 
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
@@ -98,9 +129,14 @@ def trim(
         from compress.commands.trim import trim as run
 
         arguments: dict[str, Any] = {
-            "model": model, "out": out, "data": data, "corpus": corpus, "columns": columns,
-            "min_count": min_count, "keep": keep or (),
-        }  # fmt: skip
+            "model": model,
+            "out": out,
+            "data": data,
+            "corpus": corpus,
+            "columns": columns,
+            "min_count": min_count,
+            "keep": keep or (),
+        }
         if plan:
             print_forecast(forecast_trimming, as_json, **arguments)
             return
@@ -121,16 +157,32 @@ def _print_trimmed(result: "TrimResult", console: "Console") -> None:
     trimmed = result.trimmed
     share = 1 - len(trimmed.kept) / trimmed.before
     console.print(
-        f"{trimmed.before:,} tokens to {len(trimmed.kept):,} ({share:.0%} fewer); {trimmed.whole:.2%} of "
-        f"{trimmed.texts:,} texts of the corpus are tokenized as before"
+        f"{trimmed.before:,} tokens to {len(trimmed.kept):,} ({share:.0%} fewer); "
+        f"{trimmed.whole:.2%} of {trimmed.texts:,} texts of the corpus are tokenized "
+        "as before"
     )
-    table = Table(Column("file", no_wrap=True), "MB", "score", "same answers", "verdict", box=None, pad_edge=False)
+    table = Table(
+        Column("file", no_wrap=True),
+        "MB",
+        "score",
+        "same answers",
+        "verdict",
+        box=None,
+        pad_edge=False,
+    )
     proofs = {proof.artefact: proof for proof in result.certificates}
-    verdicts = {name: "certified" if proof.certified else "not certified" for name, proof in proofs.items()}
+    verdicts = {
+        name: "certified" if proof.certified else "not certified"
+        for name, proof in proofs.items()
+    }
     for name, (before, after) in trimmed.bytes.items():
         cells = [Path(name).name, f"{before / 1e6:.2f} to {after / 1e6:.2f}"]
         if proof := proofs.get(name):
-            cells += [f"{proof.before:.4f} to {proof.after:.4f}", f"{proof.agreement:.2%}", verdicts[name]]
+            cells += [
+                f"{proof.before:.4f} to {proof.after:.4f}",
+                f"{proof.agreement:.2%}",
+                verdicts[name],
+            ]
         table.add_row(*cells)
     console.print(table)
     for name, proof in proofs.items():
@@ -138,6 +190,7 @@ def _print_trimmed(result: "TrimResult", console: "Console") -> None:
     if result.alike is not None:
         split = result.certificates[0].split
         console.print(
-            f"{result.alike:.2%} of the texts of the {split} split ({result.rows:,} rows) are tokenized as before"
+            f"{result.alike:.2%} of the texts of the {split} split ({result.rows:,} "
+            "rows) are tokenized as before"
         )
     console.print(str(trimmed.path))

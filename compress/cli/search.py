@@ -1,4 +1,5 @@
-"""`compress search`: find the best students under a budget, and write any of them as a bundle."""
+"""`compress search`: find the best students under a budget, and write any of them as a
+bundle."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,12 @@ from compress.cli.options import (
 )
 from compress.config import options as opt
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +40,16 @@ class LimitOptions(opt.BudgetOptions):
 class WorkerOptions:
     """The options of a worker: another process that evaluates shapes for a search."""
 
-    worker: Annotated[bool, opt.search_option("--worker", help="Evaluate shapes for the search in --storage.")] = False
-    weights: Annotated[Path | None, opt.search_option(help="--worker: the folder with the search's weights.")] = None
+    worker: Annotated[
+        bool,
+        opt.search_option(
+            "--worker", help="Evaluate shapes for the search in --storage."
+        ),
+    ] = False
+    weights: Annotated[
+        Path | None,
+        opt.search_option(help="--worker: the folder with the search's weights."),
+    ] = None
 
 
 @app.callback(invoke_without_command=True)
@@ -43,11 +57,21 @@ class WorkerOptions:
 @with_option_groups(without=("affinity", "native", "assets", "webgpu", "wide"))
 def search(
     context: typer.Context,
-    teacher: Annotated[str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")] = None,
-    data: Annotated[str | None, opt.data_option(help="The data, as for distill.")] = None,
-    out: Annotated[Path | None, opt.output(help="The search's folder; default: a new runs/SPACE-DATA-N.")] = None,
+    teacher: Annotated[
+        str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")
+    ] = None,
+    data: Annotated[
+        str | None, opt.data_option(help="The data, as for distill.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        opt.output(help="The search's folder; default: a new runs/SPACE-DATA-N."),
+    ] = None,
     space: Annotated[
-        str, opt.training(help="Or npu, dynabert, autotinybert, mobilebert, albert, a .yaml.")
+        str,
+        opt.training(
+            help="Or npu, dynabert, autotinybert, mobilebert, albert, a .yaml."
+        ),
     ] = "width-depth",
     limits: LimitOptions = LimitOptions(),
     device: opt.MeasureOptions = opt.MeasureOptions(),
@@ -57,9 +81,11 @@ def search(
     options: opt.RunOptions = opt.RunOptions(),
     shown: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Find the best students under a budget on your device; the very best is distilled and shipped.
+    """Find the best students under a budget on your device; the very best is distilled
+    and shipped.
 
-    Example: compress search --teacher minilm --data intents --out runs/found --max-latency-ms 4 --minutes 60
+    Example: compress search --teacher minilm --data intents --out runs/found
+    --max-latency-ms 4 --minutes 60
     """
     if context.invoked_subcommand is not None:
         return
@@ -72,15 +98,28 @@ def search(
             from compress.commands.search import work
 
             if study.storage is None:
-                raise SearchError("--worker: needs --storage, the same as the search that it joins")
+                raise SearchError(
+                    "--worker: needs --storage, the same as the search that it joins"
+                )
             work(
-                study.storage, name=study.name, weights=join.weights, minutes=study.minutes,
-                allow_code=options.allow_code, console=console(shown.as_json),
-            )  # fmt: skip
+                study.storage,
+                name=study.name,
+                weights=join.weights,
+                minutes=study.minutes,
+                allow_code=options.allow_code,
+                console=console(shown.as_json),
+            )
             return
         if teacher is None or data is None or out is None:
-            missing = next(each for each in context.command.params if each.name == ("data" if teacher else "teacher"))
-            context.fail(f"Missing option '{missing.opts[0]}'. Expected: {getattr(missing, 'help', '')}")
+            missing = next(
+                each
+                for each in context.command.params
+                if each.name == ("data" if teacher else "teacher")
+            )
+            context.fail(
+                f"Missing option '{missing.opts[0]}'. Expected: "
+                f"{getattr(missing, 'help', '')}"
+            )
         from compress.commands import preflight
         from compress.nas.config import Space
 
@@ -92,9 +131,17 @@ def search(
         budget = asdict(limits)
         max_drop = budget.pop("max_drop") / 100
         arguments: dict[str, Any] = {
-            "teacher": teacher, "data": data, "out": out, "space": loaded, "budget": Budget(**budget), "device": device,
-            "study": study, "max_drop": max_drop, "columns": columns, "options": options,
-        }  # fmt: skip
+            "teacher": teacher,
+            "data": data,
+            "out": out,
+            "space": loaded,
+            "budget": Budget(**budget),
+            "device": device,
+            "study": study,
+            "max_drop": max_drop,
+            "columns": columns,
+            "options": options,
+        }
         if shown.plan:
             from compress.commands.forecast_search import forecast_search
 
@@ -109,9 +156,15 @@ def search(
 @with_verbosity
 def show(
     study: Annotated[Path, typer.Argument(help="The folder of a search.")],
-    trial: Annotated[int | None, typer.Argument(help="Number of a trial; default: show the front.")] = None,
-    bundle: Annotated[Path | None, opt.output(help="Write the trial's student to this new folder.")] = None,
-    train: Annotated[bool, opt.training("--train", help="Distil it fully first, like the winner.")] = False,
+    trial: Annotated[
+        int | None, typer.Argument(help="Number of a trial; default: show the front.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, opt.output(help="Write the trial's student to this new folder.")
+    ] = None,
+    train: Annotated[
+        bool, opt.training("--train", help="Distil it fully first, like the winner.")
+    ] = False,
     allow_code: opt.AllowCode = None,
     wide: opt.Wide = False,
     as_json: opt.Json = False,
@@ -126,7 +179,8 @@ def show(
 
         if (trial is None) != (bundle is None):
             raise SearchError(
-                f"give both a trial and --bundle, as in: compress search show {study} 12 --bundle student-12"
+                f"give both a trial and --bundle, as in: compress search show {study} "
+                "12 --bundle student-12"
             )
         if trial is None or bundle is None:
             report = record.load_report(study)
@@ -137,7 +191,14 @@ def show(
             return
         from compress.commands.search import show as write
 
-        written = write(study, trial, bundle, train=train, allow_code=allow_code, console=console(as_json))
+        written = write(
+            study,
+            trial,
+            bundle,
+            train=train,
+            allow_code=allow_code,
+            console=console(as_json),
+        )
         if as_json:
             print_json("search-show", written.path / "report.json")
         else:

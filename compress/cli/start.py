@@ -1,4 +1,5 @@
-"""`compress doctor`, `inspect` and `init`: check this machine, look at a file or name, and choose a command."""
+"""`compress doctor`, `inspect` and `init`: check this machine, look at a file or name,
+and choose a command."""
 
 import sys
 import textwrap
@@ -8,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from compress.cli.options import USER_ERROR, console, print_result, printer, user_errors, with_option_groups
+from compress.cli.options import (
+    USER_ERROR,
+    console,
+    print_result,
+    printer,
+    user_errors,
+    with_option_groups,
+)
 from compress.config import options as opt
 
 if TYPE_CHECKING:
@@ -23,9 +31,11 @@ INDENT = 24
 
 
 def doctor(as_json: opt.Json = False) -> None:
-    """Check what this machine has for each command, and print the command that installs what is missing.
+    """Check what this machine has for each command, and print the command that installs
+    what is missing.
 
-    Exit code 1: something that the base install needs is missing or broken; what only some commands need is no fault.
+    Exit code 1: something that the base install needs is missing or broken; what only
+    some commands need is no fault.
 
     Example: compress doctor --json
     """
@@ -48,42 +58,73 @@ def doctor(as_json: opt.Json = False) -> None:
 
 
 def _check_lines(check: "Check", width: int) -> Iterator[str]:
-    """Yield what was found; if something is missing, also what needs it and the command that installs it."""
+    """Yield what was found; if something is missing, also what needs it and the command
+    that installs it."""
     missing = check.state != "ok"
     head = f"{check.state:9}{check.name:15}"
-    for words in (check.found, f"for {check.needed_for}" if missing and check.needed_for else ""):
+    for words in (
+        check.found,
+        f"for {check.needed_for}" if missing and check.needed_for else "",
+    ):
         if words:
             wide = max(width, 2 * INDENT)
-            yield from textwrap.wrap(words, wide, initial_indent=head, subsequent_indent=" " * INDENT)
+            yield from textwrap.wrap(
+                words, wide, initial_indent=head, subsequent_indent=" " * INDENT
+            )
             head = " " * INDENT
     if missing and check.remedy:
         yield " " * INDENT + check.remedy
 
 
 def _verdict_lines(diagnosis: "Diagnosis") -> Iterator[str]:
-    packages = [check.state == "ok" for check in diagnosis.checks if check.group == "packages"]
+    packages = [
+        check.state == "ok" for check in diagnosis.checks if check.group == "packages"
+    ]
     state = "ok" if all(packages) else "broken"
-    yield f"{state:9}{'packages':15}{sum(packages)} of {len(packages)} of the base install"
+    yield (
+        f"{state:9}{'packages':15}{sum(packages)} of {len(packages)} of the base "
+        "install"
+    )
     yield ""
-    optional = [check.name for check in diagnosis.checks if check.state != "ok" and not check.required]
+    optional = [
+        check.name
+        for check in diagnosis.checks
+        if check.state != "ok" and not check.required
+    ]
     if diagnosis.faults:
-        yield f"The base install lacks: {', '.join(check.name for check in diagnosis.faults)}."
+        yield (
+            "The base install lacks: "
+            f"{', '.join(check.name for check in diagnosis.faults)}."
+        )
     else:
-        yield "The base install is complete." + (f" Not installed here: {', '.join(optional)}." if optional else "")
+        yield "The base install is complete." + (
+            f" Not installed here: {', '.join(optional)}." if optional else ""
+        )
 
 
 @with_option_groups()
 def inspect(
-    thing: Annotated[str, typer.Argument(help="A path, a recipe's name, intents, minilm, an alias or a hub id.")],
+    thing: Annotated[
+        str,
+        typer.Argument(
+            help="A path, a recipe's name, intents, minilm, an alias or a hub id."
+        ),
+    ],
     form: Annotated[
         Literal["checkpoint", "bundle", "recipe", "data", "run", "study"] | None,
-        opt.data_option("--as", help="Say what it is, if its name has several meanings."),
+        opt.data_option(
+            "--as", help="Say what it is, if its name has several meanings."
+        ),
     ] = None,
-    teacher: Annotated[str | None, opt.data_option(help="For data: try this teacher's tokenizer on the texts.")] = None,
+    teacher: Annotated[
+        str | None,
+        opt.data_option(help="For data: try this teacher's tokenizer on the texts."),
+    ] = None,
     columns: opt.DataOptions = opt.DataOptions(),
     as_json: opt.Json = False,
 ) -> None:
-    """Describe a checkpoint, bundle, recipe, data set, run or search, and what to do with it next.
+    """Describe a checkpoint, bundle, recipe, data set, run or search, and what to do
+    with it next.
 
     Exit code 2: it cannot be read, or one of its files is damaged or missing.
 
@@ -108,20 +149,31 @@ MOST_LABELS, MOST_FILES = 12, 8
 
 
 def _inspection_parts(found: "Inspection", width: int) -> "Iterator[RenderableType]":
-    """Yield title, facts, tables of splits and scores, then problems, notes and the next commands."""
+    """Yield title, facts, tables of splits and scores, then problems, notes and the
+    next commands."""
     yield from _wrap(found.title, width)
     facts = {"path": found.path, **found.facts}
     if found.form != "recipe":
         facts["licence"] = found.licence or "not stated"
     if found.labels:
-        more = f" and {len(found.labels) - MOST_LABELS} more" if len(found.labels) > MOST_LABELS else ""
+        more = (
+            f" and {len(found.labels) - MOST_LABELS} more"
+            if len(found.labels) > MOST_LABELS
+            else ""
+        )
         facts["labels"] = ", ".join(found.labels[:MOST_LABELS]) + more
     if found.files:
         largest = sorted(found.files.items(), key=lambda each: -each[1])[:MOST_FILES]
         named = ", ".join(f"{name} {size / 1e6:,.2f}" for name, size in largest)
-        facts["files"] = f"{len(found.files)}, {sum(found.files.values()) / 1e6:,.2f} MB: {named}"
+        facts["files"] = (
+            f"{len(found.files)}, {sum(found.files.values()) / 1e6:,.2f} MB: {named}"
+        )
     if found.verified is not None:
-        facts["hashes"] = "all files match" if found.verified else "some files do NOT match: see below"
+        facts["hashes"] = (
+            "all files match"
+            if found.verified
+            else "some files do NOT match: see below"
+        )
     wide = max(map(len, facts)) + 2
     for name, value in facts.items():
         if value is not None:
@@ -130,7 +182,10 @@ def _inspection_parts(found: "Inspection", width: int) -> "Iterator[RenderableTy
     for table in _tables(found):
         yield ""
         yield table
-    for words in (*(f"damaged: {each}" for each in found.problems), *(f"note: {each}" for each in found.notes)):
+    for words in (
+        *(f"damaged: {each}" for each in found.problems),
+        *(f"note: {each}" for each in found.notes),
+    ):
         yield ""
         yield from _wrap(words, width)
     if found.next:
@@ -141,36 +196,72 @@ def _inspection_parts(found: "Inspection", width: int) -> "Iterator[RenderableTy
 def _wrap(words: str, width: int, head: str = "") -> list[str]:
     below = " " * len(head)
     return textwrap.wrap(
-        words, max(width, 40), initial_indent=head, subsequent_indent=below, break_long_words=False,
+        words,
+        max(width, 40),
+        initial_indent=head,
+        subsequent_indent=below,
+        break_long_words=False,
         break_on_hyphens=False,
-    ) or [head]  # fmt: skip
+    ) or [head]
 
 
 def _tables(found: "Inspection") -> "Iterator[RenderableType]":
-    """Yield tables of the splits, the rows they share, the tokenizer, and the scores."""
+    """Yield tables of the splits, the rows they share, the tokenizer, and the
+    scores."""
     rows: list[dict[str, Any]] = []
     for split in found.splits:
         shares = [100 * share for share in split.classes.values()]
-        classes = {"% of a class": f"{min(shares):.1f} to {max(shares):.1f}"} if shares else {}
-        rows.append({
-            "split": split.name, "rows": split.rows, "repeated": split.repeated, "conflicting": split.conflicting,
-            "words": split.words.median, "p95": split.words.p95, "longest": split.words.longest, **classes,
-        })  # fmt: skip
+        classes = (
+            {"% of a class": f"{min(shares):.1f} to {max(shares):.1f}"}
+            if shares
+            else {}
+        )
+        rows.append(
+            {
+                "split": split.name,
+                "rows": split.rows,
+                "repeated": split.repeated,
+                "conflicting": split.conflicting,
+                "words": split.words.median,
+                "p95": split.words.p95,
+                "longest": split.words.longest,
+                **classes,
+            }
+        )
     if rows:
         columns = max(rows, key=len)
         yield _table([{name: row.get(name, "") for name in columns} for row in rows])
     if found.overlaps:
-        yield _table([
-            {"shared by": f"{each.one} and {each.other}", "rows": each.rows, "of the second": f"{each.share:.1%}"}
-            for each in found.overlaps
-        ])  # fmt: skip
+        yield _table(
+            [
+                {
+                    "shared by": f"{each.one} and {each.other}",
+                    "rows": each.rows,
+                    "of the second": f"{each.share:.1%}",
+                }
+                for each in found.overlaps
+            ]
+        )
     if (coverage := found.coverage) is not None:
-        cut = {} if coverage.cut is None else {f"over {coverage.limit:,}": f"{coverage.cut:.1%}"}
-        yield _table([{
-            "tokenizer": coverage.tokenizer, "texts": coverage.texts, "unknown": f"{coverage.unknown:.2%}",
-            "tokens a word": coverage.pieces, "tokens": coverage.tokens.median, "p95": coverage.tokens.p95,
-            "longest": coverage.tokens.longest, **cut,
-        }])  # fmt: skip
+        cut = (
+            {}
+            if coverage.cut is None
+            else {f"over {coverage.limit:,}": f"{coverage.cut:.1%}"}
+        )
+        yield _table(
+            [
+                {
+                    "tokenizer": coverage.tokenizer,
+                    "texts": coverage.texts,
+                    "unknown": f"{coverage.unknown:.2%}",
+                    "tokens a word": coverage.pieces,
+                    "tokens": coverage.tokens.median,
+                    "p95": coverage.tokens.p95,
+                    "longest": coverage.tokens.longest,
+                    **cut,
+                }
+            ]
+        )
     if found.scores:
         yield _table(found.scores)
 
@@ -178,9 +269,14 @@ def _tables(found: "Inspection") -> "Iterator[RenderableType]":
 def _table(rows: Sequence[Mapping[str, Any]]) -> "RenderableType":
     from rich.table import Table
 
-    table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(
+        *rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
+    )
     for column in table.columns:
-        column.overflow, column.justify = "fold", "left" if column is table.columns[0] else "right"
+        column.overflow, column.justify = (
+            "fold",
+            "left" if column is table.columns[0] else "right",
+        )
     for row in rows:
         table.add_row(*(_format_cell(name, value) for name, value in row.items()))
     return table
@@ -192,14 +288,25 @@ def _format_cell(name: str, value: Any) -> str:
     if name == "parameters":
         return f"{value / 1e6:.1f} M"
     if isinstance(value, float):
-        return f"{value:.2f}" if name in ("MB", "ms", "tokens a word") else f"{value:.4g}"
+        return (
+            f"{value:.2f}" if name in ("MB", "ms", "tokens a word") else f"{value:.4g}"
+        )
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 QUESTIONS = {
-    "teacher": ("What is the teacher? An alias such as bert-base, a folder or a hub id", "minilm"),
-    "data": ("What is the data? A folder, a file or a hub id; intents is embedded", "intents"),
-    "goal": ("What matters most: score, size, speed, or a maximum latency (a number of ms)", "score"),
+    "teacher": (
+        "What is the teacher? An alias such as bert-base, a folder or a hub id",
+        "minilm",
+    ),
+    "data": (
+        "What is the data? A folder, a file or a hub id; intents is embedded",
+        "intents",
+    ),
+    "goal": (
+        "What matters most: score, size, speed, or a maximum latency (a number of ms)",
+        "score",
+    ),
     "minutes": ("How many minutes may it take? 0: no limit", "0"),
     "device": ("Where will it run: local, browser, adb or ssh:HOST", "local"),
 }
@@ -211,28 +318,56 @@ def is_interactive() -> bool:
 
 
 def init(
-    teacher: Annotated[str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")] = None,
-    data: Annotated[str | None, opt.data_option(help="The data, as for distill.")] = None,
-    goal: Annotated[
-        str | None, opt.budget(help="What matters most: score, size, speed, or a maximum latency in ms.")
+    teacher: Annotated[
+        str | None, opt.training(help="The teacher: an alias, a folder or a hub id.")
     ] = None,
-    minutes: Annotated[float | None, opt.training(min=0, help="Take about this many minutes; 0: no limit.")] = None,
-    device: Annotated[str | None, opt.device_option(help="Where it will run: local, browser, adb or ssh:HOST.")] = None,
+    data: Annotated[
+        str | None, opt.data_option(help="The data, as for distill.")
+    ] = None,
+    goal: Annotated[
+        str | None,
+        opt.budget(
+            help="What matters most: score, size, speed, or a maximum latency in ms."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        opt.training(min=0, help="Take about this many minutes; 0: no limit."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        opt.device_option(help="Where it will run: local, browser, adb or ssh:HOST."),
+    ] = None,
     file: Annotated[
-        Path | None, opt.file_output(help="Write the recipe to this new .yaml file, for you to edit.")
+        Path | None,
+        opt.file_output(
+            help="Write the recipe to this new .yaml file, for you to edit."
+        ),
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Ask five questions, and print the command that fits the answers, with its parts explained. Nothing is run.
+    """Ask five questions, and print the command that fits the answers, with its parts
+    explained. Nothing is run.
 
-    Options answer their question in advance. Without a terminal nothing is asked, and defaults are used.
+    Options answer their question in advance. Without a terminal nothing is asked, and
+    defaults are used.
 
     Example: compress init --data intents --goal 4 --minutes 60
     """
-    answers = {"teacher": teacher, "data": data, "goal": goal, "minutes": minutes, "device": device}
+    answers = {
+        "teacher": teacher,
+        "data": data,
+        "goal": goal,
+        "minutes": minutes,
+        "device": device,
+    }
     for name, (question, default) in QUESTIONS.items():
         if answers[name] is None:
-            answers[name] = typer.prompt(question, default=default, err=as_json) if is_interactive() else default
+            answers[name] = (
+                typer.prompt(question, default=default, err=as_json)
+                if is_interactive()
+                else default
+            )
     with user_errors():
         from compress.commands.init import init as run
         from compress.errors import CompressError
@@ -242,13 +377,19 @@ def init(
             latency = float(wanted) if wanted[:1].isdigit() else None
         except ValueError:
             raise CompressError(
-                f"{answers['minutes']}, {answers['goal']}: expected numbers of minutes and ms"
+                f"{answers['minutes']}, {answers['goal']}: expected numbers of minutes "
+                "and ms"
             ) from None
         proposal = run(
-            teacher=str(answers["teacher"]), data=str(answers["data"]), device=str(answers["device"]), file=file,
-            goal="latency" if latency is not None else wanted, latency_ms=latency,  # type: ignore[arg-type]  # `init` checks it
+            teacher=str(answers["teacher"]),
+            data=str(answers["data"]),
+            device=str(answers["device"]),
+            file=file,
+            # `init` checks it
+            goal="latency" if latency is not None else wanted,  # type: ignore[arg-type]
+            latency_ms=latency,
             minutes=limit or None,
-        )  # fmt: skip
+        )
         if as_json:
             print_result(proposal.to_json())
             return
@@ -258,7 +399,11 @@ def init(
             lines += _wrap(why, console(answer=True).width, f"  {part:{wide - 2}}")
         if proposal.file:
             lines += ["", f"written: {proposal.file}"]
-        lines += ["", "to forecast how long it takes:", f"  {proposal.plan}"] if proposal.plan else []
+        lines += (
+            ["", "to forecast how long it takes:", f"  {proposal.plan}"]
+            if proposal.plan
+            else []
+        )
         lines += ["", "afterwards:", *(f"  {command}" for command in proposal.after)]
         for line in lines:
             printer(answer=True)(line)

@@ -1,4 +1,5 @@
-"""`compress distill`, `pretrain` and `label`, which train or teach; `recipes`, `students` and `clean`."""
+"""`compress distill`, `pretrain` and `label`, which train or teach; `recipes`,
+`students` and `clean`."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +29,9 @@ def distill(
     out: opt.Out = None,
     recipe: opt.Recipe = "auto",
     corpus: opt.CorpusName = None,
-    prompt: Annotated[str | None, opt.training(help="Let a language model teach with this prompt.")] = None,
+    prompt: Annotated[
+        str | None, opt.training(help="Let a language model teach with this prompt.")
+    ] = None,
     columns: opt.DataOptions = opt.DataOptions(),
     max_drop: opt.Int8MaxDrop = None,
     length: opt.LengthOptions = opt.LengthOptions(),
@@ -36,9 +39,11 @@ def distill(
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
+    """Distil a teacher into a student, export and quantise it, and measure it beside
+    its teacher.
 
-    Without --out, the folder is a new runs/RECIPE-DATA-N; with --resume, the newest unfinished one.
+    Without --out, the folder is a new runs/RECIPE-DATA-N; with --resume, the newest
+    unfinished one.
 
     Example: compress distill --teacher minilm --data intents --out runs/first
     """
@@ -51,41 +56,72 @@ def distill(
         loaded = preflight.load_choices(recipe, options.overrides, length)
         loaded_prompt = None if prompt is None else Prompt.load(prompt)
         recorded = loaded_prompt is not None or gives_vectors(teacher)
-        preflight.check(loaded, teacher=teacher, out=out, data=data, corpus=corpus, prompted=recorded, options=options)
+        preflight.check(
+            loaded,
+            teacher=teacher,
+            out=out,
+            data=data,
+            corpus=corpus,
+            prompted=recorded,
+            options=options,
+        )
         if plan:
             from compress.commands.forecast import forecast  # takes seconds: torch
 
             print_forecast(
-                forecast, as_json, teacher=teacher, recipe=loaded, data=data, corpus=corpus, prompt=loaded_prompt,
-                columns=columns, length=length.minutes_alone, options=replace(options, overrides=None),
-            )  # fmt: skip
+                forecast,
+                as_json,
+                teacher=teacher,
+                recipe=loaded,
+                data=data,
+                corpus=corpus,
+                prompt=loaded_prompt,
+                columns=columns,
+                length=length.minutes_alone,
+                options=replace(options, overrides=None),
+            )
             return
         from compress.commands.distill import distill as run  # takes seconds: torch
 
         bundle = run(
-            teacher=teacher, recipe=loaded, data=data, out=out, corpus=corpus, prompt=loaded_prompt, columns=columns,
-            max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
-            options=replace(options, overrides=None), console=console(as_json),
-        )  # fmt: skip
+            teacher=teacher,
+            recipe=loaded,
+            data=data,
+            out=out,
+            corpus=corpus,
+            prompt=loaded_prompt,
+            columns=columns,
+            max_drop=None if max_drop is None else max_drop / 100,
+            length=length.minutes_alone,
+            options=replace(options, overrides=None),
+            console=console(as_json),
+        )
         if as_json and is_first():
             print_json("distill", bundle.path / "report.json")
 
 
 @with_option_groups(without=("gate",))
 def pretrain(
-    teacher: Annotated[str, opt.training(help="A teacher; or a model to take vocabulary and sizes of.")],
+    teacher: Annotated[
+        str, opt.training(help="A teacher; or a model to take vocabulary and sizes of.")
+    ],
     recipe: opt.Recipe,
     out: opt.Out = None,
     corpus: opt.CorpusName = None,
-    data: Annotated[str | None, opt.data_option(help="Labelled data, for stages that answer with text (T5).")] = None,
+    data: Annotated[
+        str | None,
+        opt.data_option(help="Labelled data, for stages that answer with text (T5)."),
+    ] = None,
     length: opt.LengthOptions = opt.LengthOptions(),
     options: opt.RunOptions = opt.RunOptions(),
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Run a recipe's stages on text alone. The result is a checkpoint: a general student, language model or teacher.
+    """Run a recipe's stages on text alone. The result is a checkpoint: a general
+    student, language model or teacher.
 
-    Example: compress pretrain --teacher minilm --recipe tinybert-general --corpus pydoc --out runs/general
+    Example: compress pretrain --teacher minilm --recipe tinybert-general --corpus pydoc
+    --out runs/general
     """
     out = run_folder(out, recipe, corpus or data, resume=options.resume)
     with user_errors(hint=continuation(out)):
@@ -93,11 +129,17 @@ def pretrain(
 
         loaded = preflight.load_recipe(recipe, options.overrides, length)
         preflight.without_task(loaded, corpus, data)
-        preflight.check(loaded, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
+        preflight.check(
+            loaded, teacher=teacher, out=out, data=data, corpus=corpus, options=options
+        )
         arguments: dict[str, Any] = {
-            "teacher": teacher, "recipe": loaded, "corpus": corpus, "data": data, "length": length.minutes_alone,
+            "teacher": teacher,
+            "recipe": loaded,
+            "corpus": corpus,
+            "data": data,
+            "length": length.minutes_alone,
             "options": replace(options, overrides=None),
-        }  # fmt: skip
+        }
         if plan:
             from compress.commands.forecast import forecast_pretraining
 
@@ -111,12 +153,19 @@ def pretrain(
 
 
 def label(
-    teacher: Annotated[str, opt.training(help="Alias, folder, hub id or an endpoint's .yaml.")],
+    teacher: Annotated[
+        str, opt.training(help="Alias, folder, hub id or an endpoint's .yaml.")
+    ],
     prompt: Annotated[str, opt.training(help="A name of recipes/prompts, or a .yaml.")],
-    data: Annotated[str, opt.data_option(help="The data, as for distill; or texts without labels.")],
+    data: Annotated[
+        str, opt.data_option(help="The data, as for distill; or texts without labels.")
+    ],
     out: Annotated[Path, opt.file_output(help="The .jsonl file to write.")],
     text: opt.TextColumns = None,
-    label: Annotated[str | None, opt.data_option(help="Name the label column, which only scores the teacher.")] = None,
+    label: Annotated[
+        str | None,
+        opt.data_option(help="Name the label column, which only scores the teacher."),
+    ] = None,
     seed: Annotated[int, opt.training(help="Seed the choice of examples.")] = 0,
     precision: opt.Precision = "auto",
     gate: opt.OnWeakTeacher = "refuse",
@@ -124,33 +173,55 @@ def label(
     plan: opt.Plan = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Label texts with a prompted language model: one JSON line per text, with the probabilities of the labels.
+    """Label texts with a prompted language model: one JSON line per text, with the
+    probabilities of the labels.
 
-    Example: compress label --teacher gpt2 --prompt sentiment --data texts.txt --out labelled.jsonl
+    Example: compress label --teacher gpt2 --prompt sentiment --data texts.txt --out
+    labelled.jsonl
     """
     with user_errors(hint="Answers are saved. Run the same command again to continue."):
         from compress.commands.label import forecast_labelling
         from compress.commands.label import label as run
 
         arguments: dict[str, Any] = {
-            "teacher": teacher, "prompt": prompt, "data": data, "out": out,
-            "columns": opt.ColumnOptions(text=text, label=label), "seed": seed, "precision": precision,
+            "teacher": teacher,
+            "prompt": prompt,
+            "data": data,
+            "out": out,
+            "columns": opt.ColumnOptions(text=text, label=label),
+            "seed": seed,
+            "precision": precision,
             "allow_pickle": allow_pickle,
-        }  # fmt: skip
+        }
         if plan:
             print_forecast(forecast_labelling, as_json, **arguments)
             return
         labels = run(**arguments, gate=gate, console=console(as_json))
         if as_json:
-            counts = {"texts": len(labels.log_p_NC), "answered": int(labels.answered.sum())}
-            print_json("label", {"labelled": str(out), **counts, "shares": labels.shares, "asked": labels.asked})
+            counts = {
+                "texts": len(labels.log_p_NC),
+                "answered": int(labels.answered.sum()),
+            }
+            print_json(
+                "label",
+                {
+                    "labelled": str(out),
+                    **counts,
+                    "shares": labels.shares,
+                    "asked": labels.asked,
+                },
+            )
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this recipe, with its citation and numbers.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show this recipe, with its citation and numbers."),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """List the recipes and when to use each, or show one; `auto` shows how one is chosen.
+    """List the recipes and when to use each, or show one; `auto` shows how one is
+    chosen.
 
     Example: compress recipes tinybert
     """
@@ -168,17 +239,22 @@ def recipes(
             return
         everything = [recipe.Recipe.load(each) for each in loader.names()]
         if as_json:
-            print_json("recipes", {"recipes": [catalog.plain(each) for each in everything]})
+            print_json(
+                "recipes", {"recipes": [catalog.plain(each) for each in everything]}
+            )
         else:
             print_result("\n".join(catalog.format_table(everything)))
 
 
 def students(
-    teacher: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    teacher: Annotated[
+        str, typer.Argument(help="Alias (minilm, bert-base, ...), folder or hub id.")
+    ],
     wide: opt.Wide = False,
     as_json: opt.Json = False,
 ) -> None:
-    """List the students that a teacher allows, with size and cost, from its config alone; nothing is trained.
+    """List the students that a teacher allows, with size and cost, from its config
+    alone; nothing is trained.
 
     Example: compress students minilm
     """
@@ -194,13 +270,20 @@ def students(
 
 def clean(
     run: Annotated[Path, typer.Argument(help="Directory of a run or a search.")],
-    dry_run: Annotated[bool, opt.output("--dry-run", help="Only print how much this would free.")] = False,
+    dry_run: Annotated[
+        bool, opt.output("--dry-run", help="Only print how much this would free.")
+    ] = False,
     unfinished: Annotated[
-        bool, opt.output("--unfinished", help="Clean an unfinished run too; it cannot be resumed then.")
+        bool,
+        opt.output(
+            "--unfinished",
+            help="Clean an unfinished run too; it cannot be resumed then.",
+        ),
     ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Remove the checkpoints and leftovers of a run. Its bundle, report, log and stage results stay.
+    """Remove the checkpoints and leftovers of a run. Its bundle, report, log and stage
+    results stay.
 
     Example: compress clean runs/first
     """
@@ -211,4 +294,6 @@ def clean(
         if as_json:
             print_json("clean", {"run": str(run), "bytes": freed, "dry_run": dry_run})
             return
-        printer(answer=True)(f"{run}: {'would free' if dry_run else 'freed'} {freed / 1e6:,.1f} MB")
+        printer(answer=True)(
+            f"{run}: {'would free' if dry_run else 'freed'} {freed / 1e6:,.1f} MB"
+        )

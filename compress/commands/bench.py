@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from compress.exporters.formats import Format
 
 FORMATS: dict["Format", tuple[str, ...]] = {
-    "onnx": ("fp32", "int8", "fp16", "w8"), "ort": ("fp32", "int8"), "text": ("int8",),
-    "openvino": ("fp32", "fp16", "w8"), "executorch": ("fp32", "int8"), "litert": ("fp32", "int8"), "npu": ("w8a16",),
-}  # fmt: skip
+    "onnx": ("fp32", "int8", "fp16", "w8"),
+    "ort": ("fp32", "int8"),
+    "text": ("int8",),
+    "openvino": ("fp32", "fp16", "w8"),
+    "executorch": ("fp32", "int8"),
+    "litert": ("fp32", "int8"),
+    "npu": ("w8a16",),
+}
 """The formats that run here, and the precisions to race unless others are given."""
 ALL, ABSENT = "all", "not installed here"
 ONE_ROW = ("executorch", "litert", "npu")
@@ -54,57 +59,95 @@ def bench(
     sustain: Annotated[float | None, Range(0.001)] = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> BenchResult:
-    """Measure the latency of files on a device: interleaved, warmed up, in two passes, with a verdict on noise.
+    """Measure the latency of files on a device: interleaved, warmed up, in two passes,
+    with a verdict on noise.
 
-    files      folders of bundles, or .onnx, .ort, .xml, .tflite or .pte files; they are raced together
+    files      folders of bundles, or .onnx, .ort, .xml, .tflite or .pte files; they are
+               raced together
     device     where to measure, and how to connect: see `DeviceOptions`
-    precision  which files of the bundles to measure, such as "int8,fp32"; default: all of them
-    formats    export each bundle to these formats, such as "onnx,openvino", and race those files instead; "all": every
-               format whose runtime is installed here
-    data       examples of the task, as for `distill`, for the formats that are calibrated: npu, and openvino in int8
-    threads, batch, seq    the settings: every combination of threads, texts per batch, and tokens per text. seq: ()
-                           takes 128 tokens, with `formats` the bundles' maximum if that is less
-    rounds, runs           interleaved rounds per setting, half of them in each pass; timed runs per round
-    sustain    seconds for which each file then runs without a pause, at the first setting; None: skip this
+    precision  which files of the bundles to measure, such as "int8,fp32"; default: all
+               of them
+    formats    export each bundle to these formats, such as "onnx,openvino", and race
+               those files instead; "all": every format whose runtime is installed here
+    data       examples of the task, as for `distill`, for the formats that are
+               calibrated: npu, and openvino in int8
+    threads, batch, seq    the settings: every combination of threads, texts per batch,
+                           and tokens per text. seq: () takes 128 tokens, with `formats`
+                           the bundles' maximum if that is less
+    rounds, runs           interleaved rounds per setting, half of them in each pass;
+                           timed runs per round
+    sustain    seconds for which each file then runs without a pause, at the first
+               setting; None: skip this
 
-    Raises BundleError for a folder that is no bundle, DeviceError for a device that fails or cannot be reached,
-    ExportError for a format that is unknown, or was named and cannot be written.
+    Raises BundleError for a folder that is no bundle, DeviceError for a device that
+    fails or cannot be reached, ExportError for a format that is unknown, or was named
+    and cannot be written.
     """
     exported, kind = ExportedFormats({}, {}, {}), device.device.partition(":")[0]
-    if sustain is not None and kind == "aihub":  # before the jobs of the race, which take minutes
+    # before the jobs of the race, which take minutes
+    if sustain is not None and kind == "aihub":
         raise DeviceError(
-            f"--sustain: {device.device} runs jobs of a number of runs, not of a time; leave the option out"
+            f"--sustain: {device.device} runs jobs of a number of runs, not of a time; "
+            "leave the option out"
         )
     with ExitStack() as stack:
         if formats:
             if kind not in ("local", "ssh"):
-                raise DeviceError(f"--formats: races the files of all runtimes on local or ssh, not on {device.device}")
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-bench.")))
+                raise DeviceError(
+                    "--formats: races the files of all runtimes on local or ssh, not "
+                    f"on {device.device}"
+                )
+            scratch = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="compress-bench.")
+                )
+            )
             bundles = [Bundle.load(file) for file in files]
             longest = min(bundle.manifest.max_length for bundle in bundles)
             seq = seq or (min(arguments.DEFAULT_SEQ, longest),)
             if max(seq) > longest:
                 raise DeviceError(
-                    f"--seq {max(seq)}: exported files take at most the max_length of their bundle, {longest}"
+                    f"--seq {max(seq)}: exported files take at most the max_length of "
+                    f"their bundle, {longest}"
                 )
             exported = export_formats(
-                bundles, formats, scratch, precision=precision, data=data, length=max(seq), rows=max(batch), say=say
+                bundles,
+                formats,
+                scratch,
+                precision=precision,
+                data=data,
+                length=max(seq),
+                rows=max(batch),
+                say=say,
             )
         elif data is not None:
-            raise DeviceError("--data: is for the calibration of exported files; expected --formats too")
-        chosen = exported.files or arguments.list_files([Path(name_of(file)) for file in files], precision)
-        settings = [Setting(*values) for values in product(threads, batch, seq or (arguments.DEFAULT_SEQ,))]
+            raise DeviceError(
+                "--data: is for the calibration of exported files; expected --formats "
+                "too"
+            )
+        chosen = exported.files or arguments.list_files(
+            [Path(name_of(file)) for file in files], precision
+        )
+        settings = [
+            Setting(*values)
+            for values in product(threads, batch, seq or (arguments.DEFAULT_SEQ,))
+        ]
         opened = stack.enter_context(open_chosen(device, say=say))
-        result = measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)
+        result = measure(
+            opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain
+        )
     absent = [each for each, reason in exported.left_out.items() if reason == ABSENT]
     install = install_command(*absent) if absent else ""
-    return replace(result, formats=exported.known, left_out=exported.left_out, install=install)
+    return replace(
+        result, formats=exported.known, left_out=exported.left_out, install=install
+    )
 
 
 def choose_formats(
     formats: str, *, precision: str, calibrated: bool, rows: int
 ) -> tuple[dict["Format", list[str]], dict[str, str]]:
-    """Return the precisions of each format to race, and the reason why each other one of `all` is left out.
+    """Return the precisions of each format to race, and the reason why each other one
+    of `all` is left out.
 
     calibrated  whether there are data; rows: the largest batch
 
@@ -112,7 +155,11 @@ def choose_formats(
     """
     from compress.exporters.formats import WRITERS
 
-    named = list(FORMATS) if formats == ALL else [name.strip() for name in formats.split(",")]
+    named = (
+        list(FORMATS)
+        if formats == ALL
+        else [name.strip() for name in formats.split(",")]
+    )
     asked = [name.strip() for name in precision.split(",") if name]
     chosen: dict[Format, list[str]] = {}
     left_out = dict(ELSEWHERE) if formats == ALL else {}
@@ -120,30 +167,49 @@ def choose_formats(
         if to not in named:
             continue
         calibrated_only = ["int8"] if to == "openvino" and calibrated else []
-        precisions = [each for each in asked or (*usual, *calibrated_only) if each in WRITERS[to][1]]
+        precisions = [
+            each
+            for each in asked or (*usual, *calibrated_only)
+            if each in WRITERS[to][1]
+        ]
         if to != "npu" and find_missing(to):  # for npu, only the emulator is extra
             left_out[to] = ABSENT
         elif rows > 1 and to in ONE_ROW:
             left_out[to] = f"takes one row at a time; expected --batch 1, not {rows}"
         elif to == "npu" and not calibrated:
-            left_out[to] = "is calibrated on rows of the task; expected --data with them"
+            left_out[to] = (
+                "is calibrated on rows of the task; expected --data with them"
+            )
         elif not precisions:
-            left_out[to] = f"writes {', '.join(WRITERS[to][1])}; expected one of these as --precision, not {precision}"
+            left_out[to] = (
+                f"writes {', '.join(WRITERS[to][1])}; expected one of these as "
+                f"--precision, not {precision}"
+            )
         else:
             chosen[to] = precisions
     unknown = [name for name in named if name not in FORMATS]
     if unknown:
-        others = f"expected all, or some of {', '.join(FORMATS)}.{did_you_mean(unknown[0], FORMATS)}"
-        raise ExportError(f"--formats {unknown[0]}: cannot be timed here: {ELSEWHERE.get(unknown[0], others)}")
+        others = (
+            "expected all, or some of "
+            f"{', '.join(FORMATS)}.{did_you_mean(unknown[0], FORMATS)}"
+        )
+        raise ExportError(
+            f"--formats {unknown[0]}: cannot be timed here: "
+            f"{ELSEWHERE.get(unknown[0], others)}"
+        )
     if left_out and (formats != ALL or not chosen):
         name, reason = next(iter(left_out.items()))
-        raise ExportError(f"--formats {name}: {reason}" + (f": {install_command(name)}" if reason == ABSENT else ""))
+        raise ExportError(
+            f"--formats {name}: {reason}"
+            + (f": {install_command(name)}" if reason == ABSENT else "")
+        )
     return chosen, left_out
 
 
 @dataclass(frozen=True)
 class ExportedFormats:
-    """The files of several formats: `files` and `known`, what is known of each, by name; `left_out`: format -> why."""
+    """The files of several formats: `files` and `known`, what is known of each, by
+    name; `left_out`: format -> why."""
 
     files: dict[str, Path]
     known: dict[str, RacedFormat]
@@ -161,16 +227,24 @@ def export_formats(
     rows: int,
     say: Callable[[str], None],
 ) -> ExportedFormats:
-    """Export each bundle to the named formats, or with `all` to those that can be, in subfolders of `folder`.
+    """Export each bundle to the named formats, or with `all` to those that can be, in
+    subfolders of `folder`.
 
     length  tokens, of files whose length is fixed; rows: the largest batch
 
-    Raises ExportError for a format that is unknown, or was named and cannot be exported, or if none can be.
+    Raises ExportError for a format that is unknown, or was named and cannot be
+    exported, or if none can be.
     """
     from compress.commands.export import FixedOptions, export
 
-    chosen, left_out = choose_formats(formats, precision=precision, calibrated=data is not None, rows=rows)
-    files, known, fixed = dict[str, Path](), dict[str, RacedFormat](), FixedOptions((length,))
+    chosen, left_out = choose_formats(
+        formats, precision=precision, calibrated=data is not None, rows=rows
+    )
+    files, known, fixed = (
+        dict[str, Path](),
+        dict[str, RacedFormat](),
+        FixedOptions((length,)),
+    )
     for bundle, (to, every) in product(bundles, chosen.items()):
         groups = [every]
         while groups:
@@ -178,7 +252,14 @@ def export_formats(
             say(f"{bundle.path}: exporting to {to} {', '.join(precisions)}")
             out = folder / f"{len(files)}-{to}"
             try:
-                made = export(str(bundle.path), out, to=to, precisions=precisions, fixed=fixed, data=data)
+                made = export(
+                    str(bundle.path),
+                    out,
+                    to=to,
+                    precisions=precisions,
+                    fixed=fixed,
+                    data=data,
+                )
             except CompressError as error:
                 if formats != ALL:
                     raise
@@ -188,14 +269,26 @@ def export_formats(
                     left_out[f"{to} {precisions[0]}"] = str(error)
                 continue
             for each in made.files:
-                if each.difference is None or each.precision not in precisions or each.file.endswith(OTHER_ORT):
+                if (
+                    each.difference is None
+                    or each.precision not in precisions
+                    or each.file.endswith(OTHER_ORT)
+                ):
                     continue
                 name = f"{bundle.path}:{to} {each.precision}"
                 size = sum(made.sizes[part] for part in (each.file, *each.with_files))
                 files[name] = made.path / each.file
-                known[name] = RacedFormat(to, each.precision, size, each.difference.largest, each.difference.logit)
+                known[name] = RacedFormat(
+                    to,
+                    each.precision,
+                    size,
+                    each.difference.largest,
+                    each.difference.logit,
+                )
     if not files:
-        raise ExportError(f"--formats {formats}: none can be exported: {'; '.join(left_out.values())}")
+        raise ExportError(
+            f"--formats {formats}: none can be exported: {'; '.join(left_out.values())}"
+        )
     return ExportedFormats(files, known, left_out)
 
 
@@ -209,11 +302,15 @@ def bench_visitors(
 ) -> Iterator[BenchResult]:
     """Measure in several browsers, one after the other; yield the result of each.
 
-    Each browser gets its own link, and a name such as `browser 1`: two phones cannot be told apart by what a page over
-    plain http reports. Raises the errors of `bench`, and DeviceError if the device is no browser.
+    Each browser gets its own link, and a name such as `browser 1`: two phones cannot be
+    told apart by what a page over plain http reports. Raises the errors of `bench`, and
+    DeviceError if the device is no browser.
     """
     if device.device != "browser":
-        raise DeviceError(f"--visitors {visitors}: only applies to --device browser, not {device.device}")
+        raise DeviceError(
+            f"--visitors {visitors}: only applies to --device browser, not "
+            f"{device.device}"
+        )
     for name in (f"browser {number}" for number in range(1, visitors + 1)):
         say(f"{name} of {visitors}")
         yield replace(bench(files, device=device, say=say, **options), device=name)

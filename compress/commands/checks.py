@@ -1,4 +1,5 @@
-"""Check recipes and lengths for commands that train, once torch and the user's own functions are imported."""
+"""Check recipes and lengths for commands that train, once torch and the user's own
+functions are imported."""
 
 import os
 from pathlib import Path
@@ -27,41 +28,58 @@ if TYPE_CHECKING:
 
 
 def join_processes() -> PartialState:
-    """Join the processes of this launch, on the CPU if there is no GPU or ACCELERATE_USE_CPU is set.
+    """Join the processes of this launch, on the CPU if there is no GPU or
+    ACCELERATE_USE_CPU is set.
 
-    Returns once all of them have joined: the store that they meet in ends with the first process, which may be about to
-    refuse its arguments.
+    Returns once all of them have joined: the store that they meet in ends with the
+    first process, which may be about to refuse its arguments.
     """
-    state = PartialState(cpu=not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU")))
+    state = PartialState(
+        cpu=not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
+    )
     state.wait_for_everyone()
     return state
 
 
-def load_functions(recipe: Recipe, processes: int, allow_code: str | Path | None) -> Recipe:
-    """Import the user's own functions of a recipe, after everything else was checked. Raises RecipeError."""
+def load_functions(
+    recipe: Recipe, processes: int, allow_code: str | Path | None
+) -> Recipe:
+    """Import the user's own functions of a recipe, after everything else was checked.
+    Raises RecipeError."""
     check_recipe(recipe, processes)
     loaded = user_code.load(recipe, allow_code)
     check_recipe(loaded, processes)
     return loaded
 
 
-_FUNCTIONS = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
+_FUNCTIONS = {
+    "rows": ("max_length", "rng"),
+    "corrupt": (),
+    "step": ("words", "shown"),
+    "augment": ("rng",),
+}
 _PRUNE_FUNCTIONS: dict[str, tuple[str, ...]] = {"importance": ()}
 """The arguments that stages pass to each kind of function that a recipe names."""
 
 
 def check_recipe(recipe: Recipe, processes: int) -> None:
-    """Raise RecipeError for errors that need the papers to be imported, or the number of processes.
+    """Raise RecipeError for errors that need the papers to be imported, or the number
+    of processes.
 
-    These are unknown functions and options, a stage whose teacher is a missing stage, and batches that cannot be split.
-    The user's own functions are skipped until they are imported.
+    These are unknown functions and options, a stage whose teacher is a missing stage,
+    and batches that cannot be split. The user's own functions are skipped until they
+    are imported.
     """
     problems, calls = list[str](), list[tuple[str, Any, tuple[str, ...]]]()
     specs: list[tuple[str, StudentSpec | None]] = [("student", recipe.student)]
     for at, stage in enumerate(recipe.stages):
         names = _FUNCTIONS if isinstance(stage, Stage) else _PRUNE_FUNCTIONS
         named = {name: getattr(stage, name) for name in names}
-        calls += [(f"stages[{at}].{name}", call, names[name]) for name, call in named.items() if isinstance(call, Call)]
+        calls += [
+            (f"stages[{at}].{name}", call, names[name])
+            for name, call in named.items()
+            if isinstance(call, Call)
+        ]
         if not isinstance(stage, Stage):
             continue
         specs.append((f"stages[{at}].student", stage.student))
@@ -69,14 +87,23 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
             try:
                 ancestor(recipe.stages, stage)
             except RecipeError as error:
-                problems += [f"{recipe.name}: stages[{at}]: {problem}" for problem in error.problems]
-    calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
+                problems += [
+                    f"{recipe.name}: stages[{at}]: {problem}"
+                    for problem in error.problems
+                ]
+    calls += [
+        (f"{where}.init", spec.init, ("words",))
+        for where, spec in specs
+        if spec and isinstance(spec.init, Call)
+    ]
     for where, call, passed in calls:
         if not call.unresolved:
             problems += reference.check(call, f"{recipe.name}: {where}", given=passed)
     for where, stage in list_stages(recipe):
         if isinstance(stage, Stage):
-            problems += check_terms(stage.objective, f"{recipe.name}: {where}", absent=True)
+            problems += check_terms(
+                stage.objective, f"{recipe.name}: {where}", absent=True
+            )
             try:
                 shares(stage, processes)
             except RecipeError as error:
@@ -86,30 +113,52 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
 
 
 def check_kind(recipe: Recipe, kind: "Kind") -> None:
-    """Raise RecipeError for stages on the task whose losses are for other kinds of task, or that need labels where the
-    data are texts without any."""
+    """Raise RecipeError for stages on the task whose losses are for other kinds of
+    task, or that need labels where the data are texts without any."""
     problems = []
     for where, stage in list_stages(recipe):
-        if not isinstance(stage, Stage) or stage is recipe.teacher or (stage.data, stage.head) != ("task", "task"):
+        if (
+            not isinstance(stage, Stage)
+            or stage is recipe.teacher
+            or (stage.data, stage.head) != ("task", "task")
+        ):
             continue
         terms = [term for term in stage.objective if term.serves(kind)]
-        labels = [term.name for term in terms if find_loss(term).reading.against == "labels"]
+        labels = [
+            term.name for term in terms if find_loss(term).reading.against == "labels"
+        ]
         if stage.objective and not terms:
-            problems.append(f"{where} has no loss for {kind}: {', '.join(term.name for term in stage.objective)}")
+            problems.append(
+                f"{where} has no loss for {kind}: "
+                f"{', '.join(term.name for term in stage.objective)}"
+            )
         elif labels and kind == "embedding":
-            problems.append(f"{where} needs labels, and texts for embedding have none: {', '.join(labels)}")
+            problems.append(
+                f"{where} needs labels, and texts for embedding have none: "
+                f"{', '.join(labels)}"
+            )
     if problems:
-        remedy = "use another recipe (`compress recipes`), or --recipe auto, which chooses one for the kind of task"
-        raise RecipeError([f"{recipe.name}: {problem}; {remedy}" for problem in problems])
+        remedy = (
+            "use another recipe (`compress recipes`), or --recipe auto, which chooses "
+            "one for the kind of task"
+        )
+        raise RecipeError(
+            [f"{recipe.name}: {problem}; {remedy}" for problem in problems]
+        )
 
 
 def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths:
-    """Measure the lengths of the training rows, which decide what `max_length: auto` is."""
+    """Measure the lengths of the training rows, which decide what `max_length: auto`
+    is."""
     with PartialState().main_process_first():
         return RowLengths.measure(
-            data.train, data.task, teacher.tokenizer, positions(teacher.model),
-            teacher_length=pooling_of(teacher.model.config).max_length, seed=seed,
-        )  # fmt: skip
+            data.train,
+            data.task,
+            teacher.tokenizer,
+            positions(teacher.model),
+            teacher_length=pooling_of(teacher.model.config).max_length,
+            seed=seed,
+        )
 
 
 CUT = 0.05
@@ -117,41 +166,62 @@ CUT = 0.05
 
 
 def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
-    """Return a warning if the student reads less than many rows have, less than the encoder that teaches it, or more
-    than the teacher's tokenizer would."""
+    """Return a warning if the student reads less than many rows have, less than the
+    encoder that teaches it, or more than the teacher's tokenizer would."""
     where, stage = min(
-        ((where, stage) for where, stage in list_stages(recipe) if stage.data == "task"),
+        (
+            (where, stage)
+            for where, stage in list_stages(recipe)
+            if stage.data == "task"
+        ),
         key=lambda each: each[1].length,
     )
-    share, setting = lengths.share_cut(stage.length), f"--set {where.replace('[', '.').rstrip(']')}.max_length"
+    share, setting = (
+        lengths.share_cut(stage.length),
+        f"--set {where.replace('[', '.').rstrip(']')}.max_length",
+    )
     if share > CUT:
         remedy = f"{setting}={lengths.fitting} reads more of them"
         if lengths.fitting <= stage.length:
-            remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
-        return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
-    if lengths.limit is not None and stage.length > lengths.limit and lengths.share_cut(lengths.limit) > 0:
+            remedy = (
+                "split long texts into several rows, or use a larger max_length if the "
+                "teacher has more positions"
+            )
         return [
-            f"some training rows are longer than the {lengths.limit} tokens that the teacher's tokenizer limits a text "
-            f"to (its model_max_length), and are read to {stage.length}; {setting}={lengths.limit} reads them as the "
-            "teacher's other users do"
+            f"{share:.0%} of the training rows are longer than {stage.length} tokens, "
+            f"and are cut there; {remedy}"
+        ]
+    if (
+        lengths.limit is not None
+        and stage.length > lengths.limit
+        and lengths.share_cut(lengths.limit) > 0
+    ):
+        return [
+            f"some training rows are longer than the {lengths.limit} tokens that the "
+            "teacher's tokenizer limits a text to (its model_max_length), and are read "
+            f"to {stage.length}; {setting}={lengths.limit} reads them as the teacher's "
+            "other users do"
         ]
     if (read := lengths.teacher_length) and stage.length < read:
         return [
-            f"the student reads the first {stage.length} tokens of a text, the teacher {read}; if an index has longer "
-            f"texts, use {setting}={read}: it hardly slows down training on short ones"
+            f"the student reads the first {stage.length} tokens of a text, the teacher "
+            f"{read}; if an index has longer texts, use {setting}={read}: it hardly "
+            "slows down training on short ones"
         ]
     return []
 
 
 def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> None:
-    """Raise RecipeError for stages whose texts are longer than the teacher has positions.
+    """Raise RecipeError for stages whose texts are longer than the teacher has
+    positions.
 
     tuned: a teacher without a head is fine-tuned.
     """
     limit = positions(teacher.model)
     problems = [
-        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {limit} positions: "
-        f"--set {where.replace('[', '.').rstrip(']')}.max_length={limit}"
+        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher "
+        f"{teacher.name} has {limit} positions: --set "
+        f"{where.replace('[', '.').rstrip(']')}.max_length={limit}"
         for where, stage in list_stages(recipe)
         if limit is not None
         and stage.max_length != "auto"
@@ -165,12 +235,18 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
 def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
     """List the stages that may run, with the names that `--set` uses for them."""
     before: list[tuple[str, AnyStage]] = [("teacher", recipe.teacher)]
-    before += [("teacher_lm", recipe.teacher_lm)] if trains_language_model(recipe) else []
-    return [*before, *((f"stages[{at}]", stage) for at, stage in enumerate(recipe.stages))]
+    before += (
+        [("teacher_lm", recipe.teacher_lm)] if trains_language_model(recipe) else []
+    )
+    return [
+        *before,
+        *((f"stages[{at}]", stage) for at, stage in enumerate(recipe.stages)),
+    ]
 
 
 def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path | None:
-    """Return the folder of a teacher that is a cross-encoder, if the recipe learns from the scores of one."""
+    """Return the folder of a teacher that is a cross-encoder, if the recipe learns from
+    the scores of one."""
     if not reads_scores(recipe):
         return None
     with PartialState().main_process_first():
@@ -179,6 +255,7 @@ def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path |
 
 
 def reads_scores(recipe: Recipe) -> bool:
-    """Return True if the recipe learns from a cross-encoder's scores of the passages that a query is judged with."""
+    """Return True if the recipe learns from a cross-encoder's scores of the passages
+    that a query is judged with."""
     terms = [term for stage in recipe.training for term in stage.objective]
     return any(find_loss(term).reading.against == "scores" for term in terms)

@@ -1,4 +1,5 @@
-"""Write a demo of a bundle: a folder for any web server, with a page in which the model answers."""
+"""Write a demo of a bundle: a folder for any web server, with a page in which the model
+answers."""
 
 import json
 import shutil
@@ -24,7 +25,8 @@ NAME = "demo.json"
 """The description of the model for the page; a folder with this file is a demo."""
 MODEL = "model_text.onnx"
 SERVICE_WORKER = "sw.js"
-"""Caches the other files in the browser, if the page is served from a permanent host."""
+"""Caches the other files in the browser, if the page is served from a permanent
+host."""
 HEADLINES = {
     "classification": "The model in this page labels what you type.",
     "multilabel": "The model in this page says which labels fit what you type.",
@@ -32,7 +34,8 @@ HEADLINES = {
     "ranking": "The model in this page says how well a passage answers a query.",
     "tagging": "The model in this page labels the words of what you type.",
     "qa": "The model in this page finds the answer to a question in a text.",
-    "embedding": "The model in this page finds what is nearest in meaning to what you type.",
+    "embedding": "The model in this page finds what is nearest in meaning to what you "
+    "type.",
 }
 """Phrases for what the model does, by the kind of its task."""
 LINES = (
@@ -55,8 +58,15 @@ class Demo:
     @property
     def parts(self) -> dict[str, int]:
         """Return the bytes of the model, the engine and the page."""
-        model, engine = self.sizes[MODEL], sum(size for name, size in self.sizes.items() if name.startswith("ort"))
-        return {"model": model, "engine": engine, "page": sum(self.sizes.values()) - model - engine}
+        model, engine = (
+            self.sizes[MODEL],
+            sum(size for name, size in self.sizes.items() if name.startswith("ort")),
+        )
+        return {
+            "model": model,
+            "engine": engine,
+            "page": sum(self.sizes.values()) - model - engine,
+        }
 
 
 @check_arguments
@@ -68,26 +78,35 @@ def demo(
     assets: PathName | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Demo:
-    """Write a folder for any web server, with a page in which the model answers texts in the browser.
+    """Write a folder for any web server, with a page in which the model answers texts
+    in the browser.
 
-    The folder holds the model, with its tokenizer in the graph, and onnxruntime-web; nothing is loaded from elsewhere.
+    The folder holds the model, with its tokenizer in the graph, and onnxruntime-web;
+    nothing is loaded from elsewhere.
 
     precision  the file of the bundle to use
     assets     onnxruntime-web as a tarball or folder, if npm cannot fetch it
     say        called with progress messages
 
-    Raises BundleError or ExportError for a model without a task, a tokenizer that cannot be a graph, or a folder that
-    holds something else; DeviceError if onnxruntime-web is unavailable. Nothing is written then.
+    Raises BundleError or ExportError for a model without a task, a tokenizer that
+    cannot be a graph, or a folder that holds something else; DeviceError if
+    onnxruntime-web is unavailable. Nothing is written then.
     """
     loaded, out = Bundle.load(bundle), Path(out)
     check_out(loaded, out)
     engine = load_runtime(None if assets is None else Path(assets))
-    say(f"{loaded.path}: adding the tokenizer to the model, and comparing the two on difficult texts")
+    say(
+        f"{loaded.path}: adding the tokenizer to the model, and comparing the two on "
+        "difficult texts"
+    )
     with atomic_folder(out) as folder:
         proof = text_file(loaded, folder / MODEL, precision=precision)
         for path in engine:
             shutil.copyfile(path, folder / path.name)
-        model, weight = (folder / MODEL).stat().st_size, sum(path.stat().st_size for path in engine)
+        model, weight = (
+            (folder / MODEL).stat().st_size,
+            sum(path.stat().st_size for path in engine),
+        )
         path, task = loaded.path.resolve(), loaded.task
         classes = f" into {len(task.labels)} labels" if task.labels else ""
         title = path.parent.name if path.name == "bundle" else path.name
@@ -107,18 +126,39 @@ def demo(
             version=__version__,
         )
         (folder / "index.html").write_text(page, encoding="utf-8")
-        styles = [(FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "demo/demo.css")]
+        styles = [
+            (FOLDER / name).read_text(encoding="utf-8")
+            for name in ("page.css", "demo/demo.css")
+        ]
         (folder / "style.css").write_text("".join(styles), encoding="utf-8")
         for name in ("demo.js", "icon.svg"):
             shutil.copyfile(FOLDER / "demo" / name, folder / name)
         icon = {"src": "icon.svg", "sizes": "any", "type": "image/svg+xml"}
-        app = {"name": title, "start_url": ".", "display": "standalone", "icons": [icon]}
+        app = {
+            "name": title,
+            "start_url": ".",
+            "display": "standalone",
+            "icons": [icon],
+        }
         write_json(folder / "app.webmanifest", app)
         about = {"kind": task.kind, "labels": task.labels, "prompts": task.prompts}
-        write_json(folder / NAME, {"format": 1, **about, "entries": session_entries(read_model(folder / MODEL))})
+        write_json(
+            folder / NAME,
+            {
+                "format": 1,
+                **about,
+                "entries": session_entries(read_model(folder / MODEL)),
+            },
+        )
         cached = sorted(folder.iterdir())
-        constants = {"VERSION": hash_files(cached), "FILES": [".", *(path.name for path in cached)]}
-        script = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in constants.items())
+        constants = {
+            "VERSION": hash_files(cached),
+            "FILES": [".", *(path.name for path in cached)],
+        }
+        script = "".join(
+            f"const {name} = {json.dumps(value)};\n"
+            for name, value in constants.items()
+        )
         worker = (FOLDER / "demo" / SERVICE_WORKER).read_text(encoding="utf-8")
         (folder / SERVICE_WORKER).write_text(f"{script}\n{worker}", encoding="utf-8")
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
@@ -126,13 +166,20 @@ def demo(
 
 
 def check_out(bundle: Bundle, out: Path) -> None:
-    """Raise ExportError for a folder that must not be replaced, OutputError where none can be written."""
+    """Raise ExportError for a folder that must not be replaced, OutputError where none
+    can be written."""
     check_output_folder(out, "out")
     if bundle.path.resolve().is_relative_to(out.resolve()):
-        raise ExportError(f"--out {out}: holds the bundle, which the demo would replace; expected another folder")
+        raise ExportError(
+            f"--out {out}: holds the bundle, which the demo would replace; expected "
+            "another folder"
+        )
     foreign = out.is_dir() and any(out.iterdir()) and not (out / NAME).is_file()
     if foreign or manifest.is_bundle(out):
-        raise ExportError(f"--out {out}: exists and is no demo; expected a new folder, or a demo to replace")
+        raise ExportError(
+            f"--out {out}: exists and is no demo; expected a new folder, or a demo to "
+            "replace"
+        )
 
 
 @contextmanager
@@ -144,7 +191,10 @@ def serve(demo: Demo, *, lan: bool = False) -> Iterator[str]:
     Raises DeviceError if there is no address to listen on.
     """
     session = PageSession()
-    secret = session.claim(session.token)  # nobody else can claim it, and the link works for everyone who has it
+    # nobody else can claim it, and the link works for everyone who has it
+    secret = session.claim(session.token)
     files = {name: demo.path / name for name in demo.sizes}
-    with serve_site(Site(session, {"": demo.path / "index.html", **files}, public={}), lan=lan) as link:
+    with serve_site(
+        Site(session, {"": demo.path / "index.html", **files}, public={}), lan=lan
+    ) as link:
         yield f"{link.partition('#')[0]}{secret}/"

@@ -1,4 +1,5 @@
-"""Check what this machine has for each command, and name the command that installs what is missing."""
+"""Check what this machine has for each command, and name the command that installs what
+is missing."""
 
 import json
 import os
@@ -18,13 +19,27 @@ from typing import TYPE_CHECKING, Any, Final
 from compress.arguments import check_arguments
 from compress.benchmark import probe
 from compress.benchmark.remote import agent
-from compress.provenance import DISTRIBUTION, find_problem, install_command, list_requirements
+from compress.provenance import (
+    DISTRIBUTION,
+    find_problem,
+    install_command,
+    list_requirements,
+)
 from compress.records.diagnosis import Check, Diagnosis, State
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-LOADED: Final = ("numpy", "torch", "pyarrow", "onnx", "onnxruntime", "safetensors", "scipy", "transformers")
+LOADED: Final = (
+    "numpy",
+    "torch",
+    "pyarrow",
+    "onnx",
+    "onnxruntime",
+    "safetensors",
+    "scipy",
+    "transformers",
+)
 """Packages to import: their compiled code may be for another processor or system."""
 EXTRAS: Final[Mapping[str, str]] = {
     "demo": "the embedded teacher minilm",
@@ -34,7 +49,8 @@ EXTRAS: Final[Mapping[str, str]] = {
     "coreml": "compress export --for coreml",
     "coreai": "compress export --for coreai; give it an environment of its own",
     "npu": "the emulator that certifies compress export --for npu; x86-64 Linux",
-    "postgresql": "a compress search whose --storage is a PostgreSQL database, for workers on many machines",
+    "postgresql": "a compress search whose --storage is a PostgreSQL database, for "
+    "workers on many machines",
     "mlflow": "--track mlflow; TensorBoard is in the base install",
     "trackio": "--track trackio",
     "wandb": "--track wandb",
@@ -43,54 +59,99 @@ EXTRAS: Final[Mapping[str, str]] = {
 """The extras of pyproject.toml for users, and what each is needed for."""
 TOOLS: Final[Mapping[str, tuple[tuple[str, ...], str, Mapping[str, str]]]] = {
     "browser": (
-        ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge", "firefox"),
-        "compress bench --device browser on this machine, compress demo --serve; --lan takes a phone's instead",
-        {"apt-get": "chromium", "dnf": "chromium", "pacman": "chromium", "brew": "chromium", "winget": "Google.Chrome"},
+        (
+            "chromium",
+            "chromium-browser",
+            "google-chrome",
+            "google-chrome-stable",
+            "chrome",
+            "msedge",
+            "firefox",
+        ),
+        "compress bench --device browser on this machine, compress demo --serve; --lan "
+        "takes a phone's instead",
+        {
+            "apt-get": "chromium",
+            "dnf": "chromium",
+            "pacman": "chromium",
+            "brew": "chromium",
+            "winget": "Google.Chrome",
+        },
     ),
     "node": (
         ("node",),
         "npm",
-        {"apt-get": "nodejs", "dnf": "nodejs", "pacman": "nodejs", "brew": "node", "winget": "OpenJS.NodeJS"},
+        {
+            "apt-get": "nodejs",
+            "dnf": "nodejs",
+            "pacman": "nodejs",
+            "brew": "node",
+            "winget": "OpenJS.NodeJS",
+        },
     ),
     "npm": (
         ("npm",),
-        "compress bench --device browser and compress demo, for onnxruntime-web; --assets takes a file instead",
-        {"apt-get": "npm", "dnf": "npm", "pacman": "npm", "brew": "node", "winget": "OpenJS.NodeJS"},
+        "compress bench --device browser and compress demo, for onnxruntime-web; "
+        "--assets takes a file instead",
+        {
+            "apt-get": "npm",
+            "dnf": "npm",
+            "pacman": "npm",
+            "brew": "node",
+            "winget": "OpenJS.NodeJS",
+        },
     ),
     "adb": (
         ("adb",),
         "compress bench --device adb, a phone on a cable",
-        {"apt-get": "adb", "dnf": "android-tools", "pacman": "android-tools", "brew": "android-platform-tools",
-         "winget": "Google.PlatformTools"},
+        {
+            "apt-get": "adb",
+            "dnf": "android-tools",
+            "pacman": "android-tools",
+            "brew": "android-platform-tools",
+            "winget": "Google.PlatformTools",
+        },
     ),
     "ssh": (
         ("ssh",),
         "compress bench --device ssh:HOST",
-        {"apt-get": "openssh-client", "dnf": "openssh-clients", "pacman": "openssh", "brew": "openssh",
-         "winget": "Microsoft.OpenSSH.Preview"},
+        {
+            "apt-get": "openssh-client",
+            "dnf": "openssh-clients",
+            "pacman": "openssh",
+            "brew": "openssh",
+            "winget": "Microsoft.OpenSSH.Preview",
+        },
     ),
-}  # fmt: skip
-"""Programs: their possible names, what they are needed for, and their package in each package manager."""
+}
+"""Programs: their possible names, what they are needed for, and their package in each
+package manager."""
 MANAGERS: Final[Mapping[str, str]] = {
-    "apt-get": "sudo apt-get install", "dnf": "sudo dnf install", "pacman": "sudo pacman -S", "brew": "brew install",
+    "apt-get": "sudo apt-get install",
+    "dnf": "sudo dnf install",
+    "pacman": "sudo pacman -S",
+    "brew": "brew install",
     "winget": "winget install",
-}  # fmt: skip
+}
 TOOL_SECONDS: Final = 5.0
 """Seconds that a program may take to print its version, and the hub to answer."""
 PROBE_SECONDS: Final = 180.0
-"""Seconds after which a package that does not finish loading counts as broken; all of them take 3 to 8."""
+"""Seconds after which a package that does not finish loading counts as broken; all of
+them take 3 to 8."""
 LEAST_DISK, LEAST_MEMORY = 5e9, 4e9
 """Bytes below which a run is likely to fail."""
 
 
 @check_arguments
 def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
-    """Check machine, packages, extras, programs, hub and caches, and name the command that installs what is missing.
+    """Check machine, packages, extras, programs, hub and caches, and name the command
+    that installs what is missing.
 
     say     called with each check as soon as it is done, the quick ones first
 
-    Nothing is installed, fetched or changed. The packages in LOADED are imported, and matrix products are timed for
-    half a second, in a separate process, so that a broken package is reported. Every check has a time limit.
+    Nothing is installed, fetched or changed. The packages in LOADED are imported, and
+    matrix products are timed for half a second, in a separate process, so that a broken
+    package is reported. Every check has a time limit.
     """
     checks: list[Check] = []
 
@@ -99,11 +160,17 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
         say(check)
 
     with ThreadPoolExecutor(1) as pool:
-        tools = {name: _run_in_thread(check_tool, name, *about) for name, about in TOOLS.items()}
+        tools = {
+            name: _run_in_thread(check_tool, name, *about)
+            for name, about in TOOLS.items()
+        }
         hub = _run_in_thread(check_hub)
         probed = pool.submit(probe_packages)
         try:
-            wanted, requirements = str(metadata(DISTRIBUTION)["Requires-Python"]), list_requirements()
+            wanted, requirements = (
+                str(metadata(DISTRIBUTION)["Requires-Python"]),
+                list_requirements(),
+            )
         except PackageNotFoundError:
             wanted, requirements = ">=3.11", []
         for check in (*check_machine(wanted), *check_extras(), *check_caches()):
@@ -111,17 +178,34 @@ def doctor(*, say: Callable[[Check], object] = lambda _: None) -> Diagnosis:
         for name, future in tools.items():
             silent = Check("tools", name, "broken", "does not answer", TOOLS[name][1])
             add(_wait(future, TOOL_SECONDS, silent))
-        add(_wait(hub, TOOL_SECONDS, Check("tools", "hub", "missing", _UNREACHABLE, _HUB)))
+        add(
+            _wait(
+                hub, TOOL_SECONDS, Check("tools", "hub", "missing", _UNREACHABLE, _HUB)
+            )
+        )
         if not requirements:
-            found = "not installed: it runs from a folder, and its requirements are unknown"
-            add(Check("packages", DISTRIBUTION, "broken", found, "everything", "pip install .", required=True))
+            found = (
+                "not installed: it runs from a folder, and its requirements are unknown"
+            )
+            add(
+                Check(
+                    "packages",
+                    DISTRIBUTION,
+                    "broken",
+                    found,
+                    "everything",
+                    "pip install .",
+                    required=True,
+                )
+            )
         for check in check_packages(requirements, probed.result()):
             add(check)
     return Diagnosis(tuple(checks))
 
 
 def _run_in_thread(work: Callable[..., Check], *arguments: Any) -> "Future[Check]":
-    """Run it in a daemon thread, so that a name server that is silent for longer than any limit delays no exit."""
+    """Run it in a daemon thread, so that a name server that is silent for longer than
+    any limit delays no exit."""
     future: Future[Check] = Future()
 
     def run() -> None:
@@ -142,53 +226,93 @@ def _wait(future: "Future[Check]", seconds: float, otherwise: Check) -> Check:
 
 
 def check_machine(python: str) -> Iterator[Check]:
-    """Check Python (which must be in the versions `python`), processor, memory and disk."""
+    """Check Python (which must be in the versions `python`), processor, memory and
+    disk."""
     from packaging.specifiers import SpecifierSet
 
-    accepted = SpecifierSet(python).contains(platform.python_version(), prereleases=True)
+    accepted = SpecifierSet(python).contains(
+        platform.python_version(), prereleases=True
+    )
     yield Check(
-        "machine", "python", "ok" if accepted else "broken",
-        f"{platform.python_version()} at {sys.executable}; {python} is needed", "everything", required=True,
-    )  # fmt: skip
+        "machine",
+        "python",
+        "ok" if accepted else "broken",
+        f"{platform.python_version()} at {sys.executable}; {python} is needed",
+        "everything",
+        required=True,
+    )
     facts = agent.facts()
     yield Check(
-        "machine", "processor", "ok", f"{facts['cpu']}, {facts['cores']} cores, load {facts.get('load', 'unknown')}",
+        "machine",
+        "processor",
+        "ok",
+        f"{facts['cpu']}, {facts['cores']} cores, load {facts.get('load', 'unknown')}",
         values={"cores": count_cores()},
-    )  # fmt: skip
+    )
     sets = facts.get("instructions", "")
-    fast = [what for what, names in _FAST.items() if any(name in sets.split() for name in names)]
-    yield Check("machine", "instructions", "ok", f"{sets or 'none known'}: fast {' and '.join(fast) or 'fp32 only'}")
+    fast = [
+        what
+        for what, names in _FAST.items()
+        if any(name in sets.split() for name in names)
+    ]
+    yield Check(
+        "machine",
+        "instructions",
+        "ok",
+        f"{sets or 'none known'}: fast {' and '.join(fast) or 'fp32 only'}",
+    )
     total, free = measure_memory()
     if total:
         yield Check(
-            "machine", "memory", "ok" if total >= LEAST_MEMORY else "missing",
+            "machine",
+            "memory",
+            "ok" if total >= LEAST_MEMORY else "missing",
             f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB of it free",
-            f"training: at least {LEAST_MEMORY / 1e9:.0f} GB", values={"total_bytes": total, "free_bytes": free},
-        )  # fmt: skip
+            f"training: at least {LEAST_MEMORY / 1e9:.0f} GB",
+            values={"total_bytes": total, "free_bytes": free},
+        )
     free = shutil.disk_usage(Path.cwd()).free
     yield Check(
-        "machine", "disk", "ok" if free >= LEAST_DISK else "missing", f"{free / 1e9:.1f} GB free in {Path.cwd()}",
-        f"a run: at least {LEAST_DISK / 1e9:.0f} GB", values={"free_bytes": free},
-    )  # fmt: skip
+        "machine",
+        "disk",
+        "ok" if free >= LEAST_DISK else "missing",
+        f"{free / 1e9:.1f} GB free in {Path.cwd()}",
+        f"a run: at least {LEAST_DISK / 1e9:.0f} GB",
+        values={"free_bytes": free},
+    )
 
 
-_FAST: Final = {"int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"), "bf16": ("avx512_bf16", "amx_int8")}
-"""Instruction sets that make a format fast; every processor with AMX has it for both."""
+_FAST: Final = {
+    "int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"),
+    "bf16": ("avx512_bf16", "amx_int8"),
+}
+"""Instruction sets that make a format fast; every processor with AMX has it for
+both."""
 
 
 def count_cores() -> int:
     """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def measure_memory() -> tuple[int, int]:
-    """Return total and free memory in bytes, within a container's limit; (0, 0) if unknown."""
+    """Return total and free memory in bytes, within a container's limit; (0, 0) if
+    unknown."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return 0, 0
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = (line.split() for line in _read_text(Path("/proc/meminfo")).splitlines())
-    free = next((int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), total)
-    limit, used = (_read_text(Path("/sys/fs/cgroup", name)).strip() for name in ("memory.max", "memory.current"))
+    free = next(
+        (int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), total
+    )
+    limit, used = (
+        _read_text(Path("/sys/fs/cgroup", name)).strip()
+        for name in ("memory.max", "memory.current")
+    )
     if limit.isdecimal() and used.isdecimal() and int(limit) < total:
         total, free = int(limit), min(free, int(limit) - int(used))
     return total, free
@@ -205,13 +329,19 @@ def check_extras() -> Iterator[Check]:
     """Check the versions of what the extras install, without importing it."""
     for extra, purpose in EXTRAS.items():
         try:
-            installed = [(each.name, *find_problem(each)) for each in list_requirements(extra)]
+            installed = [
+                (each.name, *find_problem(each)) for each in list_requirements(extra)
+            ]
         except PackageNotFoundError:
             return
         faults = [f"{name}: {why}" for name, _, why in installed if why]
-        found = "; ".join(faults) or ", ".join(f"{name} {found}" for name, found, _ in installed)
+        found = "; ".join(faults) or ", ".join(
+            f"{name} {found}" for name, found, _ in installed
+        )
         remedy = install_command(extra) if faults else ""
-        yield Check("extras", extra, "missing" if faults else "ok", found, purpose, remedy)
+        yield Check(
+            "extras", extra, "missing" if faults else "ok", found, purpose, remedy
+        )
 
 
 def check_caches() -> Iterator[Check]:
@@ -220,20 +350,42 @@ def check_caches() -> Iterator[Check]:
     try:
         from compress.data.cache import home  # imports pyarrow, which may be broken
     except ImportError as error:
-        yield Check("machine", "cache", "broken", f"cannot be checked: {error}", "cached results")
+        yield Check(
+            "machine",
+            "cache",
+            "broken",
+            f"cannot be checked: {error}",
+            "cached results",
+        )
     else:
-        existing = next(path for path in (home(), *home().absolute().parents) if path.exists())
+        existing = next(
+            path for path in (home(), *home().absolute().parents) if path.exists()
+        )
         writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-        yield _check_cache("cache", home(), writable, "cached results; COMPRESS_HOME names another place")
-    yield _check_cache("hub cache", hub, True, "models and data sets of the hub; HF_HOME names another place")
+        yield _check_cache(
+            "cache",
+            home(),
+            writable,
+            "cached results; COMPRESS_HOME names another place",
+        )
+    yield _check_cache(
+        "hub cache",
+        hub,
+        True,
+        "models and data sets of the hub; HF_HOME names another place",
+    )
 
 
 def _check_cache(name: str, folder: Path, writable: bool, purpose: str) -> Check:
     size = sum(
-        os.lstat(Path(above, each)).st_size for above, _, names in os.walk(folder) for each in names
+        os.lstat(Path(above, each)).st_size
+        for above, _, names in os.walk(folder)
+        for each in names
         if not Path(above, each).is_symlink()
-    )  # fmt: skip
-    found = f"{size / 1e6:,.1f} MB in {folder}" + ("" if writable else ", which cannot be written")
+    )
+    found = f"{size / 1e6:,.1f} MB in {folder}" + (
+        "" if writable else ", which cannot be written"
+    )
     return Check(
         "machine",
         name,
@@ -245,36 +397,74 @@ def _check_cache(name: str, folder: Path, writable: bool, purpose: str) -> Check
     )
 
 
-def check_tool(name: str, programs: Sequence[str], purpose: str, packages: Mapping[str, str]) -> Check:
+def check_tool(
+    name: str, programs: Sequence[str], purpose: str, packages: Mapping[str, str]
+) -> Check:
     """Look for a program by its possible names, and run it to get its version."""
     found = next(filter(None, map(shutil.which, programs)), None)
     if found is None:
-        manager = next((each for each in MANAGERS if each in packages and shutil.which(each)), None)
+        manager = next(
+            (each for each in MANAGERS if each in packages and shutil.which(each)), None
+        )
         remedy = f"{MANAGERS[manager]} {packages[manager]}" if manager else ""
-        return Check("tools", name, "missing", f"no {' or '.join(programs[:2])} on the PATH", purpose, remedy)
+        return Check(
+            "tools",
+            name,
+            "missing",
+            f"no {' or '.join(programs[:2])} on the PATH",
+            purpose,
+            remedy,
+        )
     command = [found, {"ssh": "-V", "adb": "version"}.get(name, "--version")]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TOOL_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("tools", name, "broken", f"{found} does not run: {type(error).__name__}", purpose)
+        return Check(
+            "tools",
+            name,
+            "broken",
+            f"{found} does not run: {type(error).__name__}",
+            purpose,
+        )
     line = ((done.stdout or done.stderr).strip().splitlines() or [""])[0]
     if done.returncode:
-        return Check("tools", name, "broken", f"{found} ends with code {done.returncode}: {line}", purpose)
+        return Check(
+            "tools",
+            name,
+            "broken",
+            f"{found} ends with code {done.returncode}: {line}",
+            purpose,
+        )
     return Check("tools", name, "ok", f"{line or 'unknown version'}, {found}", purpose)
 
 
-_HUB: Final = "models and data sets from the hub; files, caches and embedded ones work without it"
+_HUB: Final = (
+    "models and data sets from the hub; files, caches and embedded ones work without it"
+)
 _UNREACHABLE: Final = "cannot be reached: offline, or behind a proxy that refuses"
 
 
 def check_hub() -> Check:
-    """Check that the hub, or the mirror in HF_ENDPOINT, can be reached, unless HF_HUB_OFFLINE is set."""
+    """Check that the hub, or the mirror in HF_ENDPOINT, can be reached, unless
+    HF_HUB_OFFLINE is set."""
     from compress.data.sources import is_reachable
 
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return Check("tools", "hub", "missing", "not checked: HF_HUB_OFFLINE is set", _HUB, "unset HF_HUB_OFFLINE")
+        return Check(
+            "tools",
+            "hub",
+            "missing",
+            "not checked: HF_HUB_OFFLINE is set",
+            _HUB,
+            "unset HF_HUB_OFFLINE",
+        )
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if is_reachable(endpoint):
         return Check("tools", "hub", "ok", f"{endpoint} answers", _HUB)
@@ -282,14 +472,26 @@ def check_hub() -> Check:
 
 
 def probe_packages() -> dict[str, dict[str, Any]]:
-    """Import LOADED in a separate process; return its reports by package, and for `gpu`, `fp32` and `bf16`.
+    """Import LOADED in a separate process; return its reports by package, and for
+    `gpu`, `fp32` and `bf16`.
 
-    A package that ends the process or takes too long is reported with an error; those after it are not reported.
+    A package that ends the process or takes too long is reported with an error; those
+    after it are not reported.
     """
-    command = [sys.executable, "-P", str(probe.__file__), json.dumps(LOADED), str(count_cores())]
+    command = [
+        sys.executable,
+        "-P",
+        str(probe.__file__),
+        json.dumps(LOADED),
+        str(count_cores()),
+    ]
     lines: queue.Queue[str] = queue.Queue()
     found: dict[str, dict[str, Any]] = {}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    pipes = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
     with subprocess.Popen(command, text=True, **pipes) as child:  # type: ignore[call-overload]  # in a dict
 
         def read() -> None:
@@ -316,31 +518,68 @@ def probe_packages() -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_packages(requirements: "Sequence[Requirement]", probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
-    """Check the packages of the base install, by version and by importing them; then GPU and speed."""
+def check_packages(
+    requirements: "Sequence[Requirement]", probed: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Check]:
+    """Check the packages of the base install, by version and by importing them; then
+    GPU and speed."""
     for requirement in requirements:
         name, (found, why) = requirement.name, find_problem(requirement)
         if not why and "error" in probed.get(name, {}):
             why = f"{found} does not load: {probed[name]['error']}"
         state: State = "ok" if not why else "broken" if found else "missing"
         remedy = f"pip install '{name}{requirement.specifier}'" if why else ""
-        yield Check("packages", name, state, why or found, "everything" if why else "", remedy, required=True)
+        yield Check(
+            "packages",
+            name,
+            state,
+            why or found,
+            "everything" if why else "",
+            remedy,
+            required=True,
+        )
     if "gpu" in probed:
         yield _check_gpu(probed["gpu"])
     for precision in ("fp32", "bf16"):
         if speeds := probed.get(precision, {}).get("gflops", {}):
             words = ", ".join(
-                f"{speed:,.0f} with {count} thread{'s' * (count != '1')}" for count, speed in speeds.items()
+                f"{speed:,.0f} with {count} thread{'s' * (count != '1')}"
+                for count, speed in speeds.items()
             )
-            values = {f"gflops_{count}_threads": speed for count, speed in speeds.items()}
-            yield Check("compute", f"{precision} products", "ok", f"10^9 operations/s: {words}", values=values)
+            values = {
+                f"gflops_{count}_threads": speed for count, speed in speeds.items()
+            }
+            yield Check(
+                "compute",
+                f"{precision} products",
+                "ok",
+                f"10^9 operations/s: {words}",
+                values=values,
+            )
 
 
 def _check_gpu(report: Mapping[str, Any]) -> Check:
     if report["gpu"]:
-        return Check("compute", "gpu", "ok", report["gpu"], "faster training", values={"bytes": report.get("bytes", 0)})
+        return Check(
+            "compute",
+            "gpu",
+            "ok",
+            report["gpu"],
+            "faster training",
+            values={"bytes": report.get("bytes", 0)},
+        )
     purpose = "faster training; everything works without one"
     if shutil.which("nvidia-smi"):
-        why = "torch does not see the GPU that nvidia-smi reports: it is a CPU-only build, or the driver is too old"
-        return Check("compute", "gpu", "missing", why, purpose, "pip uninstall -y torch && pip install torch")
+        why = (
+            "torch does not see the GPU that nvidia-smi reports: it is a CPU-only "
+            "build, or the driver is too old"
+        )
+        return Check(
+            "compute",
+            "gpu",
+            "missing",
+            why,
+            purpose,
+            "pip uninstall -y torch && pip install torch",
+        )
     return Check("compute", "gpu", "missing", "none", purpose)

@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.arguments import DataLike, ModelLike, PathName, Share, TokenCount, check_arguments, name_of
+from compress.arguments import (
+    DataLike,
+    ModelLike,
+    PathName,
+    Share,
+    TokenCount,
+    check_arguments,
+    name_of,
+)
 from compress.benchmark.devices import open_chosen
 from compress.config.options import CheckpointOptions, ColumnOptions, DeviceOptions
 from compress.errors import ExportError
@@ -78,28 +86,37 @@ def export(
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> ExportResult:
-    """Write `model` for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
+    """Write `model` for another runtime into the folder `out`, or, for `onnx`, into the
+    bundle itself.
 
     model        a bundle's or a run's folder, or a checkpoint: alias, folder, hub id
     precisions   number formats of the weights; default: the format's own choice
-    opset        export ONNX again from the weights at this opset; None: use the bundle's files
-    race         race variants of a bundle's files first, and export the fastest: see `compress.tuning`
+    opset        export ONNX again from the weights at this opset; None: use the
+                 bundle's files
+    race         race variants of a bundle's files first, and export the fastest: see
+                 `compress.tuning`
     fixed        lengths of files for NPUs, Core ML and Core AI, and the allowed loss
-    data         examples of the task, as for `distill`: int8 is calibrated on them, and scored in a race; files for
-                 NPUs are certified on them
+    data         examples of the task, as for `distill`: int8 is calibrated on them, and
+                 scored in a race; files for NPUs are certified on them
     columns      columns of the data, if they cannot be detected
     checkpoint   how to read a checkpoint: see `CheckpointOptions`
     command      the command to record in the result
     say          called with progress messages
 
-    Raises ExportError for options that do not go together, a missing extra, a model that the format cannot hold, or a
-    file whose answers differ from the model's; nothing is written then. Raises DeviceError if the device fails.
+    Raises ExportError for options that do not go together, a missing extra, a model
+    that the format cannot hold, or a file whose answers differ from the model's;
+    nothing is written then. Raises DeviceError if the device fails.
     """
     model = name_of(model)
-    source, out = load_source(model, **asdict(checkpoint)), None if out is None else Path(out)
+    source, out = (
+        load_source(model, **asdict(checkpoint)),
+        None if out is None else Path(out),
+    )
     formats.check(source, out, to=to, precisions=precisions, opset=opset)
     if race is not None and opset is not None:
-        raise ExportError("--tune and --opset: the race uses our own opset; give one of the two")
+        raise ExportError(
+            "--tune and --opset: the race uses our own opset; give one of the two"
+        )
 
     def load(bundle: Bundle) -> "TaskData":
         assert data is not None, "only called with data"
@@ -114,29 +131,54 @@ def export(
     }
     with ExitStack() as stack:
         if race is not None:
-            source, tried = stack.enter_context(tune_source(source, race, load_data, in_place=out is None, say=say))
+            source, tried = stack.enter_context(
+                tune_source(source, race, load_data, in_place=out is None, say=say)
+            )
         result = formats.export(
-            source, out, to=to, precisions=precisions, opset=opset, name=model, load_data=load_data,
-            calibrate=None if load_data is None else partial(calibrate, load_data), command=command,
+            source,
+            out,
+            to=to,
+            precisions=precisions,
+            opset=opset,
+            name=model,
+            load_data=load_data,
+            calibrate=None if load_data is None else partial(calibrate, load_data),
+            command=command,
             writer=writers.get(to),
-        )  # fmt: skip
+        )
     return replace(result, tried=tuple(tried))
 
 
 @contextmanager
 def tune_source(
-    source: Source, race: RaceOptions, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
+    source: Source,
+    race: RaceOptions,
+    load_data: LoadData | None,
+    *,
+    in_place: bool,
+    say: Callable[[str], None],
 ) -> Iterator[tuple[Bundle, "Sequence[VariantResult]"]]:
-    """Yield the bundle with the files that are fastest on the device, and all variants that were tried.
+    """Yield the bundle with the files that are fastest on the device, and all variants
+    that were tried.
 
-    The validation split decides, the test split certifies if it has labels. in_place: replace the given bundle by the
-    tuned one; else the tuned one is temporary. Raises ExportError for a model that cannot be a bundle, DeviceError if
-    the device fails.
+    The validation split decides, the test split certifies if it has labels. in_place:
+    replace the given bundle by the tuned one; else the tuned one is temporary. Raises
+    ExportError for a model that cannot be a bundle, DeviceError if the device fails.
     """
     if not isinstance(source, Bundle) and source.task is None:
-        raise ExportError(f"{source.name}: --tune needs a model with a head for a task; this one has none")
-    with tempfile.TemporaryDirectory(prefix="compress-export.") as scratch, open_chosen(race.device, say=say) as device:
-        bundle = source if isinstance(source, Bundle) else source.write(Path(scratch) / "bundle")
+        raise ExportError(
+            f"{source.name}: --tune needs a model with a head for a task; this one has "
+            "none"
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
+        open_chosen(race.device, say=say) as device,
+    ):
+        bundle = (
+            source
+            if isinstance(source, Bundle)
+            else source.write(Path(scratch) / "bundle")
+        )
         found = None if load_data is None else load_data(bundle)
         test = None if found is None else found.test
         made = tune(

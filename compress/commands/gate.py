@@ -1,4 +1,5 @@
-"""Compare a new model with the one it is to replace: latency, score and size, with their uncertainty."""
+"""Compare a new model with the one it is to replace: latency, score and size, with
+their uncertainty."""
 
 import os
 import time
@@ -10,13 +11,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from compress.arguments import MINUTES, BundleLike, DataLike, Share, check_arguments, name_of
+from compress.arguments import (
+    MINUTES,
+    BundleLike,
+    DataLike,
+    Share,
+    check_arguments,
+    name_of,
+)
 from compress.benchmark.arguments import DEFAULT_SEQ, RUNTIMES
 from compress.benchmark.devices import Device, open_chosen
 from compress.benchmark.jobs import check_settings
 from compress.config.options import ColumnOptions, DeviceSettingOptions
 from compress.errors import BundleError
-from compress.evaluation.statistics import bootstrap_interval, paired_share_interval, signed_rank_interval
+from compress.evaluation.statistics import (
+    bootstrap_interval,
+    paired_share_interval,
+    signed_rank_interval,
+)
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.manifest import is_bundle
 from compress.exporters.predictor import open_predictor
@@ -33,13 +45,16 @@ if TYPE_CHECKING:
 GROWTH = Range(0, 100)
 """The limits of a growth that is allowed, as a share."""
 LEVEL = 0.025
-"""The probability, on each side, that the interval of the latency is wrong: over all looks together."""
+"""The probability, on each side, that the interval of the latency is wrong: over all
+looks together."""
 LOOKS = (8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of paired passes after which the interval is computed; then after each doubling of the last."""
+"""Numbers of paired passes after which the interval is computed; then after each
+doubling of the last."""
 ROUNDS = 8
 """Interleaved rounds of a race, half of them in each of its two passes."""
 TURN_MS, MOST_RUNS, FIRST_RUNS = 40.0, 500, 10
-"""Milliseconds that a file runs in its turn; the maximum number of runs; and the runs in the first race."""
+"""Milliseconds that a file runs in its turn; the maximum number of runs; and the runs
+in the first race."""
 
 
 @check_arguments
@@ -57,51 +72,85 @@ def gate(
     minutes: Annotated[float, MINUTES] = 5.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> GateResult:
-    """Compare two models of one task, and decide whether the new one may replace the old one.
+    """Compare two models of one task, and decide whether the new one may replace the
+    old one.
 
     old, new     bundles, or their .onnx files
-    max_slower   how much longer the new one may take, as a share of the old one's latency
-    max_larger   how much larger its file may be, as a share of the old one's size; None: any size
+    max_slower   how much longer the new one may take, as a share of the old one's
+                 latency
+    max_larger   how much larger its file may be, as a share of the old one's size;
+                 None: any size
     max_drop     how much lower the new one may score, in the score's own unit
-    data         rows to score both on, as for `distill`; None: compare no scores. columns: its columns
+    data         rows to score both on, as for `distill`; None: compare no scores.
+                 columns: its columns
     precision    the file of the bundles to compare
     device       where they run, and at which setting
     minutes      maximum time for latency: measuring ends as soon as the result is clear
 
-    Raises BundleError for a path that is no bundle or another task, DeviceError for a device that fails.
+    Raises BundleError for a path that is no bundle or another task, DeviceError for a
+    device that fails.
     """
     started = time.monotonic()
     old, new = name_of(old), name_of(new)
     opened = [_open(Path(path), precision) for path in (old, new)]
-    files, bundles = [file for _, file in opened], [bundle for bundle, _ in opened if bundle is not None]
-    tasks = {(bundle.task.kind, bundle.task.labels, bundle.task.pair) for bundle in bundles if bundle.manifest.task}
+    files, bundles = (
+        [file for _, file in opened],
+        [bundle for bundle, _ in opened if bundle is not None],
+    )
+    tasks = {
+        (bundle.task.kind, bundle.task.labels, bundle.task.pair)
+        for bundle in bundles
+        if bundle.manifest.task
+    }
     if len(tasks) > 1:
-        raise BundleError(f"{old} and {new} have different tasks: expected the same kind, labels and texts")
-    length = device.seq or min([DEFAULT_SEQ, *(bundle.manifest.max_length for bundle in bundles)])
+        raise BundleError(
+            f"{old} and {new} have different tasks: expected the same kind, labels and "
+            "texts"
+        )
+    length = device.seq or min(
+        [DEFAULT_SEQ, *(bundle.manifest.max_length for bundle in bundles)]
+    )
     setting = Setting(device.threads, device.batch, length)
     checks, name, split = [compare_sizes(files, max_larger=max_larger)], "", ""
     if data is not None:
         if len(bundles) < len(files):
-            raise BundleError(f"--data: {old} and {new} must both be in bundles, whose tokenizers read the rows")
+            raise BundleError(
+                f"--data: {old} and {new} must both be in bundles, whose tokenizers "
+                "read the rows"
+            )
         loaded = bundles[0].load_data(data, text=columns.text, label=columns.label)
         name, split = loaded.name, "validation" if loaded.test is None else "test"
         rows = loaded.validation if loaded.test is None else loaded.test
         say(f"scoring both on {len(rows):,} {split} rows of {name}")
         checks.append(compare_scores(bundles, files, rows, max_drop=max_drop))
-    instruct = (lambda _: None) if device.device == "local" else say  # other devices need the user to do something
+    # other devices need the user to do something
+    instruct = (lambda _: None) if device.device == "local" else say
     with open_chosen(device, say=instruct) as target:
-        checks.append(compare_latency(target, files, setting, max_slower=max_slower, minutes=minutes, say=say))
+        checks.append(
+            compare_latency(
+                target, files, setting, max_slower=max_slower, minutes=minutes, say=say
+            )
+        )
         facts = target.facts()
     return GateResult(
-        old=str(files[0]), new=str(files[1]), checks=tuple(checks), device=device.device, machine=facts,
-        setting=str(setting), data=name, split=split, sha256=(sha256(files[0]), sha256(files[1])),
-        command=command_line(), date=timestamp(),
+        old=str(files[0]),
+        new=str(files[1]),
+        checks=tuple(checks),
+        device=device.device,
+        machine=facts,
+        setting=str(setting),
+        data=name,
+        split=split,
+        sha256=(sha256(files[0]), sha256(files[1])),
+        command=command_line(),
+        date=timestamp(),
         seconds=time.monotonic() - started,
-    )  # fmt: skip
+    )
 
 
 def _open(path: Path, precision: Precision) -> tuple[Bundle | None, Path]:
-    """Return the bundle that a path is or belongs to, if any, and the file to compare."""
+    """Return the bundle that a path is or belongs to, if any, and the file to
+    compare."""
     if path.suffix in RUNTIMES and path.is_file():
         folder = next(filter(is_bundle, path.resolve().parents[:2]), None)
         return (None if folder is None else Bundle.load(folder)), path
@@ -114,48 +163,97 @@ def compare_sizes(files: Sequence[Path], *, max_larger: float | None) -> GateChe
     """Compare the sizes of the old and the new file."""
     before, after = (file.stat().st_size / 1e6 for file in files)
     change = after / before - 1
-    outcome: Outcome = "passed" if max_larger is None or change <= max_larger else "failed"
+    outcome: Outcome = (
+        "passed" if max_larger is None or change <= max_larger else "failed"
+    )
     limit = "" if max_larger is None else f", {max_larger:.1%} allowed"
     reason = f"{after:.2f} MB after {before:.2f} MB, {change:+.1%}{limit}"
-    return GateCheck("size", outcome, before, after, "MB", change, None, None, max_larger, 1, reason)
+    return GateCheck(
+        "size", outcome, before, after, "MB", change, None, None, max_larger, 1, reason
+    )
 
 
-def compare_scores(bundles: Sequence[Bundle], files: Sequence[Path], split: "Dataset", *, max_drop: float) -> GateCheck:
-    """Score a file of each bundle on the same rows, and check that the new score is not lower by more than `max_drop`.
+def compare_scores(
+    bundles: Sequence[Bundle],
+    files: Sequence[Path],
+    split: "Dataset",
+    *,
+    max_drop: float,
+) -> GateCheck:
+    """Score a file of each bundle on the same rows, and check that the new score is not
+    lower by more than `max_drop`.
 
-    The interval is that of paired shares for metrics that are shares of rows, and a bootstrap interval for others.
+    The interval is that of paired shares for metrics that are shares of rows, and a
+    bootstrap interval for others.
     """
     task = bundles[0].task
     evaluators = [replace(bundle.evaluator(split), task=task) for bundle in bundles]
     rows = len(evaluators[0])
-    thresholds = [inf if each.manifest.threshold is None else each.manifest.threshold for each in bundles]
+    thresholds = [
+        inf if each.manifest.threshold is None else each.manifest.threshold
+        for each in bundles
+    ]
     logits = [
         open_predictor(
-            bundle.path, file, task=task, max_length=bundle.manifest.max_length, threads=os.cpu_count() or 1
+            bundle.path,
+            file,
+            task=task,
+            max_length=bundle.manifest.max_length,
+            threads=os.cpu_count() or 1,
         ).logits(evaluator.rows)
         for bundle, file, evaluator in zip(bundles, files, evaluators, strict=True)
     ]
     models = list(zip(evaluators, logits, thresholds, strict=True))
-    old, new = (evaluator.scores(own, threshold=threshold)[task.metric] for evaluator, own, threshold in models)
-    old_rows, new_rows = (evaluator.example_scores(own, threshold=threshold) for evaluator, own, threshold in models)
+    old, new = (
+        evaluator.scores(own, threshold=threshold)[task.metric]
+        for evaluator, own, threshold in models
+    )
+    old_rows, new_rows = (
+        evaluator.example_scores(own, threshold=threshold)
+        for evaluator, own, threshold in models
+    )
     if old_rows is None or new_rows is None:
-        (before, count), (after, _) = (evaluator.metric_of_examples(own) for evaluator, own, _ in models)
-        low, high = bootstrap_interval(lambda drawn: before(drawn) - after(drawn), count)
+        (before, count), (after, _) = (
+            evaluator.metric_of_examples(own) for evaluator, own, _ in models
+        )
+        low, high = bootstrap_interval(
+            lambda drawn: before(drawn) - after(drawn), count
+        )
     elif np.isin([old_rows, new_rows], (0.0, 1.0)).all():
         lost, won = int((old_rows > new_rows).sum()), int((old_rows < new_rows).sum())
-        low, high = paired_share_interval(lost, won, len(old_rows)) if lost or won else (0.0, 0.0)
+        low, high = (
+            paired_share_interval(lost, won, len(old_rows))
+            if lost or won
+            else (0.0, 0.0)
+        )
     else:
         drops = old_rows - new_rows
-        low, high = bootstrap_interval(lambda drawn: float(drops[drawn].mean()), len(drops))
+        low, high = bootstrap_interval(
+            lambda drawn: float(drops[drawn].mean()), len(drops)
+        )
     outcome = _decide(low, high, max_drop)
     change, least, most = new - old, 0.0 - high, 0.0 - low
     reason = (
-        f"{100 * change:+.2f} points of {task.metric} ({100 * least:+.2f} to {100 * most:+.2f}), a drop of "
-        f"{100 * max_drop:g} allowed; {rows:,} rows"
+        f"{100 * change:+.2f} points of {task.metric} ({100 * least:+.2f} to "
+        f"{100 * most:+.2f}), a drop of {100 * max_drop:g} allowed; {rows:,} rows"
     )
     if outcome == "cannot be told":
-        reason += "; cannot be told with these rows: give more of them, or another limit"
-    return GateCheck("score", outcome, old, new, task.metric, change, least, most, max_drop, rows, reason)
+        reason += (
+            "; cannot be told with these rows: give more of them, or another limit"
+        )
+    return GateCheck(
+        "score",
+        outcome,
+        old,
+        new,
+        task.metric,
+        change,
+        least,
+        most,
+        max_drop,
+        rows,
+        reason,
+    )
 
 
 def _decide(low: float, high: float, limit: float) -> Outcome:
@@ -172,46 +270,77 @@ def compare_latency(
     minutes: float,
     say: Callable[[str], None],
 ) -> GateCheck:
-    """Race the old and the new file until the ratio of medians clearly differs from the limit, or time is up.
+    """Race the old and the new file until the ratio of medians clearly differs from the
+    limit, or time is up.
 
-    Each race has two passes in separate processes, in opposite orders; a pass gives one ratio of medians. The interval
-    of the centre of these ratios is that of the signed-rank test, which only assumes that they scatter symmetrically.
-    The k-th look at it may be wrong with probability LEVEL / (k (k + 1)) on each side, all looks together with LEVEL
-    (the union bound), however many there are.
+    Each race has two passes in separate processes, in opposite orders; a pass gives one
+    ratio of medians. The interval of the centre of these ratios is that of the
+    signed-rank test, which only assumes that they scatter symmetrically. The k-th look
+    at it may be wrong with probability LEVEL / (k (k + 1)) on each side, all looks
+    together with LEVEL (the union bound), however many there are.
     """
-    pair, end = dict(zip(("old", "new"), files, strict=True)), time.monotonic() + 60 * minutes
+    pair, end = (
+        dict(zip(("old", "new"), files, strict=True)),
+        time.monotonic() + 60 * minutes,
+    )
     check_settings(device.name, device.facts().get("cores", ""), pair, [setting])
     ratios, medians = list[float](), list[tuple[float, float]]()
     allowed, low, high, centre = log1p(max_slower), -inf, inf, 0.0
     looks, runs, late = 0, FIRST_RUNS, False
     outcome: Outcome = "cannot be told"
     while outcome == "cannot be told" and not late:
-        times = {latency.name: latency for latency in device.race(pair, [setting], rounds=ROUNDS, runs=runs)}
+        times = {
+            latency.name: latency
+            for latency in device.race(pair, [setting], rounds=ROUNDS, runs=runs)
+        }
         passes = times["old"].passes, times["new"].passes
         for before, after in zip(*passes, strict=True):
             if min(before, after) <= 0:
                 raise DeviceError(
-                    f"{device.name}: a forward pass is shorter than its clock resolves; give a larger --batch"
+                    f"{device.name}: a forward pass is shorter than its clock "
+                    "resolves; give a larger --batch"
                 )
             ratios.append(log(after / before))
             medians.append((before, after))
         runs = max(5, min(MOST_RUNS, ceil(TURN_MS / min(passes[0] + passes[1]))))
         late = time.monotonic() >= end
-        due = LOOKS[looks] if looks < len(LOOKS) else LOOKS[-1] * 2 ** (looks - len(LOOKS) + 1)
+        due = (
+            LOOKS[looks]
+            if looks < len(LOOKS)
+            else LOOKS[-1] * 2 ** (looks - len(LOOKS) + 1)
+        )
         if len(ratios) >= due or late:
             looks += 1
-            centre, low, high = signed_rank_interval(np.array(ratios), LEVEL / (looks * (looks + 1)))
+            centre, low, high = signed_rank_interval(
+                np.array(ratios), LEVEL / (looks * (looks + 1))
+            )
             outcome = _decide(low, high, allowed)
-            say(f"{len(ratios)} passes: {_percent(centre)} ({_percent(low)} to {_percent(high)})")
+            say(
+                f"{len(ratios)} passes: {_percent(centre)} ({_percent(low)} to "
+                f"{_percent(high)})"
+            )
     least, most = (expm1(bound) if isfinite(bound) else None for bound in (low, high))
     reason = (
-        f"{_percent(centre)} ({_percent(low)} to {_percent(high)}), {max_slower:+.1%} allowed; {len(ratios)} passes"
+        f"{_percent(centre)} ({_percent(low)} to {_percent(high)}), {max_slower:+.1%} "
+        f"allowed; {len(ratios)} passes"
     )
     if outcome == "cannot be told":
-        reason += "; cannot be told in this time: give more minutes or a quieter machine"
+        reason += (
+            "; cannot be told in this time: give more minutes or a quieter machine"
+        )
     before, after = map(float, np.median(medians, axis=0))
     return GateCheck(
-        "latency", outcome, before, after, "ms", expm1(centre), least, most, max_slower, len(ratios), reason
+        "latency",
+        outcome,
+        before,
+        after,
+        "ms",
+        expm1(centre),
+        least,
+        most,
+        max_slower,
+        len(ratios),
+        reason,
     )
 
 

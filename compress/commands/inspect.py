@@ -1,4 +1,5 @@
-"""Describe a checkpoint, bundle, recipe, data set, run or study, and what to do with it next."""
+"""Describe a checkpoint, bundle, recipe, data set, run or study, and what to do with it
+next."""
 
 import importlib.util
 import re
@@ -16,13 +17,25 @@ from compress.config import catalog, choices, loader
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
-from compress.errors import BundleError, CompressError, DamagedError, TeacherError, did_you_mean
+from compress.errors import (
+    BundleError,
+    CompressError,
+    DamagedError,
+    TeacherError,
+    did_you_mean,
+)
 from compress.exporters import manifest as manifests
 from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
 from compress.models import checkpoints
 from compress.models.checkpoints import ALIASES, EMBEDDED
-from compress.models.folder import ADAPTER, CONFIG, ModelFolder, identify_kind, read_tensor_infos
+from compress.models.folder import (
+    ADAPTER,
+    CONFIG,
+    ModelFolder,
+    identify_kind,
+    read_tensor_infos,
+)
 from compress.provenance import option_of, predict_command, shell_command
 from compress.records.inspection import Form, Inspection
 from compress.records.run_report import REPORT, Report
@@ -53,30 +66,43 @@ def inspect(
 ) -> Inspection:
     """Describe a thing, without running or changing it.
 
-    thing    a path; or the name of a recipe, of the embedded data `intents` or teacher `minilm`, an alias or a hub id
-    form     what it is, if the name has several meanings; None: data, teacher or recipe, in this order
+    thing    a path; or the name of a recipe, of the embedded data `intents` or teacher
+             `minilm`, an alias or a hub id
+    form     what it is, if the name has several meanings; None: data, teacher or
+             recipe, in this order
     teacher  for data: the teacher whose tokenizer is tried on its texts
     columns  for data: its columns and kind of task, if they should not be detected
 
-    Damage is listed in the `problems` of the result. For a hub id only the config is fetched. Raises a CompressError
-    for anything else, or if it cannot be read.
+    Damage is listed in the `problems` of the result. For a hub id only the config is
+    fetched. Raises a CompressError for anything else, or if it cannot be read.
     """
     name = name_of(thing)
     form = form or detect_form(name)
     if form == "data":
-        found = inspect_data(name, None if teacher is None else name_of(teacher), columns)
+        found = inspect_data(
+            name, None if teacher is None else name_of(teacher), columns
+        )
     elif teacher is not None:
-        raise CompressError(f"--teacher: is for data, but {name} is a {form}; leave it out")
+        raise CompressError(
+            f"--teacher: is for data, but {name} is a {form}; leave it out"
+        )
     else:
         found = _INSPECTORS[form](name)
-    facts = {key: value for key, value in found.facts.items() if value is not None and value != ""}
+    facts = {
+        key: value
+        for key, value in found.facts.items()
+        if value is not None and value != ""
+    }
     meanings: dict[Form, bool] = {
-        "recipe": name in loader.names(), "checkpoint": name in ALIASES or name == EMBEDDED,
-    }  # fmt: skip
+        "recipe": name in loader.names(),
+        "checkpoint": name in ALIASES or name == EMBEDDED,
+    }
     others = [
-        f"{name} is also the name of a {other}: {shell_command('inspect', name, '--as', other)}"
-        for other, exists in meanings.items() if exists and form not in (other, "data")
-    ]  # fmt: skip
+        f"{name} is also the name of a {other}: "
+        f"{shell_command('inspect', name, '--as', other)}"
+        for other, exists in meanings.items()
+        if exists and form not in (other, "data")
+    ]
     return replace(found, facts=facts, notes=(*others, *found.notes))
 
 
@@ -85,33 +111,60 @@ def detect_form(name: str) -> Form:
     path = Path(name).expanduser()
     if path.is_dir():
         marks: Mapping[str, Form] = {
-            STUDY: "study", RUN: "run", manifests.NAME: "bundle", manifests.FORMER: "bundle",
-            CONFIG: "checkpoint", ADAPTER: "checkpoint",
-        }  # fmt: skip
-        return next((form for mark, form in marks.items() if (path / mark).is_file()), "data")
+            STUDY: "study",
+            RUN: "run",
+            manifests.NAME: "bundle",
+            manifests.FORMER: "bundle",
+            CONFIG: "checkpoint",
+            ADAPTER: "checkpoint",
+        }
+        return next(
+            (form for mark, form in marks.items() if (path / mark).is_file()), "data"
+        )
     if path.is_file() and path.suffix not in YAML:
         return "data"
     embedded = {*sources.EMBEDDED, *sources.SUITES}
     meanings: tuple[tuple[bool, Form], ...] = (
-        (name.partition("/")[0] in embedded or re.match(r"\w+=", name) is not None, "data"),
+        (
+            name.partition("/")[0] in embedded or re.match(r"\w+=", name) is not None,
+            "data",
+        ),
         (name == EMBEDDED, "checkpoint"),
-        (path.suffix in YAML or name in loader.names() or name == choices.AUTO, "recipe"),
-        (name in ALIASES or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None, "checkpoint"),
+        (
+            path.suffix in YAML or name in loader.names() or name == choices.AUTO,
+            "recipe",
+        ),
+        (
+            name in ALIASES or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None,
+            "checkpoint",
+        ),
     )
     for fits, form in meanings:
         if fits:
             return form
-    hint = "" if "/" in name else did_you_mean(name, [*loader.names(), *ALIASES, *sources.EMBEDDED, EMBEDDED])
+    hint = (
+        ""
+        if "/" in name
+        else did_you_mean(
+            name, [*loader.names(), *ALIASES, *sources.EMBEDDED, EMBEDDED]
+        )
+    )
     raise CompressError(
-        f"{name}: is no file or folder here, and no name of a recipe, a teacher or embedded data.{hint}"
+        f"{name}: is no file or folder here, and no name of a recipe, a teacher or "
+        f"embedded data.{hint}"
     )
 
 
 def _licence(folder: Path) -> str | None:
-    """Read the licence of a folder: from the front matter of its README.md, or the first line of its LICENSE."""
+    """Read the licence of a folder: from the front matter of its README.md, or the
+    first line of its LICENSE."""
     card = folder / "README.md"
     if card.is_file():
-        front = re.match(r"---\n(.*?)\n---\n", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+        front = re.match(
+            r"---\n(.*?)\n---\n",
+            card.read_text(encoding="utf-8", errors="replace"),
+            re.DOTALL,
+        )
         try:
             found = yaml.safe_load(front[1]) if front else {}
         except yaml.YAMLError:
@@ -126,7 +179,9 @@ def _licence(folder: Path) -> str | None:
 
 def _files(folder: Path) -> dict[str, int]:
     return {
-        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -144,11 +199,15 @@ def _verify(folder: Path) -> tuple[bool | None, tuple[str, ...]]:
 def _scores(report: Report) -> tuple[Mapping[str, Any], ...]:
     return tuple(
         {
-            "name": row.name, "role": row.role, report.metric: report.score(row), "parameters": row.parameters,
-            "MB": row.file_mb, "ms": None if (time := report.latency(row)) is None else time.p50_ms,
+            "name": row.name,
+            "role": row.role,
+            report.metric: report.score(row),
+            "parameters": row.parameters,
+            "MB": row.file_mb,
+            "ms": None if (time := report.latency(row)) is None else time.p50_ms,
         }
         for row in report.rows
-    )  # fmt: skip
+    )
 
 
 def inspect_checkpoint(name: str) -> Inspection:
@@ -166,38 +225,59 @@ def inspect_checkpoint(name: str) -> Inspection:
         with _gather(problems):
             weights = source.weights(allow_pickle=True)
     else:
-        notes.append("its weights are not on this machine; they are fetched when needed")
+        notes.append(
+            "its weights are not on this machine; they are fetched when needed"
+        )
     if weights is not None and weights.pickled:
         notes.append(
-            f"{weights.files[0].name}: pickled weights, which can run code when loaded; --allow-pickle accepts them"
+            f"{weights.files[0].name}: pickled weights, which can run code when "
+            "loaded; --allow-pickle accepts them"
         )
         weights = None
     facts: dict[str, Any] = {"family": config.get("model_type")}
     labels: tuple[str, ...] = ()
     with _gather(problems):
-        facts["class"], facts["predicts"] = _describe_head(source, with_weights=weights is not None and not problems)
-        if facts["predicts"] in (TASKS["ForSequenceClassification"], TASKS["ForTokenClassification"]):
+        facts["class"], facts["predicts"] = _describe_head(
+            source, with_weights=weights is not None and not problems
+        )
+        if facts["predicts"] in (
+            TASKS["ForSequenceClassification"],
+            TASKS["ForTokenClassification"],
+        ):
             labels = source.labels()
     facts |= sizes_of(config)
     if weights is not None:
         infos = read_tensor_infos(weights).values()
-        floats = [info for info in infos if "F" in info.format]  # F32, BF16, F8_E4M3; not integers such as positions
+        # F32, BF16, F8_E4M3; not integers such as positions
+        floats = [info for info in infos if "F" in info.format]
         facts |= {
             "parameters": sum(prod(info.shape) for info in floats),
             "number formats": ", ".join(sorted({info.format for info in floats})),
         }
     verified, damaged = _verify(folder)
-    sizes = (f"{facts[each]} {unit}" for each, unit in (("layers", "layers"), ("hidden", "wide")) if each in facts)
+    sizes = (
+        f"{facts[each]} {unit}"
+        for each, unit in (("layers", "layers"), ("hidden", "wide"))
+        if each in facts
+    )
     return Inspection(
-        thing=name, form="checkpoint", path=str(folder), licence=_licence(folder), facts=facts,
+        thing=name,
+        form="checkpoint",
+        path=str(folder),
+        licence=_licence(folder),
+        facts=facts,
         title=f"a transformers checkpoint: {', '.join((str(facts['family']), *sizes))}",
         labels=labels,
-        files=_files(folder), verified=verified, problems=(*problems, *damaged), notes=tuple(notes),
+        files=_files(folder),
+        verified=verified,
+        problems=(*problems, *damaged),
+        notes=tuple(notes),
         next=(
-            shell_command("students", name), shell_command("distill", "--teacher", name, "--data", "intents", "--plan"),
+            shell_command("students", name),
+            shell_command("distill", "--teacher", name, "--data", "intents", "--plan"),
             shell_command("export", name, "--out", f"exported/{Path(name).name}"),
         ),
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -213,8 +293,9 @@ def _gather(problems: list[str]) -> Iterator[None]:
 def _describe_head(source: ModelFolder, *, with_weights: bool) -> tuple[str, str]:
     """Return the class that was saved, and what its head predicts.
 
-    A class of transformers is known by its name; else the tensors are compared with the family's classes, if the
-    weights are here, which takes some seconds. Raises TeacherError for damaged files, and for an unknown head.
+    A class of transformers is known by its name; else the tensors are compared with the
+    family's classes, if the weights are here, which takes some seconds. Raises
+    TeacherError for damaged files, and for an unknown head.
     """
     if source.kind == "sentence_encoder":
         return source.architecture or "?", "vectors of texts"
@@ -227,17 +308,25 @@ def _describe_head(source: ModelFolder, *, with_weights: bool) -> tuple[str, str
         if head.part == "unknown":
             raise TeacherError(explain_unknown_head(source, head))
         name = head.name
-    predicts = next((what for end, what in TASKS.items() if name.endswith(end)), "nothing: an encoder without a head")
+    predicts = next(
+        (what for end, what in TASKS.items() if name.endswith(end)),
+        "nothing: an encoder without a head",
+    )
     return name or "?", predicts
 
 
 def _is_class(family: str, name: str) -> bool:
-    """Check whether transformers, which is not imported, defines a class in the modules of a family."""
+    """Check whether transformers, which is not imported, defines a class in the modules
+    of a family."""
     spec = importlib.util.find_spec("transformers")
     if not name or spec is None or spec.origin is None:
         return False
-    modules = (Path(spec.origin).parent / "models" / family.replace("-", "_")).glob("modeling_*.py")
-    return any(f"\nclass {name}(" in module.read_text(encoding="utf-8") for module in modules)
+    modules = (Path(spec.origin).parent / "models" / family.replace("-", "_")).glob(
+        "modeling_*.py"
+    )
+    return any(
+        f"\nclass {name}(" in module.read_text(encoding="utf-8") for module in modules
+    )
 
 
 def inspect_bundle(name: str) -> Inspection:
@@ -257,20 +346,43 @@ def inspect_bundle(name: str) -> Inspection:
         "tokens": made.max_length,
     }
     if task is not None:
-        facts |= {"task": task.kind, "text": ", ".join(task.text), "metric": task.metric}
+        facts |= {
+            "task": task.kind,
+            "text": ", ".join(task.text),
+            "metric": task.metric,
+        }
     files = {each: stamp.bytes for each, stamp in made.files.items()}
     next_ = list(_next_of_bundle(path, made, report))
     if report is not None:
-        facts |= {"recipe": report.recipe, "teacher": report.teacher, "data": report.data, "date": report.date}
-        facts |= {f"certificate of {each.artefact}": each.reason for each in report.certificates}
-    facts["made with"] = ", ".join(f"{package} {number}" for package, number in made.versions.items())
+        facts |= {
+            "recipe": report.recipe,
+            "teacher": report.teacher,
+            "data": report.data,
+            "date": report.date,
+        }
+        facts |= {
+            f"certificate of {each.artefact}": each.reason
+            for each in report.certificates
+        }
+    facts["made with"] = ", ".join(
+        f"{package} {number}" for package, number in made.versions.items()
+    )
     what = task.kind if task is not None else made.kind
     return Inspection(
-        thing=name, form="bundle", path=str(path), licence=_licence(path), facts=facts,
-        title=f"a bundle: {made.model_type}, {made.parameters / 1e6:.1f} M parameters, {what}",
-        labels=task.labels if task is not None else (), scores=_scores(report) if report else (), files=files,
-        verified=not problems, problems=tuple(problems), next=tuple(next_) if not problems else (),
-    )  # fmt: skip
+        thing=name,
+        form="bundle",
+        path=str(path),
+        licence=_licence(path),
+        facts=facts,
+        title=f"a bundle: {made.model_type}, {made.parameters / 1e6:.1f} M parameters, "
+        f"{what}",
+        labels=task.labels if task is not None else (),
+        scores=_scores(report) if report else (),
+        files=files,
+        verified=not problems,
+        problems=tuple(problems),
+        next=tuple(next_) if not problems else (),
+    )
 
 
 def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterator[str]:
@@ -278,7 +390,9 @@ def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterat
         yield predict_command(path, pair=made.task.pair)
     if made.kind != "generative":
         yield shell_command("bench", path)
-        yield shell_command("export", path, "--for", "text", "--out", f"exported/{path.name}")
+        yield shell_command(
+            "export", path, "--for", "text", "--out", f"exported/{path.name}"
+        )
     if report is not None and report.rows:
         yield shell_command("report", path, "--html", "choice.html")
     if report is not None and (data := option_of(report.command, "--data")):
@@ -289,7 +403,10 @@ def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterat
 def inspect_run(name: str) -> Inspection:
     """Read a run's settings, its finished stages, and the scores of its bundle."""
     folder = Path(name).expanduser()
-    settings = load_json(folder / RUN, "The run cannot be identified without it: start again in another --out")
+    settings = load_json(
+        folder / RUN,
+        "The run cannot be identified without it: start again in another --out",
+    )
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
     done, problems = list[str](), list[str]()
     for result in sorted(folder.glob("stages/*/model")):
@@ -299,95 +416,205 @@ def inspect_run(name: str) -> Inspection:
     bundle = inspect_bundle(name) if manifests.find_bundle(folder) else None
     finished = "finished" in settings
     stages = [str(next(iter(stage.values()))) for stage in recipe.get("stages", ())]
-    facts: dict[str, Any] = {"recipe": recipe.get("name"), **{key: settings.get(key) for key in _RUN_FACTS}}
+    facts: dict[str, Any] = {
+        "recipe": recipe.get("name"),
+        **{key: settings.get(key) for key in _RUN_FACTS},
+    }
     facts |= {"stages done": ", ".join(done) or "none", "stages": ", ".join(stages)}
     if (folder / "seconds.json").is_file():
-        facts["minutes"] = round(load_json(folder / "seconds.json", "").get("seconds", 0) / 60, 1)
+        facts["minutes"] = round(
+            load_json(folder / "seconds.json", "").get("seconds", 0) / 60, 1
+        )
     state = f"finished on {settings['finished']}" if finished else "not finished"
     resume = "" if finished else continuation(folder)
     title = f"a run, {state}: {settings.get('teacher')} on {settings.get('data')}"
     return Inspection(
-        thing=name, form="run", path=str(folder), title=title,
-        licence=bundle.licence if bundle else None, facts=facts,
-        labels=bundle.labels if bundle else (), scores=bundle.scores if bundle else (),
-        files=bundle.files if bundle else {}, problems=(*problems, *(bundle.problems if bundle else ())),
-        verified=None if not (done or problems or bundle) else not problems and (bundle is None or not bundle.problems),
-        notes=() if finished else ("it can be continued; finished stages are not trained again",),
-        next=tuple(filter(None, (
-            resume, *(bundle.next if bundle else ()), shell_command("clean", folder, "--dry-run") if finished else "",
-        ))),
-    )  # fmt: skip
+        thing=name,
+        form="run",
+        path=str(folder),
+        title=title,
+        licence=bundle.licence if bundle else None,
+        facts=facts,
+        labels=bundle.labels if bundle else (),
+        scores=bundle.scores if bundle else (),
+        files=bundle.files if bundle else {},
+        problems=(*problems, *(bundle.problems if bundle else ())),
+        verified=None
+        if not (done or problems or bundle)
+        else not problems and (bundle is None or not bundle.problems),
+        notes=()
+        if finished
+        else ("it can be continued; finished stages are not trained again",),
+        next=tuple(
+            filter(
+                None,
+                (
+                    resume,
+                    *(bundle.next if bundle else ()),
+                    shell_command("clean", folder, "--dry-run") if finished else "",
+                ),
+            )
+        ),
+    )
 
 
-_RUN_FACTS: Final = ("teacher", "data", "corpus", "seed", "precision", "command", "finished")
+_RUN_FACTS: Final = (
+    "teacher",
+    "data",
+    "corpus",
+    "seed",
+    "precision",
+    "command",
+    "finished",
+)
 """Fields of run.json to show."""
 
 
 def inspect_study(name: str) -> Inspection:
     """Read the results of a search so far."""
     folder = Path(name).expanduser()
-    settings = load_json(folder / RUN, "The search cannot be identified without it: start again in another --out")
+    settings = load_json(
+        folder / RUN,
+        "The search cannot be identified without it: start again in another --out",
+    )
     facts: dict[str, Any] = {key: settings.get(key) for key in _RUN_FACTS}
     resume = "" if "finished" in settings else continuation(folder)
     next_ = [resume] if resume else []
     if not (folder / RECORD).is_file():
         return Inspection(
-            thing=name, form="study", path=str(folder), title="a search without a trial yet",
-            facts=facts, next=tuple(next_),
-        )  # fmt: skip
+            thing=name,
+            form="study",
+            path=str(folder),
+            title="a search without a trial yet",
+            facts=facts,
+            next=tuple(next_),
+        )
     report = SearchReport.from_json(folder / RECORD)
     facts |= {
-        "device": f"{report.device}, {report.setting}", "objectives": ", ".join(report.objectives),
-        "budgets": ", ".join(f"{objective} {limit:g}" for objective, limit in report.budgets.items()) or "none",
-        "trials": ", ".join(f"{count} {state}" for state, count in report.counts().items()),
-        "teacher's score": report.teacher_score, "winner": report.winner,
-    }  # fmt: skip
+        "device": f"{report.device}, {report.setting}",
+        "objectives": ", ".join(report.objectives),
+        "budgets": ", ".join(
+            f"{objective} {limit:g}" for objective, limit in report.budgets.items()
+        )
+        or "none",
+        "trials": ", ".join(
+            f"{count} {state}" for state, count in report.counts().items()
+        ),
+        "teacher's score": report.teacher_score,
+        "winner": report.winner,
+    }
     front = [report.point(number) for number in report.front]
     scores = tuple(
-        {"name": f"trial {point.number}", "role": "student", report.metric: point.score,
-         "parameters": point.parameters, "MB": point.file_mb, "ms": report.ms(point)}
+        {
+            "name": f"trial {point.number}",
+            "role": "student",
+            report.metric: point.score,
+            "parameters": point.parameters,
+            "MB": point.file_mb,
+            "ms": report.ms(point),
+        }
         for point in front
-    )  # fmt: skip
+    )
     next_.append(shell_command("search", "show", folder))
     if (best := report.best_within()) is not None:
-        next_.append(shell_command("search", "show", folder, str(best.number), "--bundle", f"{folder}-{best.number}"))
+        next_.append(
+            shell_command(
+                "search",
+                "show",
+                folder,
+                str(best.number),
+                "--bundle",
+                f"{folder}-{best.number}",
+            )
+        )
     if (bundle := manifests.find_bundle(folder, "task")) is not None:
         task = Manifest.read(bundle).task
         next_.append(predict_command(bundle, pair=task is not None and task.pair))
     return Inspection(
-        thing=name, form="study", path=str(folder), facts=facts, scores=scores, notes=report.notes, next=tuple(next_),
-        title=f"a search, {'finished' if 'finished' in settings else 'not finished'}: {report.title}",
-    )  # fmt: skip
+        thing=name,
+        form="study",
+        path=str(folder),
+        facts=facts,
+        scores=scores,
+        notes=report.notes,
+        next=tuple(next_),
+        title=f"a search, {'finished' if 'finished' in settings else 'not finished'}: "
+        f"{report.title}",
+    )
 
 
 def inspect_recipe(name: str) -> Inspection:
     """Load a recipe, or a table that chooses one."""
     if choices.is_table(name):
         table = choices.Choices.load(name)
-        lines = {f"{number}. {each.recipe}": each.because for number, each in enumerate(table.choices, 1)}
+        lines = {
+            f"{number}. {each.recipe}": each.because
+            for number, each in enumerate(table.choices, 1)
+        }
         return Inspection(
-            thing=name, form="recipe", path=str(choices.table_path(name)), facts=lines,
+            thing=name,
+            form="recipe",
+            path=str(choices.table_path(name)),
+            facts=lines,
             title="a table that chooses a recipe: the first line that fits",
             next=(shell_command("recipes", name), shell_command("recipes")),
-        )  # fmt: skip
+        )
     recipe, path = Recipe.load(name), loader.locate(name)
     text_alone = recipe.stages[-1].head != "task" if recipe.training else False
     facts = {
-        "purpose": catalog.PURPOSES[catalog.purpose(recipe)], "student": catalog.student(recipe), "needs": recipe.needs,
-        "cost": recipe.cost, "choose it when": recipe.choose, "stages": ", ".join(each.name for each in recipe.stages),
-        "paper": f"{recipe.paper.authors} {recipe.paper.year}: {recipe.paper.title}", "address": recipe.paper.url,
-    }  # fmt: skip
+        "purpose": catalog.PURPOSES[catalog.purpose(recipe)],
+        "student": catalog.student(recipe),
+        "needs": recipe.needs,
+        "cost": recipe.cost,
+        "choose it when": recipe.choose,
+        "stages": ", ".join(each.name for each in recipe.stages),
+        "paper": f"{recipe.paper.authors} {recipe.paper.year}: {recipe.paper.title}",
+        "address": recipe.paper.url,
+    }
     if recipe.pruning:
-        use = shell_command("prune", EMBEDDED, "--recipe", name, "--data", "intents", "--layers", "3", "--plan")
+        use = shell_command(
+            "prune",
+            EMBEDDED,
+            "--recipe",
+            name,
+            "--data",
+            "intents",
+            "--layers",
+            "3",
+            "--plan",
+        )
     elif text_alone:
         out = f"runs/{path.stem}"
-        use = shell_command("pretrain", "--teacher", EMBEDDED, "--recipe", name, "--corpus", "pydoc", "--out", out)
+        use = shell_command(
+            "pretrain",
+            "--teacher",
+            EMBEDDED,
+            "--recipe",
+            name,
+            "--corpus",
+            "pydoc",
+            "--out",
+            out,
+        )
     else:
-        use = shell_command("distill", "--teacher", EMBEDDED, "--recipe", name, "--data", "intents", "--plan")
+        use = shell_command(
+            "distill",
+            "--teacher",
+            EMBEDDED,
+            "--recipe",
+            name,
+            "--data",
+            "intents",
+            "--plan",
+        )
     return Inspection(
-        thing=name, form="recipe", path=str(path), title=f"a recipe: {recipe.about}",
-        facts=facts, next=(shell_command("recipes", name), use),
-    )  # fmt: skip
+        thing=name,
+        form="recipe",
+        path=str(path),
+        title=f"a recipe: {recipe.about}",
+        facts=facts,
+        next=(shell_command("recipes", name), use),
+    )
 
 
 def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
@@ -406,29 +633,52 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
     place = sources.local(name) if not re.match(r"\w+=", name) else Path(name)
     task = data.task
     facts = {
-        "task": task.kind, "text": ", ".join(task.text), "label": task.label, "metric": task.metric,
+        "task": task.kind,
+        "text": ", ".join(task.text),
+        "label": task.label,
+        "metric": task.metric,
         "classes": len(task.labels) or None,
-    }  # fmt: skip
+    }
     given = list[str]()
     for option, value in asdict(columns).items():
         for each in [value] if isinstance(value, str) else value or ():
             given += [f"--{option}", each]
     who = teacher or EMBEDDED
     return Inspection(
-        thing=name, form="data", path=str(place) if place.exists() else None,
-        title=f"data: {task.kind} of {', '.join(f'{each.rows:,} {each.name}' for each in splits)} rows",
-        licence="Apache-2.0" if name in sources.EMBEDDED else _licence(place) if place.is_dir() else None,
-        facts=facts, labels=task.labels, splits=splits,
-        overlaps=overlaps, coverage=coverage, notes=data.notes,
+        thing=name,
+        form="data",
+        path=str(place) if place.exists() else None,
+        title=f"data: {task.kind} of "
+        f"{', '.join(f'{each.rows:,} {each.name}' for each in splits)} rows",
+        licence="Apache-2.0"
+        if name in sources.EMBEDDED
+        else _licence(place)
+        if place.is_dir()
+        else None,
+        facts=facts,
+        labels=task.labels,
+        splits=splits,
+        overlaps=overlaps,
+        coverage=coverage,
+        notes=data.notes,
         next=(
-            shell_command("distill", "--teacher", who, "--data", name, *given, "--plan"),
+            shell_command(
+                "distill", "--teacher", who, "--data", name, *given, "--plan"
+            ),
             shell_command("distill", "--teacher", who, "--data", name, *given),
-            *(() if teacher else (shell_command("inspect", name, "--teacher", EMBEDDED, *given),)),
+            *(
+                ()
+                if teacher
+                else (shell_command("inspect", name, "--teacher", EMBEDDED, *given),)
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 _INSPECTORS: Final = {
-    "checkpoint": inspect_checkpoint, "bundle": inspect_bundle, "recipe": inspect_recipe, "run": inspect_run,
+    "checkpoint": inspect_checkpoint,
+    "bundle": inspect_bundle,
+    "recipe": inspect_recipe,
+    "run": inspect_run,
     "study": inspect_study,
-}  # fmt: skip
+}

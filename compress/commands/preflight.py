@@ -1,4 +1,5 @@
-"""Check recipe, files, folders and numbers of a command in its first second, before torch is imported.
+"""Check recipe, files, folders and numbers of a command in its first second, before
+torch is imported.
 
 Only settings are read; nothing is fetched, and none of the user's code is run.
 """
@@ -17,7 +18,13 @@ from compress.config.choices import CandidateRecipes, is_table
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
-from compress.errors import CompressError, RecipeError, RunError, TeacherError, did_you_mean
+from compress.errors import (
+    CompressError,
+    RecipeError,
+    RunError,
+    TeacherError,
+    did_you_mean,
+)
 from compress.models import checkpoints
 from compress.prompting import vectors
 from compress.provenance import find_missing, install_command
@@ -25,9 +32,12 @@ from compress.training.run import Run, check_processes, is_finished
 
 
 def load_recipe(
-    recipe: NameLike | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
+    recipe: NameLike | Recipe,
+    overrides: Sequence[str] | None = None,
+    length: LengthOptions = LengthOptions(),
 ) -> Recipe:
-    """Load a recipe by name or path, with these changes. Of the changes, a Recipe only takes `length.effort`.
+    """Load a recipe by name or path, with these changes. Of the changes, a Recipe only
+    takes `length.effort`.
 
     Raises RecipeError.
     """
@@ -35,7 +45,12 @@ def load_recipe(
         recipe = Recipe.load(name_of(recipe), overrides or (), paper=length.paper)
     elif overrides or length.paper:
         changes = [*(overrides or ()), *(["paper"] if length.paper else [])]
-        raise RecipeError([f"overrides ({', '.join(changes)}): only apply to a recipe's name or file, not to a Recipe"])
+        raise RecipeError(
+            [
+                f"overrides ({', '.join(changes)}): only apply to a recipe's name or "
+                "file, not to a Recipe"
+            ]
+        )
     return recipe if length.effort is None else recipe.with_effort(length.effort)
 
 
@@ -44,7 +59,8 @@ def load_choices(
     overrides: Sequence[str] | None = None,
     length: LengthOptions = LengthOptions(),
 ) -> Recipe | CandidateRecipes:
-    """Load a recipe as `load_recipe` does; for `auto`, or a file of choices, load all candidates.
+    """Load a recipe as `load_recipe` does; for `auto`, or a file of choices, load all
+    candidates.
 
     Raises RecipeError for a recipe that does not end in a model for a task.
     """
@@ -54,10 +70,14 @@ def load_choices(
         found = load_recipe(recipe, overrides, length)
         check_task(found)
         return found
-    candidates = CandidateRecipes.load(name_of(recipe), overrides or (), paper=length.paper)
+    candidates = CandidateRecipes.load(
+        name_of(recipe), overrides or (), paper=length.paper
+    )
     for _, each in candidates.options:
         check_task(each)
-    return candidates if length.effort is None else candidates.with_effort(length.effort)
+    return (
+        candidates if length.effort is None else candidates.with_effort(length.effort)
+    )
 
 
 def check(
@@ -70,13 +90,19 @@ def check(
     prompted: bool = False,
     options: RunOptions = RunOptions(),
 ) -> None:
-    """Raise a CompressError for anything wrong with these that can be found without importing torch.
+    """Raise a CompressError for anything wrong with these that can be found without
+    importing torch.
 
     settings   a recipe, several to choose from, or a space
-    prompted   `teacher` is a prompted language model or an endpoint's file, or only gives vectors
+    prompted   `teacher` is a prompted language model or an endpoint's file, or only
+               gives vectors
     """
     check_tracker(options.track)
-    for each in [recipe for _, recipe in settings.options] if isinstance(settings, CandidateRecipes) else [settings]:
+    for each in (
+        [recipe for _, recipe in settings.options]
+        if isinstance(settings, CandidateRecipes)
+        else [settings]
+    ):
         user_code.check(each, options.allow_code)
     if prompted and teacher.endswith((".yaml", ".yml", *vectors.FILES)):
         if not Path(teacher).is_file():
@@ -87,7 +113,8 @@ def check(
         sources.check(data)
     if corpus is not None:
         sources.check_corpus(corpus)
-    if os.environ.get("RANK", "0") == "0":  # the other processes of a launch see the run that the first one has created
+    # the other processes of a launch see the run that the first one has created
+    if os.environ.get("RANK", "0") == "0":
         Run.check(Path(out), resume=options.resume)
     elif options.resume:
         check_processes(Path(out))
@@ -98,40 +125,62 @@ TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")
 
 
 def check_tracker(name: str | None) -> None:
-    """Raise CompressError for a tracker that is unknown, not installed, or too old; None means no tracker."""
+    """Raise CompressError for a tracker that is unknown, not installed, or too old;
+    None means no tracker."""
     if name is None:
         return
     if name not in TRACKERS:
-        raise CompressError(f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}")
+        raise CompressError(
+            f"--track {name}: is no tracker.{did_you_mean(name, TRACKERS)}"
+        )
     if name != "tensorboard" and (absent := find_missing(name)):
-        raise CompressError(f"--track {name}: {absent}; this tracker needs it: {install_command(name)}")
+        raise CompressError(
+            f"--track {name}: {absent}; this tracker needs it: {install_command(name)}"
+        )
 
 
 def check_task(recipe: Recipe) -> None:
     """Raise RecipeError for a recipe that does not end in a model for a task."""
     if recipe.stages[-1].head != "task":
         raise RecipeError(
-            [f"{recipe.name}: ends in a {recipe.stages[-1].head} head, not a task: `compress pretrain` runs it"]
+            [
+                f"{recipe.name}: ends in a {recipe.stages[-1].head} head, not a task: "
+                "`compress pretrain` runs it"
+            ]
         )
 
 
 def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe:
-    """Return the recipe with the stages before the first with a task's head. Raises RecipeError where there is none, or
-    where one lacks its text or labels."""
-    until = next((at for at, stage in enumerate(recipe.stages) if stage.head == "task"), len(recipe.stages))
+    """Return the recipe with the stages before the first with a task's head. Raises
+    RecipeError where there is none, or where one lacks its text or labels."""
+    until = next(
+        (at for at, stage in enumerate(recipe.stages) if stage.head == "task"),
+        len(recipe.stages),
+    )
     stages = recipe.stages[:until]
     if not stages:
         raise RecipeError(
-            [f"{recipe.name}: begins with a task; `compress distill` runs it. Recipes for `compress pretrain` begin "
-             "with stages on text, as distilbert-general and tinybert-general do"]
-        )  # fmt: skip
+            [
+                f"{recipe.name}: begins with a task; `compress distill` runs it. "
+                "Recipes for `compress pretrain` begin with stages on text, as "
+                "distilbert-general and tinybert-general do"
+            ]
+        )
     for stage in stages:
         if stage.data == "text" and corpus is None and data is None:
             raise RecipeError(
-                [f"{recipe.name}: stage {stage.name} learns from text: give --corpus (pydoc is embedded)"]
+                [
+                    f"{recipe.name}: stage {stage.name} learns from text: give "
+                    "--corpus (pydoc is embedded)"
+                ]
             )
         if stage.data == "task" and data is None:
-            raise RecipeError([f"{recipe.name}: stage {stage.name} learns from labelled examples: give --data"])
+            raise RecipeError(
+                [
+                    f"{recipe.name}: stage {stage.name} learns from labelled examples: "
+                    "give --data"
+                ]
+            )
     return recipe.model_copy(update={"stages": stages})
 
 
@@ -140,17 +189,25 @@ RUNS = Path("runs")
 
 
 def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
-    """Choose a folder for a run: runs/RECIPE-DATA-N, where N is the highest existing number plus 1.
+    """Choose a folder for a run: runs/RECIPE-DATA-N, where N is the highest existing
+    number plus 1.
 
     recipe, data  names or paths, of which the last part is used
-    resume        choose the newest unfinished run, or else the newest, instead of a new one
+    resume        choose the newest unfinished run, or else the newest, instead of a new
+                  one
 
-    Raises RunError if there is no run to resume, and if several processes would each choose.
+    Raises RunError if there is no run to resume, and if several processes would each
+    choose.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise RunError("--out: required with several processes: each would choose its own folder")
+        raise RunError(
+            "--out: required with several processes: each would choose its own folder"
+        )
     source = re.sub(r"^\w+=", "", data.partition(",")[0])
-    name = "-".join(re.sub(r"[^\w.]+", "-", Path(each).stem).strip("-") or "run" for each in (recipe, source))
+    name = "-".join(
+        re.sub(r"[^\w.]+", "-", Path(each).stem).strip("-") or "run"
+        for each in (recipe, source)
+    )
     numbered = {}
     for path in RUNS.glob(f"{name}-*"):
         if (number := path.name.removeprefix(f"{name}-")).isdecimal():
@@ -159,4 +216,6 @@ def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
         return RUNS / f"{name}-{max(numbered, default=0) + 1}"
     if not numbered:
         raise RunError(f"{RUNS / name}-*: there is no run to --resume; give --out")
-    return numbered[max(numbered, key=lambda number: (not is_finished(numbered[number]), number))]
+    return numbered[
+        max(numbered, key=lambda number: (not is_finished(numbered[number]), number))
+    ]

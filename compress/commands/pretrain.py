@@ -1,4 +1,5 @@
-"""Run stages that need no task: general students, language models, encoders trained on text alone."""
+"""Run stages that need no task: general students, language models, encoders trained on
+text alone."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,9 +11,21 @@ from pathlib import Path
 from accelerate import PartialState
 from rich.console import Console
 
-from compress.arguments import DataLike, NameLike, PathName, TeacherLike, check_arguments, optional_name
+from compress.arguments import (
+    DataLike,
+    NameLike,
+    PathName,
+    TeacherLike,
+    check_arguments,
+    optional_name,
+)
 from compress.commands import preflight
-from compress.commands.checks import check_lengths, join_processes, load_functions, measure_lengths
+from compress.commands.checks import (
+    check_lengths,
+    join_processes,
+    load_functions,
+    measure_lengths,
+)
 from compress.commands.distill import StageModels, limit_time
 from compress.config import user_code
 from compress.config.options import LengthOptions, RunOptions
@@ -44,22 +57,29 @@ def pretrain(
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Path:
-    """Run a recipe's stages up to the first with a task's head; return the checkpoint's folder, `out`/student.
+    """Run a recipe's stages up to the first with a task's head; return the checkpoint's
+    folder, `out`/student.
 
-    teacher   alias, folder or hub id: the teacher; for stages that learn from text alone, the model whose vocabulary
-              and sizes are used
+    teacher   alias, folder or hub id: the teacher; for stages that learn from text
+              alone, the model whose vocabulary and sizes are used
     corpus    text for stages on text
     data      labelled data for stages that answer with text, as T5 does
     length    how long its stages train; options: as for `distill`, without `gate`
 
-    The checkpoint is a plain transformers folder with its tokenizer, and can be the teacher of other runs. Raises a
-    CompressError for anything wrong with the arguments.
+    The checkpoint is a plain transformers folder with its tokenizer, and can be the
+    teacher of other runs. Raises a CompressError for anything wrong with the arguments.
     """
     console = console or Console(quiet=True)
     prepared = prepare(
-        teacher=teacher, recipe=recipe, out=out, corpus=optional_name(corpus), data=data, length=length,
-        options=options, console=console,
-    )  # fmt: skip
+        teacher=teacher,
+        recipe=recipe,
+        out=out,
+        corpus=optional_name(corpus),
+        data=data,
+        length=length,
+        options=options,
+        console=console,
+    )
     with prepared as models:
         run, stages = models.run, models.recipe.stages
         models.run_stages(stages)
@@ -74,7 +94,10 @@ def pretrain(
             if spent is None:
                 continue
             score = describe_score(spent)
-            console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
+            console.print(
+                f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}",
+                highlight=False,
+            )
         console.print(f"checkpoint: {result}", highlight=False)
         PartialState().wait_for_everyone()
     return result
@@ -104,26 +127,48 @@ def prepare(
     options: RunOptions,
     console: Console,
 ) -> Iterator[StageModels]:
-    """Check the arguments of `pretrain`, open the run, and load its models; yield them before anything is trained.
+    """Check the arguments of `pretrain`, open the run, and load its models; yield them
+    before anything is trained.
 
     Raises a CompressError for anything wrong with the arguments.
     """
     teacher, data = teacher_path(teacher), None if data is None else data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
-    preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
+    preflight.check(
+        recipe, teacher=teacher, out=out, data=data, corpus=corpus, options=options
+    )
     state = join_processes()
-    recipe = load_functions(preflight.without_task(recipe, corpus, data), state.num_processes, options.allow_code)
+    recipe = load_functions(
+        preflight.without_task(recipe, corpus, data),
+        state.num_processes,
+        options.allow_code,
+    )
     number_format = precisions.choose(options.precision)
     identity = {
-        "teacher": teacher, "data": data, "corpus": corpus, "seed": options.seed, "precision": number_format,
-        "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
+        "teacher": teacher,
+        "data": data,
+        "corpus": corpus,
+        "seed": options.seed,
+        "precision": number_format,
+        "columns": [None, None, None, None],
+        "code": user_code.digests(recipe),
+        "command": command_line(),
         "processes": state.num_processes,
-    }  # fmt: skip
-    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
+    }
+    run = Run.open(
+        Path(out),
+        recipe,
+        identity,
+        resume=options.resume,
+        main=state.is_main_process,
+        track=options.track,
+    )
     with closing(run):
         with state.main_process_first():
             folder = checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
-            base_teacher = finetune.load_with_head(teacher, folder, "encoder", allow_pickle=options.allow_pickle)
+            base_teacher = finetune.load_with_head(
+                teacher, folder, "encoder", allow_pickle=options.allow_pickle
+            )
             task_data = load_task(data, seed=options.seed) if data else None
             text = load_corpus(corpus) if corpus else None
         run.confirm(
@@ -132,13 +177,19 @@ def prepare(
             **({"corpus": text.fingerprint} if text else {}),
         )
         if task_data is not None:
-            recipe = recipe.with_length(measure_lengths(task_data, base_teacher, run.seed).fitting)
+            recipe = recipe.with_length(
+                measure_lengths(task_data, base_teacher, run.seed).fitting
+            )
         check_lengths(recipe, base_teacher)
         bf16 = use_bf16(number_format, recipe, base_teacher, console)
         tokenizer = base_teacher.tokenizer
-        context = TrainingContext(task_data, text, tokenizer, Collate(tokenizer), bf16, console)
+        context = TrainingContext(
+            task_data, text, tokenizer, Collate(tokenizer), bf16, console
+        )
         if length.minutes is not None:
-            context = replace(context, time_limit=limit_time(length.minutes, recipe.training, run))
+            context = replace(
+                context, time_limit=limit_time(length.minutes, recipe.training, run)
+            )
         models = StageModels(recipe, base_teacher, None, context, run)
         for note in models.check():
             warn(console, note)

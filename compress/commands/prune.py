@@ -8,13 +8,26 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from compress.arguments import DataLike, NameLike, PathName, Share, TeacherLike, check_arguments
+from compress.arguments import (
+    DataLike,
+    NameLike,
+    PathName,
+    Share,
+    TeacherLike,
+    check_arguments,
+)
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.checks import join_processes, load_functions
 from compress.commands.distill import distill
 from compress.config.loader import names
-from compress.config.options import DataOptions, LengthOptions, PruneOptions, RunOptions, SettingOptions
+from compress.config.options import (
+    DataOptions,
+    LengthOptions,
+    PruneOptions,
+    RunOptions,
+    SettingOptions,
+)
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Target
 from compress.config.reference import options as options_of
 from compress.config.stages import Stage
@@ -38,31 +51,48 @@ def prune(
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Bundle:
-    """Prune `model`, let it recover with its unpruned self as teacher, and ship it, measured, as a bundle in `out`.
+    """Prune `model`, let it recover with its unpruned self as teacher, and ship it,
+    measured, as a bundle in `out`.
 
-    model    a checkpoint with a head for the task, an alias or encoder that is fine-tuned first, or a bundle's folder
+    model    a checkpoint with a head for the task, an alias or encoder that is
+             fine-tuned first, or a bundle's folder
     recipe   name, path of a .yaml, or a Recipe, with stages that prune
-    target   the sizes to keep, or a budget for which sizes are found (see `pruning.budget`); default: the recipe's own
+    target   the sizes to keep, or a budget for which sizes are found (see
+             `pruning.budget`); default: the recipe's own
     setting  the device and the setting for a budget of latency or speed-up
     The other arguments are those of `distill`.
 
-    Raises PruneError for a target that this model cannot reach, and a CompressError for anything else that is wrong.
+    Raises PruneError for a target that this model cannot reach, and a CompressError for
+    anything else that is wrong.
     """
     model, data = teacher_path(model), data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=model, out=out, data=data, options=options)
     recipe = load_functions(recipe, join_processes().num_processes, options.allow_code)
     recipe = set_target(recipe, asdict(target), asdict(setting))
-    if recipe.target.limits_time and recipe.target.device.partition(":")[0] not in ("browser", "adb"):
-        with open_device(recipe.target.device, say=lambda _: None):  # fail before hours of training
+    if recipe.target.limits_time and recipe.target.device.partition(":")[0] not in (
+        "browser",
+        "adb",
+    ):
+        # fail before hours of training
+        with open_device(recipe.target.device, say=lambda _: None):
             pass
     return distill(
-        teacher=model, recipe=recipe, data=data, out=out, columns=columns, max_drop=max_drop,
-        length=length.minutes_alone, options=replace(options, overrides=None, allow_code=None), console=console,
-    )  # fmt: skip
+        teacher=model,
+        recipe=recipe,
+        data=data,
+        out=out,
+        columns=columns,
+        max_drop=max_drop,
+        length=length.minutes_alone,
+        options=replace(options, overrides=None, allow_code=None),
+        console=console,
+    )
 
 
-def set_target(recipe: Recipe, target: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:
+def set_target(
+    recipe: Recipe, target: Mapping[str, float | None], setting: Mapping[str, Any]
+) -> Recipe:
     """Return the recipe with this target; it keeps its own if `target` has no value.
 
     Settings that are not the default replace the recipe's own. Raises PruneError.
@@ -70,27 +100,37 @@ def set_target(recipe: Recipe, target: Mapping[str, float | None], setting: Mapp
     values = {name: value for name, value in target.items() if value is not None}
     _check_numbers(values)
     learns = [
-        stage for stage in recipe.training if stage.step is not None and "sizes" in options_of(stage.step.function)
+        stage
+        for stage in recipe.training
+        if stage.step is not None and "sizes" in options_of(stage.step.function)
     ]
     if not recipe.pruning and not learns:
         known = [name for name in names() if name.startswith("prune-")]
-        raise PruneError(f"recipe {recipe.name}: has no stage that prunes; these have one: {', '.join(known)}")
+        raise PruneError(
+            f"recipe {recipe.name}: has no stage that prunes; these have one: "
+            f"{', '.join(known)}"
+        )
     if not recipe.pruning:
         return _with_learned_sizes(recipe, learns[0], values)
     values = values or {**recipe.target.sizes, **recipe.target.budgets}
     if not values:
         raise PruneError(
-            f"no target: give sizes ({_options(SIZES)}), as counts or shares of the model's, or a budget "
-            f"({_options(BUDGETS)})"
+            f"no target: give sizes ({_options(SIZES)}), as counts or shares of the "
+            f"model's, or a budget ({_options(BUDGETS)})"
         )
     own = recipe.target.model_dump(exclude={*SIZES, *BUDGETS}, exclude_unset=True)
-    own |= {name: value for name, value in setting.items() if value != Target.model_fields[name].default}
+    own |= {
+        name: value
+        for name, value in setting.items()
+        if value != Target.model_fields[name].default
+    }
     count = {"max_params": int(values["max_params"])} if "max_params" in values else {}
     try:
         validated = Target.model_validate({**own, **values, **count})
     except ValidationError as error:
         problems = [
-            f"{_options([str(each['loc'][0])])}: {each['msg']}, found {each['input']!r}" for each in error.errors()
+            f"{_options([str(each['loc'][0])])}: {each['msg']}, found {each['input']!r}"
+            for each in error.errors()
         ]
         raise PruneError("\n".join(problems)) from error
     return recipe.model_copy(update={"target": validated})
@@ -98,30 +138,53 @@ def set_target(recipe: Recipe, target: Mapping[str, float | None], setting: Mapp
 
 def _check_numbers(values: Mapping[str, float]) -> None:
     """Raise PruneError for values that exclude each other, or are out of range."""
-    sizes, budgets = ([name for name in of if name in values] for of in (SIZES, BUDGETS))
+    sizes, budgets = (
+        [name for name in of if name in values] for of in (SIZES, BUDGETS)
+    )
     if sizes and budgets:
-        raise PruneError(f"{_options(sizes)} and {_options(budgets)}: a budget decides the sizes; give one of the two")
+        raise PruneError(
+            f"{_options(sizes)} and {_options(budgets)}: a budget decides the sizes; "
+            "give one of the two"
+        )
     if {"max_latency_ms", "speedup"} <= set(values):
-        raise PruneError("--max-latency-ms and --speedup: both limit the latency; give one of the two")
+        raise PruneError(
+            "--max-latency-ms and --speedup: both limit the latency; give one of the "
+            "two"
+        )
     for name, value in values.items():
         limit = 1 if name in ("speedup", "max_params") else 0
         if not limit < value < math.inf:
-            raise PruneError(f"{_options([name])} {value:g}: expected a number above {limit}")
+            raise PruneError(
+                f"{_options([name])} {value:g}: expected a number above {limit}"
+            )
 
 
-def _with_learned_sizes(recipe: Recipe, stage: Stage, values: Mapping[str, float]) -> Recipe:
+def _with_learned_sizes(
+    recipe: Recipe, stage: Stage, values: Mapping[str, float]
+) -> Recipe:
     """Set the sizes of a recipe whose step learns what to prune."""
     assert stage.step is not None, "the caller looked at its options"
     if budgets := [name for name in BUDGETS if name in values]:
         raise PruneError(
-            f"{_options(budgets)}: {stage.step.by} only prunes to given sizes; prune-taylor finds sizes for a budget"
+            f"{_options(budgets)}: {stage.step.by} only prunes to given sizes; "
+            "prune-taylor finds sizes for a budget"
         )
     if not values:
         return recipe
     changed = stage.model_copy(
-        update={"step": replace(stage.step, options={**stage.step.options, "sizes": dict(values)})}
+        update={
+            "step": replace(
+                stage.step, options={**stage.step.options, "sizes": dict(values)}
+            )
+        }
     )
-    return recipe.model_copy(update={"stages": tuple(changed if each is stage else each for each in recipe.stages)})
+    return recipe.model_copy(
+        update={
+            "stages": tuple(
+                changed if each is stage else each for each in recipe.stages
+            )
+        }
+    )
 
 
 def _options(settings: Sequence[str]) -> str:

@@ -21,7 +21,8 @@ class PushResult:
     """Describe what was published, or with `dry_run` would be.
 
     files    name -> bytes
-    card     the fields of CARD in the front matter of README.md; missing: those that it lacks
+    card     the fields of CARD in the front matter of README.md; missing: those that it
+             lacks
     scores   the results in it, such as `accuracy (int8) 0.885`
     url      the address of the commit; '' if nothing was sent
     """
@@ -36,47 +37,70 @@ class PushResult:
 
 
 @check_arguments
-def push(bundle: BundleLike, repo: str, *, private: bool = True, dry_run: bool = False) -> PushResult:
-    """Upload a bundle's files to the hub's repository `repo` (owner/name), which is created if it does not exist.
+def push(
+    bundle: BundleLike, repo: str, *, private: bool = True, dry_run: bool = False
+) -> PushResult:
+    """Upload a bundle's files to the hub's repository `repo` (owner/name), which is
+    created if it does not exist.
 
     private  make a new repository private; an existing one keeps its visibility
     dry_run  only return what would be sent, without contacting the hub
 
-    All files are sent in one commit. The token is HF_TOKEN, or that of the hub's login. Raises BundleError for a
-    damaged bundle, PushError for an invalid name and when the hub refuses.
+    All files are sent in one commit. The token is HF_TOKEN, or that of the hub's login.
+    Raises BundleError for a damaged bundle, PushError for an invalid name and when the
+    hub refuses.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
 
     loaded = Bundle.load(bundle)
     if not re.fullmatch(REPOSITORY, repo, re.ASCII):
-        raise PushError(f"{repo}: not a repository name; expected owner/name, as in my-team/intents-small")
+        raise PushError(
+            f"{repo}: not a repository name; expected owner/name, as in "
+            "my-team/intents-small"
+        )
     planned = _plan(loaded, repo, private)
     if dry_run:
         return planned
     from compress.data.sources import is_hub_reachable
 
     if get_token() is None:
-        raise PushError("no token for the hub; set HF_TOKEN, or log in once with `hf auth login`; nothing was sent")
+        raise PushError(
+            "no token for the hub; set HF_TOKEN, or log in once with `hf auth login`; "
+            "nothing was sent"
+        )
     if not is_hub_reachable():
         raise PushError(
-            f"{repo}: the hub cannot be reached, nothing was sent; copy the folder {loaded.path} instead, which is "
-            "complete, or repeat the command with a network connection"
+            f"{repo}: the hub cannot be reached, nothing was sent; copy the folder "
+            f"{loaded.path} instead, which is complete, or repeat the command with a "
+            "network connection"
         )
-    api = HfApi(library_name="compress", library_version=versions(("compress",))["compress"])
+    api = HfApi(
+        library_name="compress", library_version=versions(("compress",))["compress"]
+    )
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         sent = api.upload_folder(
-            repo_id=repo, folder_path=loaded.path, allow_patterns=list(planned.files),
+            repo_id=repo,
+            folder_path=loaded.path,
+            allow_patterns=list(planned.files),
             commit_message=f"Upload {loaded.path.name} by compress",
-        )  # fmt: skip
+        )
     except (HfHubHTTPError, OSError) as error:  # failed connections are an OSError
         status = getattr(getattr(error, "response", None), "status_code", None)
         advice = {
             401: "the token is not valid: set HF_TOKEN, or log in with `hf auth login`",
-            403: "the token may not write there: create one with write permission, or name another owner",
-        }.get(status or 0, "repeat the command: what was uploaded already is not sent again")
-        raise PushError(f"{repo}: {' '.join(str(error).split())[:300]}; {advice}") from error
+            403: (
+                "the token may not write there: create one with write permission, or "
+                "name another owner"
+            ),
+        }.get(
+            status or 0,
+            "repeat the command: what was uploaded already is not sent again",
+        )
+        raise PushError(
+            f"{repo}: {' '.join(str(error).split())[:300]}; {advice}"
+        ) from error
     return PushResult(**{**vars(planned), "url": str(sent.commit_url)})
 
 
@@ -85,10 +109,15 @@ def _plan(bundle: Bundle, repo: str, private: bool) -> PushResult:
 
     sizes = {name: stamp.bytes for name, stamp in bundle.manifest.files.items()}
     sizes[MANIFEST] = (bundle.path / MANIFEST).stat().st_size
-    front_matter = metadata_load(bundle.path / "README.md") if "README.md" in sizes else None
+    front_matter = (
+        metadata_load(bundle.path / "README.md") if "README.md" in sizes else None
+    )
     card = front_matter if isinstance(front_matter, dict) else {}
     results = [
-        metric for model in card.get("model-index", []) for each in model["results"] for metric in each["metrics"]
+        metric
+        for model in card.get("model-index", [])
+        for each in model["results"]
+        for metric in each["metrics"]
     ]
     return PushResult(
         repo=repo,
@@ -96,5 +125,7 @@ def _plan(bundle: Bundle, repo: str, private: bool) -> PushResult:
         files=dict(sorted(sizes.items())),
         card={key: card[key] for key in CARD if key in card},
         missing=tuple(key for key in CARD if key not in card),
-        scores=tuple(f"{each.get('name', each['type'])} {each['value']:.4g}" for each in results),
+        scores=tuple(
+            f"{each.get('name', each['type'])} {each['value']:.4g}" for each in results
+        ),
     )

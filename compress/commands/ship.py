@@ -1,4 +1,5 @@
-"""Ship a trained student: write the bundle, quantise and certify it, and measure it beside its teacher."""
+"""Ship a trained student: write the bundle, quantise and certify it, and measure it
+beside its teacher."""
 
 import os
 import time
@@ -45,16 +46,27 @@ from compress.training.run import Run
 from compress.training.stage import Trained, load_trained
 
 LENGTHS = (128, 32)
-"""Tokens at which latency is measured, with one text and one thread; at most the bundle's maximum."""
+"""Tokens at which latency is measured, with one text and one thread; at most the
+bundle's maximum."""
 INT8_DROP = 0.005
 """If quantisation loses more of the score, the report says so."""
 Logits = Callable[[Dataset], NDArray[np.float32]]
-_LIBRARIES = ("compress", "torch", "transformers", "datasets", "onnxruntime", "onnx", "scikit-learn", "numpy")
+_LIBRARIES = (
+    "compress",
+    "torch",
+    "transformers",
+    "datasets",
+    "onnxruntime",
+    "onnx",
+    "scikit-learn",
+    "numpy",
+)
 
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A model with its answers to the measured rows. file: the ONNX file that gave them; None: torch, or recorded."""
+    """A model with its answers to the measured rows. file: the ONNX file that gave
+    them; None: torch, or recorded."""
 
     name: str
     logits: NDArray[np.float32]
@@ -76,24 +88,45 @@ def measure(
     command: str,
     seconds: float,
 ) -> Report:
-    """Measure score, agreement, size, FLOPs and latency of baselines, teacher, student fp32 and student int8.
+    """Measure score, agreement, size, FLOPs and latency of baselines, teacher, student
+    fp32 and student int8.
 
-    On the test split, or the validation split if there is none with labels. seconds: wall time of the run so far.
+    On the test split, or the validation split if there is none with labels. seconds:
+    wall time of the run so far.
     """
     data, length, console = context.data, bundle.manifest.max_length, context.console
     mend(run.path / "log.jsonl", partial(warn, console))
-    name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
+    name, split = (
+        ("validation", data.validation) if data.test is None else ("test", data.test)
+    )
     evaluator = Evaluator.from_split(data.task, split, task_teacher.tokenizer, length)
     unit = example_unit(data.task.kind, data.task.metric)
     console.print(f"measuring on {len(evaluator):,} {name} {unit}")
-    calibration = None  # for a threshold, which is chosen per model, on the validation split like the weights
+    # for a threshold, which is chosen per model, on the validation split like the
+    # weights
+    calibration = None
     if data.task.unanswerable and data.test is not None:
-        calibration = Evaluator.from_split(data.task, data.validation, task_teacher.tokenizer, length)
+        calibration = Evaluator.from_split(
+            data.task, data.validation, task_teacher.tokenizer, length
+        )
 
-    def score(name: str, run_model: Logits, model: PreTrainedModel, file: Path | None) -> ScoredModel:
+    def score(
+        name: str, run_model: Logits, model: PreTrainedModel, file: Path | None
+    ) -> ScoredModel:
         console.print(f"scoring {name}", highlight=False, markup=False)
-        threshold = None if calibration is None else calibration.threshold(run_model(calibration.rows))
-        return ScoredModel(name, run_model(evaluator.rows), threshold, model, file, count_parameters(model))
+        threshold = (
+            None
+            if calibration is None
+            else calibration.threshold(run_model(calibration.rows))
+        )
+        return ScoredModel(
+            name,
+            run_model(evaluator.rows),
+            threshold,
+            model,
+            file,
+            count_parameters(model),
+        )
 
     why = None
     if (recorded := task_teacher.recorded) is not None:
@@ -103,10 +136,18 @@ def measure(
     else:
         teacher_file = run.path / "teacher" / "model.onnx"
         model = teachers.load(
-            task_teacher.name, task_teacher.folder, data.task, allow_pickle=task_teacher.pickled
+            task_teacher.name,
+            task_teacher.folder,
+            data.task,
+            allow_pickle=task_teacher.pickled,
         ).model
         if (why := export_teacher(model, task_teacher, teacher_file)) is None:
-            teacher = score(task_teacher.name, _open_logits(bundle, teacher_file), model, teacher_file)
+            teacher = score(
+                task_teacher.name,
+                _open_logits(bundle, teacher_file),
+                model,
+                teacher_file,
+            )
         else:
             by_torch = partial(metrics.logits, model, collate=context.collate)
             teacher = score(task_teacher.name, by_torch, model, None)
@@ -114,26 +155,55 @@ def measure(
         score(f"student {precision}", _open_logits(bundle, file), student, file)
         for precision, file in bundle.files().items()
     ]
-    files = {scored.name: scored.file for scored in (teacher, *students) if scored.file is not None}
+    files = {
+        scored.name: scored.file
+        for scored in (teacher, *students)
+        if scored.file is not None
+    }
     lengths = dict.fromkeys(min(tokens, length) for tokens in LENGTHS)
-    console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
+    console.print(
+        f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens",
+        highlight=False,
+    )
     with console.status("timing") as status:  # only shown on a terminal
-        times = race(files, [Setting(threads=1, batch=1, seq=tokens) for tokens in lengths], say=status.update)
-    trained = {stage.name: load_trained(run, stage.name, console) for stage in (recipe.teacher, *recipe.stages)}
+        times = race(
+            files,
+            [Setting(threads=1, batch=1, seq=tokens) for tokens in lengths],
+            say=status.update,
+        )
+    trained = {
+        stage.name: load_trained(run, stage.name, console)
+        for stage in (recipe.teacher, *recipe.stages)
+    }
     rows = [
-        *(ReportRow(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
+        *(
+            ReportRow(each, "baseline", found)
+            for each, found in baselines.baselines(data, split).items()
+        ),
         make_row(teacher, evaluator, times, [trained[recipe.teacher.name]]),
         *(
-            make_row(scored, evaluator, times, [trained[stage.name] for stage in recipe.stages], teacher)
+            make_row(
+                scored,
+                evaluator,
+                times,
+                [trained[stage.name] for stage in recipe.stages],
+                teacher,
+            )
             for scored in students
         ),
     ]
     batches = [
-        context.collate([evaluator.rows[i] for i in range(at, min(at + 8, len(evaluator.rows)))])
+        context.collate(
+            [evaluator.rows[i] for i in range(at, min(at + 8, len(evaluator.rows)))]
+        )
         for at in range(0, min(64, len(evaluator.rows)), 8)
     ]
-    noisy = [f"{time.name}, {time.setting}: {time.noise}" for time in times if time.noisy]
-    noisy += dict.fromkeys(f"{time.setting}: {time.busy}" for time in times if time.busy)
+    noisy = [
+        f"{time.name}, {time.setting}: {time.noise}" for time in times if time.noisy
+    ]
+    noisy += dict.fromkeys(
+        f"{time.setting}: {time.busy}" for time in times if time.busy
+    )
     peak_mb = max(each.peak_rss_mb if each else 0 for each in trained.values())
     before, after = (row.score[data.task.metric] or 0.0 for row in rows[-2:])
     int8_loss = before - after if before - after > INT8_DROP else None
@@ -157,27 +227,39 @@ def measure(
         versions=versions(_LIBRARIES),
         machine=machine(),
         noise="; ".join(noisy) or None,
-        vectors=embedding.score_forms(evaluator.split, students[-1].logits, data.task.metric)
-        if data.task.kind == "embedding" else (),
+        vectors=embedding.score_forms(
+            evaluator.split, students[-1].logits, data.task.metric
+        )
+        if data.task.kind == "embedding"
+        else (),
         notes=(
             *data.notes,
             *notes,
-            *([f"The teacher was scored by torch and has no latency here. {why}"] if why else ()),
+            *(
+                [f"The teacher was scored by torch and has no latency here. {why}"]
+                if why
+                else ()
+            ),
             *(each.note for each in trained.values() if each and each.note),
             *(
-                [f"int8 loses {100 * int8_loss:.1f} points of {data.task.metric}; ship the fp32 file if that matters."]
-                if int8_loss else ()
+                [
+                    f"int8 loses {100 * int8_loss:.1f} points of {data.task.metric}; "
+                    "ship the fp32 file if that matters."
+                ]
+                if int8_loss
+                else ()
             ),
             *note_vectors(evaluator, teacher, students[-1]),
             "fp32 ONNX against torch: logits differ by at most "
             f"{parity(student, bundle.files()['fp32'], batches):.1e}.",
             f"Training peaked at {peak_mb:,.0f} MB of memory.",
         ),
-    )  # fmt: skip
+    )
 
 
 def export_teacher(model: PreTrainedModel, teacher: Teacher, path: Path) -> str | None:
-    """Write the teacher's ONNX file, with its config beside it; return the error if that is impossible."""
+    """Write the teacher's ONNX file, with its config beside it; return the error if
+    that is impossible."""
     path.parent.mkdir(exist_ok=True)
     with name_disk_errors(path.parent):
         model.config.save_pretrained(path.parent)
@@ -189,10 +271,15 @@ def export_teacher(model: PreTrainedModel, teacher: Teacher, path: Path) -> str 
 
 
 def _open_logits(bundle: Bundle, file: Path) -> Logits:
-    """Return the function from rows to the logits of an ONNX file, read with the bundle's tokenizer."""
+    """Return the function from rows to the logits of an ONNX file, read with the
+    bundle's tokenizer."""
     threads = os.cpu_count() or 1
     return open_predictor(
-        bundle.path, file, task=bundle.task, max_length=bundle.manifest.max_length, threads=threads
+        bundle.path,
+        file,
+        task=bundle.task,
+        max_length=bundle.manifest.max_length,
+        threads=threads,
     ).logits
 
 
@@ -203,10 +290,15 @@ def make_row(
     trained: Sequence[Trained | None],
     teacher: ScoredModel | None = None,
 ) -> ReportRow:
-    """Make a row of the report. teacher: that of a student; None for the teacher's own row."""
+    """Make a row of the report. teacher: that of a student; None for the teacher's own
+    row."""
     agreement = None
     if teacher is not None:
-        agreement = evaluator.agreement(scored.logits, teacher.logits, thresholds=(scored.threshold, teacher.threshold))
+        agreement = evaluator.agreement(
+            scored.logits,
+            teacher.logits,
+            thresholds=(scored.threshold, teacher.threshold),
+        )
     measured: dict[str, Any] = {}
     if scored.file is not None and scored.model is not None:
         own = [time for time in times if time.name == scored.name]
@@ -219,7 +311,10 @@ def make_row(
         }
         if seconds := sum(each.seconds for each in trained if each):
             examples = sum(each.examples for each in trained if each)
-            measured |= {"train_seconds": seconds, "samples_per_second": examples / seconds}
+            measured |= {
+                "train_seconds": seconds,
+                "samples_per_second": examples / seconds,
+            }
     return ReportRow(
         name=scored.name,
         role="student" if teacher else "teacher",
@@ -233,31 +328,56 @@ def make_row(
 
 
 def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str, Any]:
-    """Make the fields of the model card (see `exporters.card.Card`). origin: those taken from the teacher's card."""
-    setting, with_f1 = next(iter(report.settings), None), any(map(report.macro_f1, report.rows))
+    """Make the fields of the model card (see `exporters.card.Card`). origin: those
+    taken from the teacher's card."""
+    setting, with_f1 = (
+        next(iter(report.settings), None),
+        any(map(report.macro_f1, report.rows)),
+    )
     rows = [
         {
             "model": row.name,
-            report.metric: "" if (score := report.score(row)) is None else f"{score:.4f}",
-            "95 % interval": f"{row.interval[0]:.3f} to {row.interval[1]:.3f}" if row.interval else "",
-            **({"macro F1": "" if (f1 := report.macro_f1(row)) is None else f"{f1:.4f}"} if with_f1 else {}),
+            report.metric: ""
+            if (score := report.score(row)) is None
+            else f"{score:.4f}",
+            "95 % interval": f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
+            if row.interval
+            else "",
+            **(
+                {
+                    "macro F1": ""
+                    if (f1 := report.macro_f1(row)) is None
+                    else f"{f1:.4f}"
+                }
+                if with_f1
+                else {}
+            ),
             "parameters": f"{row.parameters:,}" if row.parameters else "",
             "file": f"{row.file_mb:.1f} MB" if row.file_mb else "",
-            f"p50 ({setting})": f"{found.p50_ms:.2f} ms" if (found := report.latency(row)) else "",
+            f"p50 ({setting})": f"{found.p50_ms:.2f} ms"
+            if (found := report.latency(row))
+            else "",
         }
         for row in report.rows
     ]
     results = [
         {
-            "metric": report.metric, "value": value, "low": row.interval and row.interval[0],
-            "high": row.interval and row.interval[1], "rows": report.split_rows,
+            "metric": report.metric,
+            "value": value,
+            "low": row.interval and row.interval[0],
+            "high": row.interval and row.interval[1],
+            "rows": report.split_rows,
             "file": row.name.removeprefix("student "),
         }
-        for row in report.of_role("student") if (value := report.score(row)) is not None
-    ]  # fmt: skip
+        for row in report.of_role("student")
+        if (value := report.score(row)) is not None
+    ]
     paper, known = recipe.paper, hub_id(report.data)
+    libraries = ", ".join(f"{name} {each}" for name, each in report.versions.items())
     machine = [
-        report.machine[key] for key in ("cpu", "cores", "instructions", "memory", "system") if key in report.machine
+        report.machine[key]
+        for key in ("cpu", "cores", "instructions", "memory", "system")
+        if key in report.machine
     ]
     return {
         "name": f"{recipe.name} student of {report.teacher} on {report.data}",
@@ -275,18 +395,24 @@ def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str,
         "rows": rows,
         "classes": _by_class(report),
         "vectors": [
-            {"form": form.name, "bytes of a vector": f"{form.bytes:,}", report.metric: f"{form.score:.4f}"}
+            {
+                "form": form.name,
+                "bytes of a vector": f"{form.bytes:,}",
+                report.metric: f"{form.score:.4f}",
+            }
             for form in report.vectors
         ],
         "proofs": [proof_line(proof) for proof in report.certificates],
         "measured": [
             *([", ".join(machine)] if machine else []),
-            f"{report.date}; {', '.join(f'{name} {version}' for name, version in report.versions.items())}",
+            f"{report.date}; {libraries}",
         ],
         "limits": [
             *run_warnings(report),
-            f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} {report.unit}) only.",
-            "Latency is of the machine it was measured on; int8 results can differ between processors.",
+            f"Scored on the {report.split} split of {report.data} "
+            f"({report.split_rows:,} {report.unit}) only.",
+            "Latency is of the machine it was measured on; int8 results can differ "
+            "between processors.",
         ],
     }
 
@@ -296,31 +422,49 @@ def _by_class(report: Report) -> list[dict[str, str]]:
     rows = [row for row in report.rows if row.classes]
     support = {each.label: each.support for row in rows for each in row.classes}
     cells = {
-        (row.name, each.label): f"{each.precision:.3f} / {each.recall:.3f} / {each.f1:.3f}"
-        for row in rows for each in row.classes
-    }  # fmt: skip
+        (
+            row.name,
+            each.label,
+        ): f"{each.precision:.3f} / {each.recall:.3f} / {each.f1:.3f}"
+        for row in rows
+        for each in row.classes
+    }
     return [
-        {"class": label, "support": f"{count:,}", **{row.name: cells.get((row.name, label), "") for row in rows}}
+        {
+            "class": label,
+            "support": f"{count:,}",
+            **{row.name: cells.get((row.name, label), "") for row in rows},
+        }
         for label, count in support.items()
     ]
 
 
-def note_vectors(evaluator: Evaluator, teacher: ScoredModel, student: ScoredModel) -> list[str]:
+def note_vectors(
+    evaluator: Evaluator, teacher: ScoredModel, student: ScoredModel
+) -> list[str]:
     """Say how well a student's vectors search an existing index of the teacher's."""
-    if evaluator.task.kind != "embedding" or teacher.logits.shape != student.logits.shape:
+    if (
+        evaluator.task.kind != "embedding"
+        or teacher.logits.shape != student.logits.shape
+    ):
         return []
     metric = evaluator.task.metric
-    score = embedding.scores(evaluator.split, teacher.logits, queries_NE=student.logits)[metric]
+    score = embedding.scores(
+        evaluator.split, teacher.logits, queries_NE=student.logits
+    )[metric]
     return [
-        f"Vectors of {student.name} searching the teacher's, as in an existing index: {metric} {score:.3f}; "
-        f"mean cosine between the two {embedding.similarity(student.logits, teacher.logits):.3f}."
+        f"Vectors of {student.name} searching the teacher's, as in an existing index: "
+        f"{metric} {score:.3f}; mean cosine between the two "
+        f"{embedding.similarity(student.logits, teacher.logits):.3f}."
     ]
 
 
 INT8_LIMIT = 0.002
-"""The most that int8 may lower the score, in its own unit, and the share of answers it may change when validated."""
+"""The most that int8 may lower the score, in its own unit, and the share of answers it
+may change when validated."""
 BUDGETED_LIMIT = 0.005
-"""The same for a student that was made for a latency: a product in float32 costs what pruning has saved."""
+"""The same for a student that was made for a latency: a product in float32 costs what
+pruning has saved."""
 
 
 def ship(
@@ -334,47 +478,85 @@ def ship(
     started: float,
     int8_limit: float = INT8_LIMIT,
 ) -> Bundle:
-    """Write `bundle/` and `report.html` into the run's directory, and print the comparison.
+    """Write `bundle/` and `report.html` into the run's directory, and print the
+    comparison.
 
-    int8 is dynamic if that stays within `int8_limit` of fp32, else SmoothQuant on training rows, else the better of the
-    two with some products left in float32. It is certified on the validation split, which also decided that. The bundle
-    appears when it is complete. started: time.time() at the start of the run.
+    int8 is dynamic if that stays within `int8_limit` of fp32, else SmoothQuant on
+    training rows, else the better of the two with some products left in float32. It is
+    certified on the validation split, which also decided that. The bundle appears when
+    it is complete. started: time.time() at the start of the run.
     """
     data, console, tokenizer = context.data, context.console, task_teacher.tokenizer
-    length, threads, place = recipe.stages[-1].length, os.cpu_count() or 1, run.path / "bundle"
+    length, threads, place = (
+        recipe.stages[-1].length,
+        os.cpu_count() or 1,
+        run.path / "bundle",
+    )
     with building(place) as folder:
         bundle = Bundle.write(
-            folder, model=student.cpu(), tokenizer=tokenizer, task=data.task, max_length=length,
-            recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {task_teacher.name}"},
-        )  # fmt: skip
+            folder,
+            model=student.cpu(),
+            tokenizer=tokenizer,
+            task=data.task,
+            max_length=length,
+            recipe=recipe.to_yaml(),
+            card={"name": f"{recipe.name} student of {task_teacher.name}"},
+        )
         evaluator = Evaluator.from_split(data.task, data.validation, tokenizer, length)
         bundle, mixed, method = keep_score(
-            bundle, evaluator, limit=int8_limit, threads=threads,
+            bundle,
+            evaluator,
+            limit=int8_limit,
+            threads=threads,
             rows=lambda: (
-                Evaluator.from_split(data.task, data.train, tokenizer, length).subsample(CALIBRATION_ROWS).rows
+                Evaluator.from_split(data.task, data.train, tokenizer, length)
+                .subsample(CALIBRATION_ROWS)
+                .rows
             ),
-        )  # fmt: skip
+        )
         if mixed.keep:
             warn(console, mixed.price())
             notes = [*notes, f"{mixed.price()} They are: {', '.join(mixed.keep)}."]
         if data.task.unanswerable:
-            bundle = bundle.set_threshold(evaluator.threshold(bundle.logits(evaluator.rows, threads=threads)))
+            bundle = bundle.set_threshold(
+                evaluator.threshold(bundle.logits(evaluator.rows, threads=threads))
+            )
         with open_device("local") as here:
             proof = certify(
-                bundle, "int8", evaluator, max_drop=int8_limit, device=here, method=method,
-                split="validation", data=data.name, kept=mixed.keep, cost=mixed.cost,
-            )  # fmt: skip
-        bundle, proof = sign_file(bundle, "int8", proof)  # before the file is measured, because this changes it
+                bundle,
+                "int8",
+                evaluator,
+                max_drop=int8_limit,
+                device=here,
+                method=method,
+                split="validation",
+                data=data.name,
+                kept=mixed.keep,
+                cost=mixed.cost,
+            )
+        # before the file is measured, because this changes it
+        bundle, proof = sign_file(bundle, "int8", proof)
         report = measure(
-            bundle, task_teacher, student, context,
-            recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
-        )  # fmt: skip
+            bundle,
+            task_teacher,
+            student,
+            context,
+            recipe=recipe,
+            run=run,
+            notes=notes,
+            command=command_line(),
+            seconds=time.time() - started,
+        )
         report = replace(report, certificates=(proof,), sensitivity=mixed.sensitivity)
         bundle = bundle.attach("report.json", report.to_json())
-        if task_teacher.recorded is not None and task_teacher.recorded.prompt is not None:
+        if (
+            task_teacher.recorded is not None
+            and task_teacher.recorded.prompt is not None
+        ):
             bundle = bundle.attach("prompt.yaml", task_teacher.recorded.prompt)
         origin: dict[str, str] = {}
-        if task_teacher.recorded is None:  # else two licences apply: of the prompted and of the trained model
+        # else two licences apply: of the prompted and of the trained model
+        if task_teacher.recorded is None:
             base = context.base_teacher or task_teacher
             origin = describe_origin(base.name, base.folder)
         bundle.attach("README.md", bundle.card(card(report, recipe, origin)))
@@ -383,6 +565,13 @@ def ship(
     print_table(console, run_table(report), more="on the page")
     for warning in run_warnings(report):
         warn(console, warning)
-    console.print(f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False)
-    console.print(f"next: {predict_command(place, pair=data.task.pair)}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False
+    )
+    console.print(
+        f"next: {predict_command(place, pair=data.task.pair)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     return Bundle.load(place)

@@ -1,7 +1,8 @@
-"""List the students that a teacher allows, with their sizes, before anything is trained or even downloaded.
+"""List the students that a teacher allows, with their sizes, before anything is trained
+or even downloaded.
 
-Models are built on the meta device from the teacher's config.json alone. Sizes are those of models without a head,
-because each task has its own.
+Models are built on the meta device from the teacher's config.json alone. Sizes are
+those of models without a head, because each task has its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,8 @@ from compress.slicing.sizes import Sizes, resize_config
 from compress.training.objective import Objective
 
 DEPTHS, WIDTHS = (1.0, 0.5, 0.25), (1.0, 0.5, 0.25)
-"""Shares of the teacher's layers, and of its width, heads and FFN, that are listed beside the recipes' students."""
+"""Shares of the teacher's layers, and of its width, heads and FFN, that are listed
+beside the recipes' students."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Refused:
 
 @dataclass(frozen=True)
 class Listing:
-    """All students of a teacher, largest first: those of recipes, and variants; and the recipes it does not allow."""
+    """All students of a teacher, largest first: those of recipes, and variants; and the
+    recipes it does not allow."""
 
     teacher: str
     size: ModelSize
@@ -59,7 +62,8 @@ class Listing:
 
 
 def list_students(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listing:
-    """List every student that `recipes` (default: all of ours) and shares of the teacher's size give.
+    """List every student that `recipes` (default: all of ours) and shares of the
+    teacher's size give.
 
     teacher  alias, folder or hub id; only its config.json is read
 
@@ -71,7 +75,9 @@ def list_students(teacher: str, recipes: Sequence[Recipe] | None = None) -> List
     refused: list[Refused] = []
     with torch.device("meta"):
         model = heads.create(config, "encoder", None)
-        for recipe in [Recipe.load(name) for name in names()] if recipes is None else recipes:
+        for recipe in (
+            [Recipe.load(name) for name in names()] if recipes is None else recipes
+        ):
             try:
                 own += _build_students(recipe, model)
             except (StudentError, PruneError, ObjectiveError, TeacherError) as error:
@@ -81,26 +87,49 @@ def list_students(teacher: str, recipes: Sequence[Recipe] | None = None) -> List
                 student = _build(StudentSpec(**settings), model)
             except StudentError:
                 continue  # this teacher does not have such a share
-            variants.append((" ".join(f"student.{size}={value}" for size, value in settings.items()), student))
-        return Listing(teacher, measure_size(model), _group(own), _group(variants), tuple(refused))
+            variants.append(
+                (
+                    " ".join(
+                        f"student.{size}={value}" for size, value in settings.items()
+                    ),
+                    student,
+                )
+            )
+        return Listing(
+            teacher, measure_size(model), _group(own), _group(variants), tuple(refused)
+        )
 
 
-def _build_students(recipe: Recipe, teacher: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
-    """Build a recipe's teaching assistants, then its student. Raises what building and checking raise."""
+def _build_students(
+    recipe: Recipe, teacher: PreTrainedModel
+) -> list[tuple[str, PreTrainedModel]]:
+    """Build a recipe's teaching assistants, then its student. Raises what building and
+    checking raise."""
     if recipe.pruning:
         sizes = recipe.target.sizes  # none: the user gives them
-        smaller = resize_config(teacher.config, Sizes.from_request(teacher.config, **sizes))
+        smaller = resize_config(
+            teacher.config, Sizes.from_request(teacher.config, **sizes)
+        )
         return [(recipe.name, heads.create(smaller, "encoder", None))] if sizes else []
     found: list[tuple[str, PreTrainedModel]] = []
     for stage in recipe.training:
-        spec, from_previous = stage.student or (None if found else recipe.student), stage.teacher == "previous"
+        spec, from_previous = (
+            stage.student or (None if found else recipe.student),
+            stage.teacher == "previous",
+        )
         if spec is not None:
             source = found[-1][1] if from_previous and found else teacher
             found.append((f"{recipe.name}: {stage.name}", _build(spec, source)))
-        student, taught_by = found[-1][1], found[-2][1] if from_previous and len(found) > 1 else teacher
+        student, taught_by = (
+            found[-1][1],
+            found[-2][1] if from_previous and len(found) > 1 else teacher,
+        )
         heads.model_class(student.config, stage.head, "classification")
         if stage.objective:
-            shapes = Shape.from_config(student.config), Shape.from_config(taught_by.config)
+            shapes = (
+                Shape.from_config(student.config),
+                Shape.from_config(taught_by.config),
+            )
             Objective(stage.objective, *shapes, kind="classification")
     return [*found[:-1], (recipe.name, found[-1][1])]
 
@@ -108,7 +137,8 @@ def _build_students(recipe: Recipe, teacher: PreTrainedModel) -> list[tuple[str,
 def _build(spec: StudentSpec, teacher: PreTrainedModel) -> PreTrainedModel:
     if isinstance(spec.init, str) and spec.init not in INITS:
         return heads.create(_load_config(spec.init), "encoder", None)
-    if isinstance(spec.init, Call):  # it may look at values, which the meta device does not have
+    # it may look at values, which the meta device does not have
+    if isinstance(spec.init, Call):
         spec = spec.model_copy(update={"init": "scratch"})
     return build(spec, teacher, head="encoder")
 
@@ -123,14 +153,22 @@ def _variants(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
     for width, depth in product(WIDTHS, DEPTHS):
         sizes = {"layers": shape.layers * depth}
         if width != 1:
-            sizes |= {size: getattr(shape, size) * width for size in ("hidden", "heads", "ffn")}
+            sizes |= {
+                size: getattr(shape, size) * width
+                for size in ("hidden", "heads", "ffn")
+            }
         whole = all(count >= 1 and count == int(count) for count in sizes.values())
-        if (depth, width) != (1, 1) and whole and all(find_setting(config, size) for size in sizes):
+        if (
+            (depth, width) != (1, 1)
+            and whole
+            and all(find_setting(config, size) for size in sizes)
+        ):
             yield {size: int(count) for size, count in sizes.items()}
 
 
 def _group(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:
-    """Group equal models under the names of all that build them; the most expensive comes first."""
+    """Group equal models under the names of all that build them; the most expensive
+    comes first."""
     groups: dict[str, tuple[PreTrainedModel, list[str]]] = {}
     for name, model in found:
         groups.setdefault(model.config.to_json_string(), (model, []))[1].append(name)
@@ -149,33 +187,58 @@ _COLUMNS: Final[tuple[tuple[str, bool, Callable[[ModelSize, ModelSize], str]], .
     ("MFLOP", True, lambda size, _: f"{size.flops_per_token / 1e6:.1f}"),
     ("MB", False, lambda size, _: f"{size.fp32_mb:.0f}"),
     ("int8", True, lambda size, _: f"{size.int8_mb:.0f}"),
-    ("size", False, lambda size, teacher: f"{size.parameters / teacher.parameters:.0%}"),
-    ("FLOPs", True, lambda size, teacher: f"{size.flops_per_token / teacher.flops_per_token:.0%}"),
+    (
+        "size",
+        False,
+        lambda size, teacher: f"{size.parameters / teacher.parameters:.0%}",
+    ),
+    (
+        "FLOPs",
+        True,
+        lambda size, teacher: f"{size.flops_per_token / teacher.flops_per_token:.0%}",
+    ),
 )
-"""Heading, whether it is shown without --wide, and the cell for a student's and the teacher's size."""
+"""Heading, whether it is shown without --wide, and the cell for a student's and the
+teacher's size."""
 _NOTE = (
-    f"Without heads. params: millions; MFLOP: per token, of {TOKENS}; int8: MB of the file; FLOPs: of the teacher's. "
-    "any: in any recipe, with --set student.layers=..., student.hidden, student.heads, student.ffn"
+    f"Without heads. params: millions; MFLOP: per token, of {TOKENS}; int8: MB of the "
+    "file; FLOPs: of the teacher's. any: in any recipe, with --set student.layers=..., "
+    "student.hidden, student.heads, student.ffn"
 )
-_WIDE_NOTE = "tables, layers: parameters of the embedding tables, and of the rest; MB: of the fp32 file"
+_WIDE_NOTE = (
+    "tables, layers: parameters of the embedding tables, and of the rest; MB: of the "
+    "fp32 file"
+)
 
 
 def print_listing(listing: Listing, console: Console, *, wide: bool = False) -> None:
-    """Print a table of the students, then which cost more than the teacher, and which it does not allow.
+    """Print a table of the students, then which cost more than the teacher, and which
+    it does not allow.
 
     wide  print all columns, and the more expensive students in the table as well
     """
     columns = [(name, cell) for name, few, cell in _COLUMNS if few or wide]
-    table = Table(title=f"Students of {listing.teacher}", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title=f"Students of {listing.teacher}",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     table.add_column("recipes", width=NAMES_WIDTH)
     for name, _ in columns:
-        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name == "model" else "right", no_wrap=True
+        )
 
     def add(names: str, size: ModelSize, style: str = "") -> None:
-        table.add_row(names, *(cell(size, listing.size) for _, cell in columns), style=style)
+        table.add_row(
+            names, *(cell(size, listing.size) for _, cell in columns), style=style
+        )
 
     limit = listing.size.flops_per_token
-    expensive = [student for student in listing.recipes if student.size.flops_per_token > limit]
+    expensive = [
+        student for student in listing.recipes if student.size.flops_per_token > limit
+    ]
     add("the teacher", listing.size, "bold")
     for student in listing.recipes:
         if wide or student not in expensive:
@@ -187,7 +250,9 @@ def print_listing(listing: Listing, console: Console, *, wide: bool = False) -> 
         print_wide(console, table)
     else:
         console.print(table)
-    console.print(f"{_NOTE}. {_WIDE_NOTE if wide else 'More: --wide'}.", highlight=False)
+    console.print(
+        f"{_NOTE}. {_WIDE_NOTE if wide else 'More: --wide'}.", highlight=False
+    )
     if expensive and not wide:
         names = ", ".join(name for student in expensive for name in student.by)
         console.print(f"More expensive than this teacher: {names}.", highlight=False)

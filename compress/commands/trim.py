@@ -1,4 +1,5 @@
-"""Trim the vocabulary of a bundle or checkpoint, and certify what that costs on labelled data."""
+"""Trim the vocabulary of a bundle or checkpoint, and certify what that costs on
+labelled data."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,7 +64,8 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class CorpusTexts:
-    """Texts of several sources, one source after another; can be iterated repeatedly."""
+    """Texts of several sources, one source after another; can be iterated
+    repeatedly."""
 
     sources: tuple[Callable[[], Iterable[str]], ...]
 
@@ -76,7 +78,8 @@ class CorpusTexts:
 class TrimResult:
     """A trimmed bundle, and what trimming cost.
 
-    certificates   one per file, compared with the file before trimming; none without labelled data
+    certificates   one per file, compared with the file before trimming; none without
+                   labelled data
     alike          share of the split's texts encoded to the same tokens
     rows           examples in the split
     """
@@ -100,45 +103,87 @@ def trim(
     max_drop: Share = 0.005,
     threads: ThreadCount = 1,
 ) -> TrimResult:
-    """Trim a bundle or a checkpoint to the tokens of the training texts of `data` and of `corpus`.
+    """Trim a bundle or a checkpoint to the tokens of the training texts of `data` and
+    of `corpus`.
 
-    Every file of a bundle is scored on the test split of `data`, or on the validation split if there is none.
+    Every file of a bundle is scored on the test split of `data`, or on the validation
+    split if there is none.
 
     min_count  drop tokens that occur less often
     keep       texts whose tokens are kept in any case
-    max_drop   allowed loss of the score, in its own unit; a file that loses more is marked as not certified, and kept
+    max_drop   allowed loss of the score, in its own unit; a file that loses more is
+               marked as not certified, and kept
 
-    The folder appears when all of it is certified or marked; after an interruption, repeat the call. Raises
-    CompressError with neither data nor corpus, BundleError for data of another task, and the errors of `trim_bundle`.
+    The folder appears when all of it is certified or marked; after an interruption,
+    repeat the call. Raises CompressError with neither data nor corpus, BundleError for
+    data of another task, and the errors of `trim_bundle`.
     """
     model, out = name_of(model), Path(out)
-    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=optional_name(corpus), columns=columns)
+    bundle, task_data, texts = _load_texts(
+        model, out, data=data, corpus=optional_name(corpus), columns=columns
+    )
     if bundle is None:
-        return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
-    with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (small, trimmed):
+        return TrimResult(
+            trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep)
+        )
+    with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (
+        small,
+        trimmed,
+    ):
         if task_data is None:
             return TrimResult(trimmed)
-        split, name = (task_data.validation, "validation") if task_data.test is None else (task_data.test, "test")
-        method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
+        split, name = (
+            (task_data.validation, "validation")
+            if task_data.test is None
+            else (task_data.test, "test")
+        )
+        method = (
+            f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens "
+            f"(min_count {min_count})"
+        )
         proofs = certify_files(
-            bundle, small, split, max_drop=max_drop, method=method, name=name, data=task_data.name, threads=threads
+            bundle,
+            small,
+            split,
+            max_drop=max_drop,
+            method=method,
+            name=name,
+            data=task_data.name,
+            threads=threads,
         )
         result = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
             result, proofs[precision] = attach_certificate(result, precision, proof)
-        before, after = (TextEncoder.from_folder(each.path) for each in (bundle, result))
-        alike = float(np.mean([same for _, same in compare_encodings(before, after, texts_of(split))]))
+        before, after = (
+            TextEncoder.from_folder(each.path) for each in (bundle, result)
+        )
+        alike = float(
+            np.mean(
+                [same for _, same in compare_encodings(before, after, texts_of(split))]
+            )
+        )
         return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
 
 
 def _load_texts(
-    model: str, out: Path, *, data: DataLike | None, corpus: str | None, columns: ColumnOptions
+    model: str,
+    out: Path,
+    *,
+    data: DataLike | None,
+    corpus: str | None,
+    columns: ColumnOptions,
 ) -> tuple[Bundle | None, TaskData | None, CorpusTexts]:
-    """Load the bundle (None for a checkpoint), the data, and the texts whose tokens are kept."""
+    """Load the bundle (None for a checkpoint), the data, and the texts whose tokens are
+    kept."""
     if data is None and corpus is None:
-        raise CompressError("trim: no texts; give --data, whose training texts show which tokens are used, or --corpus")
+        raise CompressError(
+            "trim: no texts; give --data, whose training texts show which tokens are "
+            "used, or --corpus"
+        )
     check_new(out)
-    bundle = Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
+    bundle = (
+        Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
+    )
     task_data: TaskData | None = None
     sources = list[Callable[[], Iterable[str]]]()
     if data is not None:
@@ -169,14 +214,18 @@ def forecast_trimming(
     threads: ThreadCount = 1,
     console: Console | None = None,
 ) -> Forecast:
-    """Forecast what `compress.trim` would take with the same arguments, on this machine.
+    """Forecast what `compress.trim` would take with the same arguments, on this
+    machine.
 
-    All texts are read once and counted; everything else is done with the first thousand, into a temporary folder.
+    All texts are read once and counted; everything else is done with the first
+    thousand, into a temporary folder.
     """
     from compress.models.loader import load_tokenizer
 
     model, out = name_of(model), Path(out)
-    bundle, task_data, texts = _load_texts(model, out, data=data, corpus=optional_name(corpus), columns=columns)
+    bundle, task_data, texts = _load_texts(
+        model, out, data=data, corpus=optional_name(corpus), columns=columns
+    )
     folder = resolve(model) if bundle is None else bundle.path
     first, phases = next(chunks(texts), []), list[Phase]()
     began = time.perf_counter()
@@ -184,22 +233,53 @@ def forecast_trimming(
     reading = time.perf_counter() - began
     encoder = text_encoder_of(load_tokenizer(folder))
     count_tokens(encoder, first)  # the first call is slower
-    encoding = time_call(lambda: count_tokens(encoder, first)) * characters / max(1, sum(map(len, first)))
-    passes = 2 if min_count == 1 else 1  # over the texts, comparing their tokens before and after
+    encoding = (
+        time_call(lambda: count_tokens(encoder, first))
+        * characters
+        / max(1, sum(map(len, first)))
+    )
+    # over the texts, comparing their tokens before and after
+    passes = 2 if min_count == 1 else 1
     seconds = (1 + passes) * reading + (1 + 2 * passes) * encoding
-    phases.append(Phase("counting tokens", seconds=(seconds, seconds), note=f"{characters:,} characters"))
-    with TemporaryDirectory() as scratch, (console or Console(quiet=True)).status("trying each phase"):
-        write = partial(trim_checkpoint, folder) if bundle is None else partial(trim_bundle, bundle)
-        seconds = time_call(lambda: write(first, Path(scratch) / out.name, min_count=min_count, keep=keep))
+    phases.append(
+        Phase(
+            "counting tokens",
+            seconds=(seconds, seconds),
+            note=f"{characters:,} characters",
+        )
+    )
+    with (
+        TemporaryDirectory() as scratch,
+        (console or Console(quiet=True)).status("trying each phase"),
+    ):
+        write = (
+            partial(trim_checkpoint, folder)
+            if bundle is None
+            else partial(trim_bundle, bundle)
+        )
+        seconds = time_call(
+            lambda: write(
+                first, Path(scratch) / out.name, min_count=min_count, keep=keep
+            )
+        )
     phases.append(Phase("writing", seconds=(seconds, seconds), disk_mb=size_mb(folder)))
     if bundle is not None and task_data is not None:
         split = task_data.validation if task_data.test is None else task_data.test
-        rows, files = bundle.evaluator(split).subsample(SCORED).rows, [each for each in FILES if each in bundle.files()]
+        rows, files = (
+            bundle.evaluator(split).subsample(SCORED).rows,
+            [each for each in FILES if each in bundle.files()],
+        )
         for each in files:
-            bundle.logits(rows.select(range(1)), precision=each, threads=threads)  # the first call is slower
-        seconds = sum(time_call(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
+            # the first call is slower
+            bundle.logits(rows.select(range(1)), precision=each, threads=threads)
+        seconds = sum(
+            time_call(partial(bundle.logits, rows, precision=each, threads=threads))
+            for each in files
+        )
         seconds *= 2 * len(split) / min(SCORED, len(split))
-        phases.append(Phase("scoring", seconds=(seconds, seconds), note=f"{len(split):,} rows"))
+        phases.append(
+            Phase("scoring", seconds=(seconds, seconds), note=f"{len(split):,} rows")
+        )
     return Forecast(f"{model}, trimmed", tuple(phases), peak_rss_mb())
 
 
@@ -215,7 +295,11 @@ def texts_of(split: "Dataset") -> Iterator[str]:
             yield " ".join(row["words"])
             yield from row["words"]
         else:
-            yield from (row[name] for name in ("text", "text_pair", "question", "context") if name in row)
+            yield from (
+                row[name]
+                for name in ("text", "text_pair", "question", "context")
+                if name in row
+            )
 
 
 def certify_files(
@@ -229,7 +313,8 @@ def certify_files(
     data: str,
     threads: int = 1,
 ) -> dict[Precision, Certificate]:
-    """Score each ONNX file before and after, each with its own tokenizer; return a certificate per file.
+    """Score each ONNX file before and after, each with its own tokenizer; return a
+    certificate per file.
 
     name: that of the split; method, data: for the certificate
     """
@@ -267,25 +352,55 @@ def certify_files(
     return proofs
 
 
-def compare_answers(bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> ScoreDrop:
-    """Compare two bundles with different tokenizers: they answer the same examples, but not the same tokens."""
+def compare_answers(
+    bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Logits]
+) -> ScoreDrop:
+    """Compare two bundles with different tokenizers: they answer the same examples, but
+    not the same tokens."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     scored = zip(evaluators, logits, strict=True)
-    before, after = (evaluator.scores(each, threshold=threshold)[bundle.task.metric] for evaluator, each in scored)
-    recalls = compare_classes(*(evaluator.by_class(each) for evaluator, each in zip(evaluators, logits, strict=True)))
+    before, after = (
+        evaluator.scores(each, threshold=threshold)[bundle.task.metric]
+        for evaluator, each in scored
+    )
+    recalls = compare_classes(
+        *(
+            evaluator.by_class(each)
+            for evaluator, each in zip(evaluators, logits, strict=True)
+        )
+    )
     if not bundle.task.tokenwise:
         agreement, changed = (
             evaluators[0].agreement(logits[1], logits[0]),
             evaluators[0].count_changed(logits[1], logits[0]),
         )
-        return ScoreDrop(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls, changed)
-    one, other = (_answers(evaluator, each, threshold) for evaluator, each in zip(evaluators, logits, strict=True))
+        return ScoreDrop(
+            before,
+            after,
+            agreement,
+            float(np.abs(logits[1] - logits[0]).max()),
+            recalls,
+            changed,
+        )
+    one, other = (
+        _answers(evaluator, each, threshold)
+        for evaluator, each in zip(evaluators, logits, strict=True)
+    )
     same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
     changed = count_differing(one, other)
-    return ScoreDrop(before, after, float(np.mean(same)), _of_equal_rows(evaluators, logits), recalls, changed)
+    return ScoreDrop(
+        before,
+        after,
+        float(np.mean(same)),
+        _of_equal_rows(evaluators, logits),
+        recalls,
+        changed,
+    )
 
 
-def _answers(evaluator: Evaluator, logits: Logits, threshold: float | None) -> list[Any]:
+def _answers(
+    evaluator: Evaluator, logits: Logits, threshold: float | None
+) -> list[Any]:
     """List the tags of every sentence, or the text that answers each question."""
     return (
         evaluator.tags(logits)
@@ -296,7 +411,9 @@ def _answers(evaluator: Evaluator, logits: Logits, threshold: float | None) -> l
 
 def _flat(answers: Sequence[Any]) -> list[str]:
     """List the tag of every word, or the texts as they are."""
-    return [tag for each in answers for tag in (each if isinstance(each, list) else [each])]
+    return [
+        tag for each in answers for tag in (each if isinstance(each, list) else [each])
+    ]
 
 
 def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> float:
@@ -306,4 +423,11 @@ def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Logits]) ->
         ends = np.cumsum([len(ids) for ids in evaluator.rows["input_ids"]])
         parts.append(np.split(each, ends[:-1]))
     pairs = zip(*parts, strict=len(parts[0]) == len(parts[1]))
-    return max((float(np.abs(one - other).max()) for one, other in pairs if one.shape == other.shape), default=0.0)
+    return max(
+        (
+            float(np.abs(one - other).max())
+            for one, other in pairs
+            if one.shape == other.shape
+        ),
+        default=0.0,
+    )

@@ -1,4 +1,5 @@
-"""List the recipes by what they train on, for `compress recipes`. Imports neither torch nor transformers."""
+"""List the recipes by what they train on, for `compress recipes`. Imports neither torch
+nor transformers."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -33,14 +34,22 @@ def purpose(recipe: Recipe) -> str:
 
 
 def student(recipe: Recipe) -> str:
-    """Describe the last student as family, layers and width, such as `bert, 4 x 312`, without what is the teacher's."""
+    """Describe the last student as family, layers and width, such as `bert, 4 x 312`,
+    without what is the teacher's."""
     if recipe.pruning:
         return "the teacher, pruned"
-    spec = ([stage.student for stage in recipe.training if stage.student is not None] or [recipe.student])[-1]
+    spec = (
+        [stage.student for stage in recipe.training if stage.student is not None]
+        or [recipe.student]
+    )[-1]
     if isinstance(spec.init, str) and spec.init not in INITS:
         return f"the checkpoint {spec.init}"
     parts = [] if spec.family == "teacher" else [spec.family]
-    if spec.layers is not None and spec.hidden is not None and min(spec.layers, spec.hidden) >= 1:
+    if (
+        spec.layers is not None
+        and spec.hidden is not None
+        and min(spec.layers, spec.hidden) >= 1
+    ):
         return ", ".join([*parts, f"{spec.layers:g} x {spec.hidden:g}"])
     for count, unit, share in (
         (spec.layers, "layers", "layers"),
@@ -49,20 +58,29 @@ def student(recipe: Recipe) -> str:
     ):
         if count is not None:
             parts.append(
-                f"{count:g} {unit}" if count >= 1 else f"{'half' if count == 0.5 else f'{count:g} of'} the {share}"
+                f"{count:g} {unit}"
+                if count >= 1
+                else f"{'half' if count == 0.5 else f'{count:g} of'} the {share}"
             )
     return ", ".join(parts) or "as the teacher"
 
 
 def time(recipe: Recipe) -> str:
-    """Summarise the recipe's cost: `minutes`, or `days, hours`, with `GPU` if it needs one."""
+    """Summarise the recipe's cost: `minutes`, or `days, hours`, with `GPU` if it needs
+    one."""
     words = dict.fromkeys(re.findall(r"minutes|hours|days", recipe.cost or ""))
-    return ", ".join([*words, *(["GPU"] if "GPU" in f"{recipe.needs} {recipe.cost}" else [])])
+    return ", ".join(
+        [*words, *(["GPU"] if "GPU" in f"{recipe.needs} {recipe.cost}" else [])]
+    )
 
 
 def format_table(recipes: Sequence[Recipe]) -> Iterator[str]:
-    """Yield the lines of a table, by purpose: the name of each recipe, what it makes, and how long that takes."""
-    rows = [(purpose(recipe), recipe.name, student(recipe), time(recipe)) for recipe in recipes]
+    """Yield the lines of a table, by purpose: the name of each recipe, what it makes,
+    and how long that takes."""
+    rows = [
+        (purpose(recipe), recipe.name, student(recipe), time(recipe))
+        for recipe in recipes
+    ]
     widths = [max(len(row[at]) for row in rows) + 2 for at in (1, 2)]
     yield f"{'recipe':{widths[0]}}{'student':{widths[1]}}time"
     for key, title in PURPOSES.items():
@@ -75,6 +93,12 @@ def format_table(recipes: Sequence[Recipe]) -> Iterator[str]:
 def plain(recipe: Recipe) -> dict[str, object]:
     """Return the fields of a recipe in a list, for JSON."""
     return {
-        "name": recipe.name, "about": recipe.about, "purpose": purpose(recipe), "student": student(recipe),
-        "needs": recipe.needs, "cost": recipe.cost, "choose": recipe.choose, **recipe.paper.model_dump(),
-    }  # fmt: skip
+        "name": recipe.name,
+        "about": recipe.about,
+        "purpose": purpose(recipe),
+        "student": student(recipe),
+        "needs": recipe.needs,
+        "cost": recipe.cost,
+        "choose": recipe.choose,
+        **recipe.paper.model_dump(),
+    }

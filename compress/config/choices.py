@@ -1,4 +1,5 @@
-"""Choose a recipe for `--recipe auto`: the first fitting line of a table. Imports neither torch nor transformers."""
+"""Choose a recipe for `--recipe auto`: the first fitting line of a table. Imports
+neither torch nor transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,11 @@ class Choice(Frozen):
 
     kinds, families   kinds of task, and model types of the teacher; left out: any
     prompted          whether the teacher is a prompted language model
-    scored            whether the data bring a teacher's scores, or the teacher is vectors alone; left out: either
+    scored            whether the data bring a teacher's scores, or the teacher is
+                      vectors alone; left out: either
     reranker          whether the teacher is a cross-encoder; left out: either
-    set               overrides of its numbers; those of `target` give way to a target of the user's
+    set               overrides of its numbers; those of `target` give way to a target
+                      of the user's
     because           the reason, shown to the user
     """
 
@@ -35,9 +38,13 @@ class Choice(Frozen):
     reranker: bool | None = None
     set: tuple[str, ...] = ()
 
-    def fits(self, kind: str, family: str, *, prompted: bool, scored: bool, reranker: bool) -> bool:
+    def fits(
+        self, kind: str, family: str, *, prompted: bool, scored: bool, reranker: bool
+    ) -> bool:
         """Return True if all conditions hold."""
-        fits = (self.kinds is None or kind in self.kinds) and (self.families is None or family in self.families)
+        fits = (self.kinds is None or kind in self.kinds) and (
+            self.families is None or family in self.families
+        )
         fits = fits and self.prompted == prompted and self.scored in (None, scored)
         return fits and self.reranker in (None, reranker)
 
@@ -54,7 +61,9 @@ class Choices(Frozen):
         try:
             return Choices.model_validate(load_yaml(path))
         except ValidationError as error:
-            raise RecipeError(explain(path.name, error, lambda _: Choice.model_fields)) from error
+            raise RecipeError(
+                explain(path.name, error, lambda _: Choice.model_fields)
+            ) from error
 
     def plain(self) -> dict[str, Any]:
         """Return the mapping of YAML, defaults included."""
@@ -62,7 +71,8 @@ class Choices(Frozen):
 
 
 def table_path(name: str | Path) -> Path:
-    """Return the path of `auto`, or of a .yaml file of choices. Raises RecipeError if it does not exist."""
+    """Return the path of `auto`, or of a .yaml file of choices. Raises RecipeError if
+    it does not exist."""
     return folder() / "choices" / "auto.yaml" if name == AUTO else locate(str(name))
 
 
@@ -73,17 +83,29 @@ class CandidateRecipes:
     options: tuple[tuple[Choice, Recipe], ...]
 
     @staticmethod
-    def load(name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False) -> "CandidateRecipes":
-        """Load `auto`, or a file of choices. Recipes to which `overrides` do not apply are left out.
+    def load(
+        name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False
+    ) -> "CandidateRecipes":
+        """Load `auto`, or a file of choices. Recipes to which `overrides` do not apply
+        are left out.
 
         Raises the RecipeError of the first recipe if none is left.
         """
         options, errors = list[tuple[Choice, Recipe]](), list[RecipeError]()
         has_target = any(line.startswith("target.") for line in overrides)
         for choice in Choices.load(name).choices:
-            own = [line for line in choice.set if not (has_target and line.startswith("target."))]
+            own = [
+                line
+                for line in choice.set
+                if not (has_target and line.startswith("target."))
+            ]
             try:
-                options.append((choice, Recipe.load(choice.recipe, [*own, *overrides], paper=paper)))
+                options.append(
+                    (
+                        choice,
+                        Recipe.load(choice.recipe, [*own, *overrides], paper=paper),
+                    )
+                )
             except RecipeError as error:
                 errors.append(error)
         if not options:
@@ -92,18 +114,39 @@ class CandidateRecipes:
 
     def with_effort(self, effort: Effort) -> "CandidateRecipes":
         """Return the candidates with their open-ended stages at this effort."""
-        return replace(self, options=tuple((choice, recipe.with_effort(effort)) for choice, recipe in self.options))
+        return replace(
+            self,
+            options=tuple(
+                (choice, recipe.with_effort(effort)) for choice, recipe in self.options
+            ),
+        )
 
     def decide(
-        self, *, kind: str, family: str, prompted: bool, scored: bool = False, reranker: bool = False
+        self,
+        *,
+        kind: str,
+        family: str,
+        prompted: bool,
+        scored: bool = False,
+        reranker: bool = False,
     ) -> tuple[Recipe, str]:
-        """Return the first recipe that fits, and the reason. Raises RecipeError if none does."""
+        """Return the first recipe that fits, and the reason. Raises RecipeError if none
+        does."""
         for choice, recipe in self.options:
-            if choice.fits(kind, family, prompted=prompted, scored=scored, reranker=reranker):
+            if choice.fits(
+                kind, family, prompted=prompted, scored=scored, reranker=reranker
+            ):
                 return recipe, choice.because
         tried = ", ".join(recipe.name for _, recipe in self.options)
-        case = "prompted teacher" if prompted else f"{family} teacher and a task of {kind}"
-        raise RecipeError([f"--recipe auto: none of {tried} fits a {case}: name a recipe (`compress recipes`)"])
+        case = (
+            "prompted teacher" if prompted else f"{family} teacher and a task of {kind}"
+        )
+        raise RecipeError(
+            [
+                f"--recipe auto: none of {tried} fits a {case}: name a recipe "
+                "(`compress recipes`)"
+            ]
+        )
 
 
 def is_table(name: Any) -> bool:

@@ -1,7 +1,10 @@
-"""Define the options that commands and functions share, with defaults and help, in groups.
+"""Define the options that commands and functions share, with defaults and help, in
+groups.
 
-On the command line the fields of a group are options (`compress.cli.options.with_option_groups`); in Python the group
-is one argument: compress.distill(..., options=RunOptions(seed=1, resume=True)). This module does not import torch.
+On the command line the fields of a group are options
+(`compress.cli.options.with_option_groups`); in Python the group is one argument:
+compress.distill(..., options=RunOptions(seed=1, resume=True)). This module does not
+import torch.
 """
 
 from dataclasses import dataclass
@@ -23,52 +26,118 @@ file_output = partial(output, dir_okay=False)
 """An option for a file to write, which cannot be a folder."""
 
 Teacher = Annotated[str, training(help="minilm, an alias, a folder or a hub id.")]
-Recipe = Annotated[str, training(help="auto, a name of `compress recipes`, or a .yaml.")]
-Overrides = Annotated[list[str] | None, training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable.")]
-Seed = Annotated[int, training(help="Seed all random numbers of the run."), SEEDS]
-Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this format")]
-Track = Annotated[
-    Literal["tensorboard", "mlflow", "wandb", "trackio"] | None, output(help="Log each stage to this tracker too.")
+Recipe = Annotated[
+    str, training(help="auto, a name of `compress recipes`, or a .yaml.")
 ]
-Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
-AllowPickle = Annotated[bool, training("--allow-pickle", help="Allow pickled weights that you trust.")]
-AllowCode = Annotated[str | None, training(help="Let the recipe run your code in this folder."), NAME]
-OnWeakTeacher = Annotated[Literal["refuse", "warn"], training(help="If the teacher only equals the majority.")]
-DataName = Annotated[str, data_option(help="intents, a folder of train and dev files, or a hub id.")]
-CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc, a file, folder, hub id.")]
-TextColumns = Annotated[list[str] | None, data_option(help="Name the text column; twice for pairs.")]
-LabelColumn = Annotated[str | None, data_option(help="Name the label column, or several: a,b.")]
+Overrides = Annotated[
+    list[str] | None,
+    training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable."),
+]
+Seed = Annotated[int, training(help="Seed all random numbers of the run."), SEEDS]
+Precision = Annotated[
+    Literal["auto", "bf16", "fp32"], training(help="Compute in this format")
+]
+Track = Annotated[
+    Literal["tensorboard", "mlflow", "wandb", "trackio"] | None,
+    output(help="Log each stage to this tracker too."),
+]
+Resume = Annotated[
+    bool, training("--resume", help="Continue the interrupted run in --out.")
+]
+AllowPickle = Annotated[
+    bool, training("--allow-pickle", help="Allow pickled weights that you trust.")
+]
+AllowCode = Annotated[
+    str | None, training(help="Let the recipe run your code in this folder."), NAME
+]
+OnWeakTeacher = Annotated[
+    Literal["refuse", "warn"], training(help="If the teacher only equals the majority.")
+]
+DataName = Annotated[
+    str, data_option(help="intents, a folder of train and dev files, or a hub id.")
+]
+CorpusName = Annotated[
+    str | None, data_option(help="Add unlabelled text: pydoc, a file, folder, hub id.")
+]
+TextColumns = Annotated[
+    list[str] | None, data_option(help="Name the text column; twice for pairs.")
+]
+LabelColumn = Annotated[
+    str | None, data_option(help="Name the label column, or several: a,b.")
+]
 TaskKind = Annotated[Kind | None, data_option(help="Name the kind of task")]
-Metric = Annotated[str | None, data_option(help="Choose the best checkpoint by this score.")]
-Out = Annotated[Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")]
+Metric = Annotated[
+    str | None, data_option(help="Choose the best checkpoint by this score.")
+]
+Out = Annotated[
+    Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")
+]
 Int8MaxDrop = Annotated[
     float | None,
-    output("--max-drop", min=0, max=100,
-           help="Points int8 may lose; 0.2, or 0.5 for a latency."),
-]  # fmt: skip
-MaxDrop = Annotated[float, output("--max-drop", min=0, max=100, help="Points of the score that int8 may lose.")]
-Plan = Annotated[bool, output("--plan", help="Estimate minutes, memory and disk; then stop.")]
+    output(
+        "--max-drop",
+        min=0,
+        max=100,
+        help="Points int8 may lose; 0.2, or 0.5 for a latency.",
+    ),
+]
+MaxDrop = Annotated[
+    float,
+    output(
+        "--max-drop", min=0, max=100, help="Points of the score that int8 may lose."
+    ),
+]
+Plan = Annotated[
+    bool, output("--plan", help="Estimate minutes, memory and disk; then stop.")
+]
 Wide = Annotated[bool, output("--wide", help="Show all columns, however wide.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
-DeviceName = Annotated[str, device_option(help="local, browser, adb[:SERIAL], ssh:[user@]host[:port], aihub:NAME.")]
-Lan = Annotated[bool, device_option("--lan", help="Let a browser on another machine connect.")]
-DeviceTimeout = Annotated[float, device_option("--timeout", min=0.1, help="Seconds that a device may be silent.")]
-DevicePython = Annotated[str, device_option("--python", help="ssh: the Python that has onnxruntime.")]
-ThreadCounts = Annotated[str, device_option("--threads", help="Numbers of threads, such as 1,4.")]
+DeviceName = Annotated[
+    str,
+    device_option(
+        help="local, browser, adb[:SERIAL], ssh:[user@]host[:port], aihub:NAME."
+    ),
+]
+Lan = Annotated[
+    bool, device_option("--lan", help="Let a browser on another machine connect.")
+]
+DeviceTimeout = Annotated[
+    float,
+    device_option("--timeout", min=0.1, help="Seconds that a device may be silent."),
+]
+DevicePython = Annotated[
+    str, device_option("--python", help="ssh: the Python that has onnxruntime.")
+]
+ThreadCounts = Annotated[
+    str, device_option("--threads", help="Numbers of threads, such as 1,4.")
+]
 BatchSizes = Annotated[str, device_option("--batch", help="Batch sizes, such as 1,8.")]
-Lengths = Annotated[str, device_option("--seq", help="Lengths in tokens, such as 32,128.")]
+Lengths = Annotated[
+    str, device_option("--seq", help="Lengths in tokens, such as 32,128.")
+]
 Threads = Annotated[int, device_option(min=1, help="Measure with this many threads.")]
-Batch = Annotated[int, device_option(min=1, help="Measure with this many texts at once.")]
-Affinity = Annotated[str, device_option(help="Use only these CPUs, as 0-3; not in a browser.")]
-Native = Annotated[Path | None, device_option(help="adb: time with this program, not in a browser.")]
-Assets = Annotated[Path | None, device_option(help="Take onnxruntime-web from here, not from npm.")]
-WebGpu = Annotated[bool, device_option("--webgpu", help="browser, adb: use the GPU where possible.")]
+Batch = Annotated[
+    int, device_option(min=1, help="Measure with this many texts at once.")
+]
+Affinity = Annotated[
+    str, device_option(help="Use only these CPUs, as 0-3; not in a browser.")
+]
+Native = Annotated[
+    Path | None, device_option(help="adb: time with this program, not in a browser.")
+]
+Assets = Annotated[
+    Path | None, device_option(help="Take onnxruntime-web from here, not from npm.")
+]
+WebGpu = Annotated[
+    bool, device_option("--webgpu", help="browser, adb: use the GPU where possible.")
+]
 
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
-    """Choose what a command prints: a forecast instead of its work, all columns of a table, JSON."""
+    """Choose what a command prints: a forecast instead of its work, all columns of a
+    table, JSON."""
 
     plan: Plan = False
     wide: Wide = False
@@ -87,7 +156,8 @@ class ColumnOptions:
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(ColumnOptions):
-    """The columns of the data, its kind of task and its score, if they should not be detected."""
+    """The columns of the data, its kind of task and its score, if they should not be
+    detected."""
 
     kind: TaskKind = None
     metric: Metric = None
@@ -96,9 +166,11 @@ class DataOptions(ColumnOptions):
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The settings of a run: how it computes and continues, and which code and files it may load.
+    """The settings of a run: how it computes and continues, and which code and files it
+    may load.
 
-    overrides  changes such as `stages.0.lr=3e-5` of a recipe or space that is given by name or file
+    overrides  changes such as `stages.0.lr=3e-5` of a recipe or space that is given by
+               name or file
     gate       what to do about a teacher that is no better than the majority answer
     track      a tracker to log to, besides the run's own log and TensorBoard's files
     """
@@ -118,14 +190,26 @@ class RunOptions:
 class LengthOptions:
     """Choose how long a recipe's stages train.
 
-    paper    use the numbers of the paper instead of the recipe's own, which fit any data
-    effort   how long to train stages whose end the validation split decides (`epochs: auto`); None: as in the recipe
-    minutes  the approximate time for everything; stages end earlier to keep it, with their rate still reaching zero
+    paper    use the numbers of the paper instead of the recipe's own, which fit any
+             data
+    effort   how long to train stages whose end the validation split decides (`epochs:
+             auto`); None: as in the recipe
+    minutes  the approximate time for everything; stages end earlier to keep it, with
+             their rate still reaching zero
     """
 
-    paper: Annotated[bool, training("--paper", help="Use the lengths and rates of the paper.")] = False
-    effort: Annotated[Literal["quick", "normal", "best"] | None, training(help="Train shorter or longer")] = None
-    minutes: Annotated[float | None, training(min=0.1, help="Take about this many minutes in all."), MINUTES] = None
+    paper: Annotated[
+        bool, training("--paper", help="Use the lengths and rates of the paper.")
+    ] = False
+    effort: Annotated[
+        Literal["quick", "normal", "best"] | None,
+        training(help="Train shorter or longer"),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        training(min=0.1, help="Take about this many minutes in all."),
+        MINUTES,
+    ] = None
 
     @property
     def minutes_alone(self) -> "LengthOptions":
@@ -136,7 +220,8 @@ class LengthOptions:
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """The device to measure latency on, and how to reach it: see `compress.benchmark.devices.open_device`."""
+    """The device to measure latency on, and how to reach it: see
+    `compress.benchmark.devices.open_device`."""
 
     device: DeviceName = "local"
     lan: Lan = False
@@ -153,25 +238,37 @@ class DeviceOptions:
 class DeviceSettingOptions(DeviceOptions):
     """The device, and the setting at which it measures latency.
 
-    seq  tokens of a text; None: 128, or the max_length of the space or the bundles if that is less
+    seq  tokens of a text; None: 128, or the max_length of the space or the bundles if
+         that is less
     """
 
     threads: Threads = 1
     batch: Batch = 1
-    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: 128, or the model's maximum.")] = None
+    seq: Annotated[
+        int | None,
+        device_option(min=1, help="Tokens; default: 128, or the model's maximum."),
+    ] = None
 
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions(DeviceSettingOptions):
-    """Choose what a search measures: file, setting, and the number of shapes from which it predicts the others."""
+    """Choose what a search measures: file, setting, and the number of shapes from which
+    it predicts the others."""
 
     file: Annotated[
-        Literal["int8", "fp32", "w8a16"], device_option(help="Measure and ship this file; w8a16 for NPUs.")
+        Literal["int8", "fp32", "w8a16"],
+        device_option(help="Measure and ship this file; w8a16 for NPUs."),
     ] = "int8"
-    shapes: Annotated[int, device_option(help="Measure this many shapes, 5 to 64.")] = 16
-    rounds: Annotated[int, device_option(min=2, help="Measure in this many rounds.")] = 4
-    runs: Annotated[int, device_option(min=1, help="Time this many runs in each round.")] = 10
+    shapes: Annotated[int, device_option(help="Measure this many shapes, 5 to 64.")] = (
+        16
+    )
+    rounds: Annotated[
+        int, device_option(min=2, help="Measure in this many rounds.")
+    ] = 4
+    runs: Annotated[
+        int, device_option(min=1, help="Time this many runs in each round.")
+    ] = 10
 
 
 @check_arguments
@@ -180,23 +277,46 @@ class StudyOptions:
     """Choose how a search samples and selects shapes, and where it stores its study.
 
     objective  the objectives besides the score; None: latency
-    trials     the number of shapes to score; None: as many as `minutes` allow, or 200 (plain spaces: 24)
-    storage    the path of an SQLite file, or the URL of a database that workers can reach; None: a file in the
-               search's folder
+    trials     the number of shapes to score; None: as many as `minutes` allow, or 200
+               (plain spaces: 24)
+    storage    the path of an SQLite file, or the URL of a database that workers can
+               reach; None: a file in the search's folder
     name       the name of the study; None: the name of the folder
     """
 
     objective: Annotated[
-        list[str] | None, budget(help="Minimise this (latency, parameters, flops_per_token, file_mb). Repeatable.")
+        list[str] | None,
+        budget(
+            help="Minimise this (latency, parameters, flops_per_token, file_mb). "
+            "Repeatable."
+        ),
     ] = None
-    anchor: Annotated[list[str] | None, output(help="Compare with this bundle too. Repeatable."), BUNDLES] = None
-    sampler: Annotated[str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")] = "tpe"
-    trials: Annotated[int | None, search_option(help="Score this many shapes; default: 200, plain 24.")] = None
-    minutes: Annotated[float | None, search_option(help="Take this many minutes in all.")] = None
-    finalists: Annotated[int, search_option(help="Distil this many briefly, to rank them.")] = 8
+    anchor: Annotated[
+        list[str] | None,
+        output(help="Compare with this bundle too. Repeatable."),
+        BUNDLES,
+    ] = None
+    sampler: Annotated[
+        str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")
+    ] = "tpe"
+    trials: Annotated[
+        int | None,
+        search_option(help="Score this many shapes; default: 200, plain 24."),
+    ] = None
+    minutes: Annotated[
+        float | None, search_option(help="Take this many minutes in all.")
+    ] = None
+    finalists: Annotated[
+        int, search_option(help="Distil this many briefly, to rank them.")
+    ] = 8
     winners: Annotated[int, search_option(help="Distil this many fully.")] = 1
-    storage: Annotated[str | None, search_option(help="SQLite file or postgresql: URL; default: in --out.")] = None
-    name: Annotated[str | None, search_option(help="The study's name there; default: the folder's.")] = None
+    storage: Annotated[
+        str | None,
+        search_option(help="SQLite file or postgresql: URL; default: in --out."),
+    ] = None
+    name: Annotated[
+        str | None, search_option(help="The study's name there; default: the folder's.")
+    ] = None
 
 
 @check_arguments
@@ -209,43 +329,74 @@ class BudgetOptions:
     min_score    the least score in the task's metric
     """
 
-    max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None
-    speedup: Annotated[float | None, budget(help="Require this speed-up over the teacher's file.")] = None
-    max_params: Annotated[float | None, budget(help="Limit its parameters, such as 5e6.")] = None
-    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = None
-    min_score: Annotated[float | None, budget(help="Require this score on the validation split.")] = None
+    max_latency_ms: Annotated[
+        float | None, budget(help="Limit the latency of its file on --device.")
+    ] = None
+    speedup: Annotated[
+        float | None, budget(help="Require this speed-up over the teacher's file.")
+    ] = None
+    max_params: Annotated[
+        float | None, budget(help="Limit its parameters, such as 5e6.")
+    ] = None
+    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = (
+        None
+    )
+    min_score: Annotated[
+        float | None, budget(help="Require this score on the validation split.")
+    ] = None
 
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
-    """The sizes of a pruned model, or the limits that decide them. Sizes that are not given stay the same.
+    """The sizes of a pruned model, or the limits that decide them. Sizes that are not
+    given stay the same.
 
     layers ... bottleneck   counts, or shares below 1 of the model's
     max_latency_ms          the most milliseconds for a forward pass of the int8 file
     speedup                 over the unpruned model's own int8 file
     """
 
-    layers: Annotated[float | None, budget(help="Layers to keep; sizes below 1 are shares.")] = None
+    layers: Annotated[
+        float | None, budget(help="Layers to keep; sizes below 1 are shares.")
+    ] = None
     hidden: Annotated[float | None, budget(help="Width to keep.")] = None
-    heads: Annotated[float | None, budget(help="Attention heads to keep in each layer.")] = None
-    ffn: Annotated[float | None, budget(help="Neurons to keep in each feed-forward block.")] = None
-    embedding: Annotated[float | None, budget(help="Embedding width to keep, if it differs.")] = None
-    bottleneck: Annotated[float | None, budget(help="Inner width to keep (MobileBERT).")] = None
-    max_latency_ms: Annotated[float | None, budget(help="Instead of sizes: ms of the int8 file.")] = None
-    speedup: Annotated[float | None, budget(help="Instead of sizes: this many times as fast.")] = None
-    max_params: Annotated[float | None, budget(help="Instead of sizes, or with a latency; as 5e6.")] = None
+    heads: Annotated[
+        float | None, budget(help="Attention heads to keep in each layer.")
+    ] = None
+    ffn: Annotated[
+        float | None, budget(help="Neurons to keep in each feed-forward block.")
+    ] = None
+    embedding: Annotated[
+        float | None, budget(help="Embedding width to keep, if it differs.")
+    ] = None
+    bottleneck: Annotated[
+        float | None, budget(help="Inner width to keep (MobileBERT).")
+    ] = None
+    max_latency_ms: Annotated[
+        float | None, budget(help="Instead of sizes: ms of the int8 file.")
+    ] = None
+    speedup: Annotated[
+        float | None, budget(help="Instead of sizes: this many times as fast.")
+    ] = None
+    max_params: Annotated[
+        float | None, budget(help="Instead of sizes, or with a latency; as 5e6.")
+    ] = None
 
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class SettingOptions:
-    """The device and the setting of a latency budget. seq: tokens; None: the recipe's max_length."""
+    """The device and the setting of a latency budget. seq: tokens; None: the recipe's
+    max_length."""
 
     device: DeviceName = "local"
     threads: Threads = 1
     batch: Batch = 1
-    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: the recipe's max_length.")] = None
+    seq: Annotated[
+        int | None,
+        device_option(min=1, help="Tokens; default: the recipe's max_length."),
+    ] = None
 
 
 @check_arguments
@@ -253,29 +404,47 @@ class SettingOptions:
 class Int8Options:
     """The calibration and the form of an int8 file.
 
-    calibration   for static and smoothquant; None: the one that comes closest to fp32 (smoothquant: minmax)
+    calibration   for static and smoothquant; None: the one that comes closest to fp32
+                  (smoothquant: minmax)
     rows          rows of the train split to calibrate on
     form          fused for onnxruntime on CPUs, qdq for other runtimes
     """
 
     calibration: Annotated[
-        Literal["minmax", "percentile", "entropy"] | None, training(help="Use this instead of the nearest to fp32")
+        Literal["minmax", "percentile", "entropy"] | None,
+        training(help="Use this instead of the nearest to fp32"),
     ] = None
-    percentile: Annotated[float, training(min=50, max=100, help="For --calibration percentile.")] = 99.99
-    rows: Annotated[int, training(min=1, help="Calibrate on this many training rows.")] = 512
-    form: Annotated[Literal["fused", "qdq"], output(help="fused: onnxruntime on CPUs; qdq: others.")] = "fused"
-    reduce_range: Annotated[bool, output("--reduce-range", help="7-bit weights, for x86 without VNNI.")] = False
+    percentile: Annotated[
+        float, training(min=50, max=100, help="For --calibration percentile.")
+    ] = 99.99
+    rows: Annotated[
+        int, training(min=1, help="Calibrate on this many training rows.")
+    ] = 512
+    form: Annotated[
+        Literal["fused", "qdq"], output(help="fused: onnxruntime on CPUs; qdq: others.")
+    ] = "fused"
+    reduce_range: Annotated[
+        bool, output("--reduce-range", help="7-bit weights, for x86 without VNNI.")
+    ] = False
 
 
 @check_arguments
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """Choose how to read a checkpoint that is not a bundle: see `compress.exporters.checkpoint.load_source`."""
+    """Choose how to read a checkpoint that is not a bundle: see
+    `compress.exporters.checkpoint.load_source`."""
 
-    pair: Annotated[bool, data_option("--pair", help="A checkpoint's classifier reads two texts.")] = False
-    pool: Annotated[Literal["mean", "cls", "max"] | None, output(help="Pool an encoder's tokens into one vector.")] = (
-        None
-    )
-    normalise: Annotated[bool, output("--normalise", help="Normalise these vectors to length 1.")] = False
-    max_length: Annotated[int | None, output(min=1, help="Tokens of a checkpoint's longest text.")] = None
+    pair: Annotated[
+        bool, data_option("--pair", help="A checkpoint's classifier reads two texts.")
+    ] = False
+    pool: Annotated[
+        Literal["mean", "cls", "max"] | None,
+        output(help="Pool an encoder's tokens into one vector."),
+    ] = None
+    normalise: Annotated[
+        bool, output("--normalise", help="Normalise these vectors to length 1.")
+    ] = False
+    max_length: Annotated[
+        int | None, output(min=1, help="Tokens of a checkpoint's longest text.")
+    ] = None
     allow_pickle: AllowPickle = False

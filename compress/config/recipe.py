@@ -1,8 +1,9 @@
 """Define recipes: the numbers of a paper, as strict YAML loaded into frozen models.
 
-The name is the address: `tinybert` is `recipes/tinybert.yaml`; a path ends in .yaml. A loss `tinybert.attention` is
-the function `attention` of `compress/papers/tinybert.py`. All problems of a recipe are reported at once.
-This module imports neither torch nor transformers.
+The name is the address: `tinybert` is `recipes/tinybert.yaml`; a path ends in .yaml. A
+loss `tinybert.attention` is the function `attention` of `compress/papers/tinybert.py`.
+All problems of a recipe are reported at once. This module imports neither torch nor
+transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,20 +12,44 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from compress.arguments import NameLike, TokenCount, check_arguments, name_of, optional_name
+from compress.arguments import (
+    NameLike,
+    TokenCount,
+    check_arguments,
+    name_of,
+    optional_name,
+)
 from compress.config import user_code
-from compress.config.loader import explain, locate, override, plain_tree, resolve_extends
-from compress.config.stages import ALL_KINDS, TAGS, AnyStage, Effort, Frozen, Prune, Stage, StudentSpec
+from compress.config.loader import (
+    explain,
+    locate,
+    override,
+    plain_tree,
+    resolve_extends,
+)
+from compress.config.stages import (
+    ALL_KINDS,
+    TAGS,
+    AnyStage,
+    Effort,
+    Frozen,
+    Prune,
+    Stage,
+    StudentSpec,
+)
 from compress.errors import RecipeError, did_you_mean
 
 
 class Target(Frozen):
-    """The sizes that the prune stages aim at, or a budget that decides them. Empty: not known yet.
+    """The sizes that the prune stages aim at, or a budget that decides them. Empty: not
+    known yet.
 
-    layers ... bottleneck    counts, or shares below 1 of the teacher's; left out: the teacher's
+    layers ... bottleneck    counts, or shares below 1 of the teacher's; left out: the
+                             teacher's
 
-    max_latency_ms  the most milliseconds that one forward pass may take on `device` with `threads`, `batch` and `seq`
-                    tokens (left out: the last stage's max_length), as the file of this `precision`
+    max_latency_ms  the most milliseconds that one forward pass may take on `device`
+                    with `threads`, `batch` and `seq` tokens (left out: the last stage's
+                    max_length), as the file of this `precision`
     speedup         how many times faster than the teacher's own file of that precision
     max_params      the most parameters, those of the head included
     """
@@ -47,12 +72,18 @@ class Target(Frozen):
     @property
     def sizes(self) -> dict[str, float]:
         """Return the sizes that are set."""
-        return {name: value for name in SIZES if (value := getattr(self, name)) is not None}
+        return {
+            name: value for name in SIZES if (value := getattr(self, name)) is not None
+        }
 
     @property
     def budgets(self) -> dict[str, float]:
         """Return the budgets that are set."""
-        return {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
+        return {
+            name: value
+            for name in BUDGETS
+            if (value := getattr(self, name)) is not None
+        }
 
     @property
     def limits_time(self) -> bool:
@@ -63,9 +94,14 @@ class Target(Frozen):
     def _check_sizes_or_budget(self) -> "Target":
         if self.sizes and self.budgets:
             both = f"{', '.join(self.sizes)} and {', '.join(self.budgets)}"
-            raise ValueError(f"asks for {both}: give sizes, or a budget that decides the sizes")
+            raise ValueError(
+                f"asks for {both}: give sizes, or a budget that decides the sizes"
+            )
         if self.max_latency_ms is not None and self.speedup is not None:
-            raise ValueError("asks for max_latency_ms and speedup, which both limit the time: give one of them")
+            raise ValueError(
+                "asks for max_latency_ms and speedup, which both limit the time: give "
+                "one of them"
+            )
         return self
 
 
@@ -82,7 +118,8 @@ class Paper(Frozen):
 
 FINETUNE = {"finetune": "teacher", "epochs": "auto", "lr": "auto", "batch": 32}
 PUBLISHED_FINETUNE = FINETUNE | {"epochs": 3, "lr": 5e-5}
-"""Devlin et al. 2019, A.3: batch 16 or 32, Adam 5e-5, 3e-5 or 2e-5, 2 to 4 epochs, warm-up, decay 0.01."""
+"""Devlin et al. 2019, A.3: batch 16 or 32, Adam 5e-5, 3e-5 or 2e-5, 2 to 4 epochs,
+warm-up, decay 0.01."""
 TEACHER_LM = {
     "pretrain": "teacher-lm",
     "head": "masked_lm",
@@ -95,8 +132,9 @@ TEACHER_LM = {
     "lr": 5e-4,
     "evaluate": 1,
 }
-"""Measured (docs/LOG.md): the embedded teacher's head alone stays at the perplexity of word counts. More than 40 passes
-over the same text are worth nothing (Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6)."""
+"""Measured (docs/LOG.md): the embedded teacher's head alone stays at the perplexity of
+word counts. More than 40 passes over the same text are worth nothing (Muennighoff et
+al. 2023, arXiv:2305.16264, Sec. 6)."""
 WHOLE = StudentSpec.model_validate({"init": "teacher"})
 """A student that begins as the teacher itself."""
 
@@ -105,10 +143,12 @@ class Recipe(Frozen):
     """The `stages` that make a student, and the `student` they begin with.
 
     teacher       the stage that fine-tunes a teacher that has no head for the task
-    teacher_lm    the stage that trains a language model's head, if a stage needs one and the checkpoint has none; both
-                  results are kept for later runs
-    choose        when to choose this recipe; needs: what the user must provide; cost: how long it takes
-    target        the sizes or the budget of a recipe that prunes, whose student is the teacher itself
+    teacher_lm    the stage that trains a language model's head, if a stage needs one
+                  and the checkpoint has none; both results are kept for later runs
+    choose        when to choose this recipe; needs: what the user must provide; cost:
+                  how long it takes
+    target        the sizes or the budget of a recipe that prunes, whose student is the
+                  teacher itself
     """
 
     name: str
@@ -130,10 +170,20 @@ class Recipe(Frozen):
 
     @property
     def only_kind(self) -> str | None:
-        """Return the only kind of task that its terms are for; None if they are for several."""
-        terms = [term for stage in self.training if stage.data == "task" for term in stage.objective]
+        """Return the only kind of task that its terms are for; None if they are for
+        several."""
+        terms = [
+            term
+            for stage in self.training
+            if stage.data == "task"
+            for term in stage.objective
+        ]
         kinds = {term.only for term in terms}
-        return next(iter(kinds))[0] if len(kinds) == 1 and all(len(only) == 1 for only in kinds) else None
+        return (
+            next(iter(kinds))[0]
+            if len(kinds) == 1 and all(len(only) == 1 for only in kinds)
+            else None
+        )
 
     @property
     def pruning(self) -> tuple[Prune, ...]:
@@ -145,7 +195,10 @@ class Recipe(Frozen):
         names = [stage.name for stage in (self.teacher, self.teacher_lm, *self.stages)]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(f"two stages are called {', '.join(sorted(twice))}; each needs its own name")
+            raise ValueError(
+                f"two stages are called {', '.join(sorted(twice))}; each needs its own "
+                "name"
+            )
         return self
 
     @model_validator(mode="after")
@@ -153,37 +206,46 @@ class Recipe(Frozen):
         if not self.pruning:
             if self.target.model_fields_set:
                 raise ValueError(
-                    "target: no stage prunes: set the sizes of `student`, or take a recipe that prunes, as prune-taylor"
+                    "target: no stage prunes: set the sizes of `student`, or take a "
+                    "recipe that prunes, as prune-taylor"
                 )
             return self
         new = [stage.name for stage in self.training if stage.student is not None]
         if self.student != WHOLE or new:
             where = f"stage {new[0]}: student" if new else "student"
             raise ValueError(
-                f"{where}: a recipe that prunes begins with the teacher itself: expected `student: {{init: teacher}}`, "
-                "no sizes"
+                f"{where}: a recipe that prunes begins with the teacher itself: "
+                "expected `student: {init: teacher}`, no sizes"
             )
         ways = [stage.way for stage in self.pruning]
         if ways != sorted(set(ways)) or ways[-1] != 1:
             raise ValueError(
-                f"`way` of the prune stages is {', '.join(f'{way:g}' for way in ways)}; each goes further than the one "
-                "before, and the last all of the way, 1"
+                "`way` of the prune stages is "
+                f"{', '.join(f'{way:g}' for way in ways)}; each goes further than the "
+                "one before, and the last all of the way, 1"
             )
         return self
 
     @staticmethod
     @check_arguments
     def load(
-        name: NameLike, overrides: Sequence[str] = (), *, paper: bool = False, allow_code: NameLike | None = None
+        name: NameLike,
+        overrides: Sequence[str] = (),
+        *,
+        paper: bool = False,
+        allow_code: NameLike | None = None,
     ) -> "Recipe":
-        """Load `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
+        """Load `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value`
+        overrides, check everything.
 
-        paper        use the paper's own numbers, which stages have under `published`, instead of those that fit any
-                     data
-        allow_code   a folder, or an installed package, with the user's own functions that the recipe names; they are
-                     imported after all checks. By default none is imported
+        paper        use the paper's own numbers, which stages have under `published`,
+                     instead of those that fit any data
+        allow_code   a folder, or an installed package, with the user's own functions
+                     that the recipe names; they are imported after all checks. By
+                     default none is imported
 
-        Raises RecipeError with every problem found. `objective.check_terms`, which needs torch, looks up the losses.
+        Raises RecipeError with every problem found. `objective.check_terms`, which
+        needs torch, looks up the losses.
         """
         path = locate(name_of(name))
         tree = resolve_extends(path)
@@ -191,11 +253,20 @@ class Recipe(Frozen):
         for line in overrides:
             override(tree, line, ALL_KINDS)
         tree.setdefault("name", path.stem)
-        for key, default in (("teacher", PUBLISHED_FINETUNE if paper else FINETUNE), ("teacher_lm", TEACHER_LM)):
+        for key, default in (
+            ("teacher", PUBLISHED_FINETUNE if paper else FINETUNE),
+            ("teacher_lm", TEACHER_LM),
+        ):
             own = {} if tree.get(key) is None else tree[key]
             if isinstance(own, dict):
-                lasts = {"steps", "max_epochs"} if {"steps", "epochs"} & own.keys() else set[str]()
-                own = {name: value for name, value in default.items() if name not in lasts} | own
+                lasts = (
+                    {"steps", "max_epochs"}
+                    if {"steps", "epochs"} & own.keys()
+                    else set[str]()
+                )
+                own = {
+                    name: value for name, value in default.items() if name not in lasts
+                } | own
             tree[key] = own
         try:
             recipe = Recipe.model_validate(tree)
@@ -203,11 +274,16 @@ class Recipe(Frozen):
             problems += explain(path.name, error, _settings_at, tags=TAGS)
         if problems:
             raise RecipeError(sorted(set(problems)))
-        return recipe if allow_code is None else user_code.load(recipe, optional_name(allow_code))
+        return (
+            recipe
+            if allow_code is None
+            else user_code.load(recipe, optional_name(allow_code))
+        )
 
     @check_arguments
     def free_suffix(self, suffix: str) -> str:
-        """Return `suffix` after as many hyphens as it takes for no stage's name with it to be another stage's name."""
+        """Return `suffix` after as many hyphens as it takes for no stage's name with it
+        to be another stage's name."""
         names = {stage.name for stage in self.stages}
         while any(name + suffix in names for name in names):
             suffix = f"-{suffix}"
@@ -215,47 +291,77 @@ class Recipe(Frozen):
 
     @check_arguments
     def with_length(self, fitting: TokenCount) -> "Recipe":
-        """Return the recipe with this length in every stage whose `max_length` is auto."""
+        """Return the recipe with this length in every stage whose `max_length` is
+        auto."""
         stages = tuple(stage.with_length(fitting) for stage in self.stages)
-        return self.model_copy(update={"teacher": self.teacher.with_length(fitting), "stages": stages})
+        return self.model_copy(
+            update={"teacher": self.teacher.with_length(fitting), "stages": stages}
+        )
 
     @check_arguments
     def with_effort(self, effort: Effort) -> "Recipe":
         """Return the recipe with its open-ended stages at this effort."""
         update = {"effort": effort}
-        stages = tuple(stage.model_copy(update=update) if isinstance(stage, Stage) else stage for stage in self.stages)
-        return self.model_copy(update={"teacher": self.teacher.model_copy(update=update), "stages": stages})
+        stages = tuple(
+            stage.model_copy(update=update) if isinstance(stage, Stage) else stage
+            for stage in self.stages
+        )
+        return self.model_copy(
+            update={"teacher": self.teacher.model_copy(update=update), "stages": stages}
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return the recipe as plain data, defaults included."""
-        tree = self.model_dump(exclude={"stages", "teacher", "teacher_lm", "student", "target"})
+        tree = self.model_dump(
+            exclude={"stages", "teacher", "teacher_lm", "student", "target"}
+        )
         tree["student"] = self.student.plain()
-        tree["teacher"], tree["teacher_lm"] = self.teacher.plain(), self.teacher_lm.plain()
+        tree["teacher"], tree["teacher_lm"] = (
+            self.teacher.plain(),
+            self.teacher_lm.plain(),
+        )
         if self.pruning or self.target.model_fields_set:
             tree["target"] = self.target.model_dump(exclude_none=True)
         tree["stages"] = [stage.plain() for stage in self.stages]
         return {key: plain_tree(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
-        """Return the resolved recipe as YAML. Loading it again gives an equal recipe."""
-        return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
+        """Return the resolved recipe as YAML. Loading it again gives an equal
+        recipe."""
+        return yaml.safe_dump(
+            self.plain(), sort_keys=False, allow_unicode=True, width=120
+        )
 
 
 def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str]:
-    """Remove `published` from student and stages in place, and apply it if `paper`. Return the problems."""
+    """Remove `published` from student and stages in place, and apply it if `paper`.
+    Return the problems."""
     stages = tree["stages"] if isinstance(tree.get("stages"), list) else []
-    places: list[tuple[str, Any, type[Frozen]]] = [(f"stages[{at}]", stage, Stage) for at, stage in enumerate(stages)]
-    kinds: dict[str, type[Frozen]] = {"teacher": Stage, "teacher_lm": Stage, "student": StudentSpec}
+    places: list[tuple[str, Any, type[Frozen]]] = [
+        (f"stages[{at}]", stage, Stage) for at, stage in enumerate(stages)
+    ]
+    kinds: dict[str, type[Frozen]] = {
+        "teacher": Stage,
+        "teacher_lm": Stage,
+        "student": StudentSpec,
+    }
     problems: list[str] = []
-    for where, settings, kind in [*places, *((name, tree.get(name), kind) for name, kind in kinds.items())]:
+    for where, settings, kind in [
+        *places,
+        *((name, tree.get(name), kind) for name, kind in kinds.items()),
+    ]:
         if not isinstance(settings, dict):
             continue
         published = settings.pop("published", {})
         if not isinstance(published, dict):
-            problems.append(f"{file}: {where}.published: expected a mapping of settings, found {published!r}")
+            problems.append(
+                f"{file}: {where}.published: expected a mapping of settings, found "
+                f"{published!r}"
+            )
         elif unknown := published.keys() - kind.model_fields.keys():
             problems += [
-                f"{file}: {where}.published.{name}: no such setting.{did_you_mean(str(name), kind.model_fields)}"
+                f"{file}: {where}.published.{name}: no such "
+                f"setting.{did_you_mean(str(name), kind.model_fields)}"
                 for name in unknown
             ]
         elif paper:
@@ -267,24 +373,41 @@ def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
     """Return the settings that are allowed at a location."""
     if "student" in loc[:-1]:
         return StudentSpec.model_fields
-    inner: dict[str, type[Frozen]] = {"teacher": Stage, "teacher_lm": Stage, "paper": Paper, "target": Target}
+    inner: dict[str, type[Frozen]] = {
+        "teacher": Stage,
+        "teacher_lm": Stage,
+        "paper": Paper,
+        "target": Target,
+    }
     inner["stages"] = Prune if TAGS[1] in loc else Stage
     return (inner.get(str(loc[0]), Recipe) if len(loc) > 1 else Recipe).model_fields
 
 
 def spec_of(recipe: Recipe, stage: AnyStage) -> StudentSpec | None:
-    """Return the student that a stage builds: its own, in the first stage the recipe's, else None."""
+    """Return the student that a stage builds: its own, in the first stage the recipe's,
+    else None."""
     if isinstance(stage, Stage) and stage.student is not None:
         return stage.student
     return recipe.student if stage is recipe.stages[0] else None
 
 
 def ancestor(stages: Sequence[AnyStage], stage: Stage) -> AnyStage:
-    """Return the stage that `teacher: previous` means: the one before the latest that began with a new student."""
+    """Return the stage that `teacher: previous` means: the one before the latest that
+    began with a new student."""
     until = stages[: stages.index(stage) + 1]
-    new = max((at for at, each in enumerate(until) if isinstance(each, Stage) and each.student is not None), default=0)
+    new = max(
+        (
+            at
+            for at, each in enumerate(until)
+            if isinstance(each, Stage) and each.student is not None
+        ),
+        default=0,
+    )
     if new == 0:
         raise RecipeError(
-            [f"stage {stage.name}: `teacher: previous` needs a stage with `student:` after another stage"]
+            [
+                f"stage {stage.name}: `teacher: previous` needs a stage with "
+                "`student:` after another stage"
+            ]
         )
     return stages[new - 1]

@@ -1,8 +1,9 @@
-"""Resolve the functions that a recipe names by address, with options: `{by: bert.mask, rate: 0.15}`.
+"""Resolve the functions that a recipe names by address, with options: `{by: bert.mask,
+rate: 0.15}`.
 
-`paper.function` is a function or class of `compress/papers/paper.py`. `module.function` is the user's own code, which
-runs only with permission (`user_code`). Options are keyword-only parameters. This module imports neither torch nor
-transformers.
+`paper.function` is a function or class of `compress/papers/paper.py`. `module.function`
+is the user's own code, which runs only with permission (`user_code`). Options are
+keyword-only parameters. This module imports neither torch nor transformers.
 """
 
 import inspect
@@ -21,7 +22,8 @@ from compress.errors import ObjectiveError, did_you_mean
 
 @dataclass(frozen=True)
 class Call:
-    """A function by its address, and its options. code: the user's own function, once it has been imported."""
+    """A function by its address, and its options. code: the user's own function, once
+    it has been imported."""
 
     by: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -29,12 +31,14 @@ class Call:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Return the function or class to call. Raises ObjectiveError if it does not exist."""
+        """Return the function or class to call. Raises ObjectiveError if it does not
+        exist."""
         return self.code or find(self.by)
 
     @property
     def unresolved(self) -> bool:
-        """Return True if this is the user's own function and has not been imported yet."""
+        """Return True if this is the user's own function and has not been imported
+        yet."""
         return self.code is None and is_user_code(self.by)
 
     @property
@@ -56,16 +60,26 @@ def parse(line: object) -> Call:
     if isinstance(line, str):
         return Call(check_address(line))
     if not isinstance(line, Mapping) or not isinstance(line.get("by"), str):
-        raise ValueError(f"expected `paper.function` or `{{by: paper.function, option: value}}`, found {line!r}")
-    return Call(check_address(line["by"]), {str(key): value for key, value in line.items() if key != "by"})
+        raise ValueError(
+            "expected `paper.function` or `{by: paper.function, option: value}`, found "
+            f"{line!r}"
+        )
+    return Call(
+        check_address(line["by"]),
+        {str(key): value for key, value in line.items() if key != "by"},
+    )
 
 
 def check_address(name: str) -> str:
-    """Return `name`. Raises ValueError unless it reads as `paper.function` or `module.function`."""
+    """Return `name`. Raises ValueError unless it reads as `paper.function` or
+    `module.function`."""
     parts = name.split(".")
     words = all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
     if not words or len(parts) < 2 or any(part.startswith("__") for part in parts):
-        raise ValueError(f"{name!r} names no function: expected `paper.function`, or `module.function` of your own")
+        raise ValueError(
+            f"{name!r} names no function: expected `paper.function`, or "
+            "`module.function` of your own"
+        )
     return name
 
 
@@ -73,7 +87,11 @@ def papers() -> list[str]:
     """List the paper modules, whose functions a recipe may name."""
     import compress.papers
 
-    return [module.name for module in iter_modules(compress.papers.__path__) if module.name != "reading"]
+    return [
+        module.name
+        for module in iter_modules(compress.papers.__path__)
+        if module.name != "reading"
+    ]
 
 
 def is_user_code(name: str) -> bool:
@@ -82,10 +100,12 @@ def is_user_code(name: str) -> bool:
 
 
 def find(name: str, *, called: str = "function", mark: str | None = None) -> Any:
-    """Import what `paper.function` names; nothing but papers is ever imported. Raises ObjectiveError.
+    """Import what `paper.function` names; nothing but papers is ever imported. Raises
+    ObjectiveError.
 
     called   what error messages call it
-    mark     the attribute that a function must have to count, such as `reading` for losses
+    mark     the attribute that a function must have to count, such as `reading` for
+             losses
     """
     paper, _, function = name.rpartition(".")
     if is_user_code(name):
@@ -94,23 +114,28 @@ def find(name: str, *, called: str = "function", mark: str | None = None) -> Any
     def is_nameable(value: Any) -> bool:
         if mark is not None:
             return hasattr(value, mark)
-        ours = str(getattr(value, "__module__", "")).startswith("compress.")  # not what a paper imports from libraries
+        # not what a paper imports from libraries
+        ours = str(getattr(value, "__module__", "")).startswith("compress.")
         return ours and (inspect.isfunction(value) or inspect.isclass(value))
 
     members = vars(import_module(f"compress.papers.{paper}"))
     if function not in members or not is_nameable(members[function]):
-        known = [f"{paper}.{name}" for name, value in members.items() if is_nameable(value)]
+        known = [
+            f"{paper}.{name}" for name, value in members.items() if is_nameable(value)
+        ]
         raise ObjectiveError(f"no {called} {name!r}.{did_you_mean(name, known)}")
     return members[function]
 
 
 def describe_unknown(name: str) -> str:
-    """Describe an address that belongs to no paper, and how to allow the user's own code."""
+    """Describe an address that belongs to no paper, and how to allow the user's own
+    code."""
     paper = name.rpartition(".")[0]
     hint = did_you_mean(paper, papers()) if "." not in paper else ""
     return (
-        f"{name!r}: no paper {paper!r}.{hint} Your own code runs only where you name its folder: --allow-code FOLDER; "
-        "in Python allow_code=FOLDER, or Term(function)"
+        f"{name!r}: no paper {paper!r}.{hint} Your own code runs only where you name "
+        "its folder: --allow-code FOLDER; in Python allow_code=FOLDER, or "
+        "Term(function)"
     )
 
 
@@ -121,7 +146,11 @@ def source_files(function: Callable[..., Any] | None) -> list[Path]:
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:  # a callable object, or a function written in C
-        file = inspect.getsourcefile(type(function)) if type(function).__module__ != "builtins" else None
+        file = (
+            inspect.getsourcefile(type(function))
+            if type(function).__module__ != "builtins"
+            else None
+        )
     return [Path(file)] if file and Path(file).is_file() else []
 
 
@@ -139,33 +168,50 @@ def check(call: Call, where: str, *, given: Iterable[str] = ()) -> list[str]:
     """
     try:
         function = call.function
-        known = {name: each for name, each in options(function).items() if name not in given}
+        known = {
+            name: each for name, each in options(function).items() if name not in given
+        }
     except ObjectiveError as error:
         return [f"{where}: {error}"]
-    except (TypeError, ValueError):  # raised by inspect for what is not callable, or written in C
+    except (TypeError, ValueError):
+        # raised by inspect for what is not callable, or written in C
         return [f"{where}: {call.by}: expected a function written in Python"]
-    return [f"{where}: {call.by}{problem}" for problem in check_options(call.options, known)]
+    return [
+        f"{where}: {call.by}{problem}" for problem in check_options(call.options, known)
+    ]
 
 
 def check_options(
-    given: Mapping[str, Any], known: Mapping[str, inspect.Parameter], more: Iterable[str] = ()
+    given: Mapping[str, Any],
+    known: Mapping[str, inspect.Parameter],
+    more: Iterable[str] = (),
 ) -> list[str]:
-    """List what is wrong with the options of a line: unknown names, missing ones, values of a wrong type.
+    """List what is wrong with the options of a line: unknown names, missing ones,
+    values of a wrong type.
 
     more   other settings that such a line may have, offered when a name is misspelt
     """
-    problems = [f" has no option {name!r}.{did_you_mean(name, [*known, *more])}" for name in given if name not in known]
+    problems = [
+        f" has no option {name!r}.{did_you_mean(name, [*known, *more])}"
+        for name in given
+        if name not in known
+    ]
     for name, parameter in known.items():
         if name not in given:
             if parameter.default is parameter.empty:
                 problems.append(f" needs the option {name!r}")
             continue
-        if parameter.annotation is parameter.empty or isinstance(parameter.annotation, str):
+        if parameter.annotation is parameter.empty or isinstance(
+            parameter.annotation, str
+        ):
             continue
         try:
             TypeAdapter(parameter.annotation).validate_python(given[name])
-        except PydanticSchemaGenerationError:  # an annotation that pydantic cannot check
+        except PydanticSchemaGenerationError:
+            # an annotation that pydantic cannot check
             continue
         except ValidationError as error:
-            problems.append(f": {name}: {error.errors()[0]['msg']}, found {given[name]!r}")
+            problems.append(
+                f": {name}: {error.errors()[0]['msg']}, found {given[name]!r}"
+            )
     return problems

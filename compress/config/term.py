@@ -1,4 +1,5 @@
-"""Define a term of an objective: a loss, its weight, and the layers of student and teacher that it compares."""
+"""Define a term of an objective: a loss, its weight, and the layers of student and
+teacher that it compares."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,7 +13,8 @@ from compress.values import ArgumentCheck, Range
 
 LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]
 MOST_WEIGHT = 1e6
-"""The papers' weights lie between 0.1 and 100; much larger ones overflow float32 in the sum."""
+"""The papers' weights lie between 0.1 and 100; much larger ones overflow float32 in the
+sum."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,26 @@ class LossCheck(ArgumentCheck):
 @check_arguments
 @dataclass(frozen=True, init=False)
 class Term:
-    """weight * loss(student signal, teacher signal), summed over the mapped layers (a few losses take their mean).
+    """weight * loss(student signal, teacher signal), summed over the mapped layers (a
+    few losses take their mean).
 
         Term("tinybert.hidden", weight=0.5, layers="last", project=True)
         Term(margin, reads="logits", temperature=2.0)
 
-    loss      `paper.function` (compress/papers/paper.py), `module.function` of your own, or the function itself
+    loss      `paper.function` (compress/papers/paper.py), `module.function` of your
+              own, or the function itself
     weight    factor of this term in the objective
-    layers    for losses on layers: a named map (see `objective.layer_pairs`) or explicit 0-based
-              [student, teacher] pairs; negative numbers count from the end
-    project   True: one learned linear map, student width -> teacher width, for all layers of this term;
-              a name: the same, shared by all terms with this name; False: the widths must agree
+    layers    for losses on layers: a named map (see `objective.layer_pairs`) or
+              explicit 0-based [student, teacher] pairs; negative numbers count from the
+              end
+    project   True: one learned linear map, student width -> teacher width, for all
+              layers of this term; a name: the same, shared by all terms with this name;
+              False: the widths must agree
     only      the kinds of task that this term is for; empty: all
-    reads     the signal that a function of your own compares, unless it is marked with `compress.reads`
-    options   keyword arguments of the loss; further keywords of a term are added to them
+    reads     the signal that a function of your own compares, unless it is marked with
+              `compress.reads`
+    options   keyword arguments of the loss; further keywords of a term are added to
+              them
     code      your own function named by `loss`, once it has been imported
     """
 
@@ -76,14 +84,22 @@ class Term:
         code: Callable[..., Any] | None = None,
         **more: Any,
     ) -> None:
-        """Set the fields. Raises ArgumentError, as a line of YAML with these values does.
+        """Set the fields. Raises ArgumentError, as a line of YAML with these values
+        does.
 
-        `more` hides no typo: objective.check_terms checks options against the loss's signature.
+        `more` hides no typo: objective.check_terms checks options against the loss's
+        signature.
         """
         values = {
-            "loss": loss, "weight": float(weight), "layers": layers, "project": project, "only": only, "reads": reads,
-            "options": {**(options or {}), **more}, "code": code,
-        }  # fmt: skip
+            "loss": loss,
+            "weight": float(weight),
+            "layers": layers,
+            "project": project,
+            "only": only,
+            "reads": reads,
+            "options": {**(options or {}), **more},
+            "code": code,
+        }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -93,26 +109,42 @@ class Term:
         if isinstance(self.loss, str):
             return self.loss
         home, called = (
-            getattr(self.loss, name, None) or getattr(type(self.loss), name) for name in ("__module__", "__qualname__")
+            getattr(self.loss, name, None) or getattr(type(self.loss), name)
+            for name in ("__module__", "__qualname__")
         )
         return f"{home.removeprefix('compress.papers.')}.{called}"
 
     @property
     def unresolved(self) -> bool:
-        """Return True if this is the user's own function and has not been imported yet."""
-        return self.code is None and isinstance(self.loss, str) and is_user_code(self.loss)
+        """Return True if this is the user's own function and has not been imported
+        yet."""
+        return (
+            self.code is None and isinstance(self.loss, str) and is_user_code(self.loss)
+        )
 
     def serves(self, kind: str | None) -> bool:
         return not self.only or kind is None or kind in self.only
 
     def plain(self) -> dict[str, Any]:
-        """Return the line of YAML: the settings that differ from their defaults, and the options."""
-        changed = {name: getattr(self, name) for name in SETTINGS[1:] if getattr(self, name) != getattr(Term, name)}
-        return {"loss": self.name} | {key: plain_tree(value) for key, value in changed.items()} | dict(self.options)
+        """Return the line of YAML: the settings that differ from their defaults, and
+        the options."""
+        changed = {
+            name: getattr(self, name)
+            for name in SETTINGS[1:]
+            if getattr(self, name) != getattr(Term, name)
+        }
+        return (
+            {"loss": self.name}
+            | {key: plain_tree(value) for key, value in changed.items()}
+            | dict(self.options)
+        )
 
 
-SETTINGS = tuple(each.name for each in fields(Term) if each.name not in ("options", "code"))
-"""The settings of a term in YAML; every other key of its line is an option of the loss."""
+SETTINGS = tuple(
+    each.name for each in fields(Term) if each.name not in ("options", "code")
+)
+"""The settings of a term in YAML; every other key of its line is an option of the
+loss."""
 
 
 def parse(line: object) -> Term:
@@ -123,7 +155,9 @@ def parse(line: object) -> Term:
     if isinstance(line, Term):
         return line
     if not isinstance(line, Mapping) or "loss" not in line:
-        raise ValueError(f"expected a mapping with `loss: paper.function`, found {line!r}")
+        raise ValueError(
+            f"expected a mapping with `loss: paper.function`, found {line!r}"
+        )
     settings = {str(key): value for key, value in line.items() if key in SETTINGS}
     options = {str(key): value for key, value in line.items() if key not in SETTINGS}
     if problems := find_problems(Term, settings):

@@ -1,8 +1,10 @@
-"""Import the user's own functions that a recipe names: last, and only from where the user allows it.
+"""Import the user's own functions that a recipe names: last, and only from where the
+user allows it.
 
-A recipe that names `module.function` is a program. None of it runs until everything else about a command has been
-checked, and then only modules under the folder, or of the installed package, that the user named. This module imports
-neither torch nor transformers.
+A recipe that names `module.function` is a program. None of it runs until everything
+else about a command has been checked, and then only modules under the folder, or of the
+installed package, that the user named. This module imports neither torch nor
+transformers.
 """
 
 import importlib
@@ -25,22 +27,30 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def check(settings: BaseModel, allowed: str | Path | None) -> None:
-    """Raise RecipeError if a recipe names the user's own code without permission; nothing is imported."""
+    """Raise RecipeError if a recipe names the user's own code without permission;
+    nothing is imported."""
     if allowed is not None:
         _find_root(allowed)
     elif lines := dict(_find_unresolved(settings)):
-        raise RecipeError([
-            f"{_name(settings)}: {where}: no {'loss' if isinstance(line, Term) else 'function'} "
-            f"{describe_unknown(line.name)}" for where, line in lines.items()
-        ])  # fmt: skip
+        raise RecipeError(
+            [
+                f"{_name(settings)}: {where}: no "
+                f"{'loss' if isinstance(line, Term) else 'function'} "
+                f"{describe_unknown(line.name)}"
+                for where, line in lines.items()
+            ]
+        )
 
 
 def load(settings: Settings, allowed: str | Path | None) -> Settings:
-    """Import the user's own functions that a recipe, or a space, names; return it with the functions in its lines.
+    """Import the user's own functions that a recipe, or a space, names; return it with
+    the functions in its lines.
 
-    allowed   a folder whose modules may run, or the name of an installed package; None: nothing may run
+    allowed   a folder whose modules may run, or the name of an installed package; None:
+              nothing may run
 
-    Raises RecipeError with every problem: code that is not allowed, does not exist, or fails when it is imported.
+    Raises RecipeError with every problem: code that is not allowed, does not exist, or
+    fails when it is imported.
     """
     check(settings, allowed)
     lines = dict(_find_unresolved(settings))
@@ -54,7 +64,9 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
         try:
             functions[line.name] = _import(line.name, root)
         except RecipeError as error:
-            problems += [f"{_name(settings)}: {where}: {problem}" for problem in error.problems]
+            problems += [
+                f"{_name(settings)}: {where}: {problem}" for problem in error.problems
+            ]
     if problems:
         raise RecipeError(problems)
     resolved: Settings = _with_functions(settings, functions)
@@ -62,9 +74,16 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
 
 
 def digests(settings: BaseModel) -> dict[str, str] | None:
-    """Return a digest of the file of each of the user's functions in a recipe; None if it has none."""
-    lines = {line.name: line.code for _, line in _find_lines(settings) if line.code is not None}
-    return {name: io.hash_files(source_files(code)) for name, code in sorted(lines.items())} or None
+    """Return a digest of the file of each of the user's functions in a recipe; None if
+    it has none."""
+    lines = {
+        line.name: line.code
+        for _, line in _find_lines(settings)
+        if line.code is not None
+    }
+    return {
+        name: io.hash_files(source_files(code)) for name, code in sorted(lines.items())
+    } or None
 
 
 def _import(address: str, root: Path) -> Callable[..., Any]:
@@ -72,19 +91,33 @@ def _import(address: str, root: Path) -> Callable[..., Any]:
     _check_place(module, root)
     try:
         function = getattr(importlib.import_module(module), name, None)
-    except (Exception, SystemExit) as error:  # a module may raise anything, and must not end the process
+    except (Exception, SystemExit) as error:
+        # a module may raise anything, and must not end the process
         problem = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise RecipeError(
-            [f"{address!r}: importing {module} failed: {problem}{_describe_line(error, root)}"]
+            [
+                f"{address!r}: importing {module} failed: "
+                f"{problem}{_describe_line(error, root)}"
+            ]
         ) from error
     if not callable(function):
-        known = [each for each, value in vars(sys.modules[module]).items() if callable(value) and each[0] != "_"]
-        raise RecipeError([f"{address!r}: {module} has no function {name!r}.{did_you_mean(name, known)}"])
+        known = [
+            each
+            for each, value in vars(sys.modules[module]).items()
+            if callable(value) and each[0] != "_"
+        ]
+        raise RecipeError(
+            [
+                f"{address!r}: {module} has no function "
+                f"{name!r}.{did_you_mean(name, known)}"
+            ]
+        )
     return cast("Callable[..., Any]", function)
 
 
 def _check_place(module: str, root: Path) -> None:
-    """Raise RecipeError unless this module would be imported from under `root`. Nothing runs to find that out."""
+    """Raise RecipeError unless this module would be imported from under `root`. Nothing
+    runs to find that out."""
     top = module.partition(".")[0]
     importlib.invalidate_caches()
     try:
@@ -92,21 +125,38 @@ def _check_place(module: str, root: Path) -> None:
     except ValueError:  # an imported module without a __spec__
         spec = None
     if spec is None:
-        known = [each.stem for each in root.iterdir() if each.suffix == ".py" or each.is_dir()]
-        raise RecipeError([f"{module!r}: there is no module {top!r} in {root}.{did_you_mean(top, known)}"])
-    places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
-    if not places or not all(Path(place).parent.resolve().is_relative_to(root) for place in places):
+        known = [
+            each.stem
+            for each in root.iterdir()
+            if each.suffix == ".py" or each.is_dir()
+        ]
+        raise RecipeError(
+            [
+                f"{module!r}: there is no module {top!r} in "
+                f"{root}.{did_you_mean(top, known)}"
+            ]
+        )
+    places = (
+        [spec.origin]
+        if spec.has_location and spec.origin
+        else list(spec.submodule_search_locations or [])
+    )
+    if not places or not all(
+        Path(place).parent.resolve().is_relative_to(root) for place in places
+    ):
         where = places[0] if places else "Python itself"
         raise RecipeError(
             [
-                f"{module!r}: is not in {root}, which --allow-code names, but in {where}: rename your module; "
-                f"an installed package is allowed by its own name, as in --allow-code {top}"
+                f"{module!r}: is not in {root}, which --allow-code names, but in "
+                f"{where}: rename your module; an installed package is allowed by its "
+                f"own name, as in --allow-code {top}"
             ]
         )
 
 
 def _find_root(allowed: str | Path) -> Path:
-    """Return the folder whose modules may run. Raises RecipeError if it does not exist."""
+    """Return the folder whose modules may run. Raises RecipeError if it does not
+    exist."""
     folder = Path(allowed).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -115,14 +165,23 @@ def _find_root(allowed: str | Path) -> Path:
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.submodule_search_locations:
             return Path(next(iter(spec.submodule_search_locations))).resolve()
-    raise RecipeError([f"--allow-code {allowed}: there is no such folder; expected the folder of your modules"])
+    raise RecipeError(
+        [
+            f"--allow-code {allowed}: there is no such folder; expected the folder of "
+            "your modules"
+        ]
+    )
 
 
 def _describe_line(error: BaseException, root: Path) -> str:
     """Describe where in the user's code an error was raised."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno})"
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).is_relative_to(root)]
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if Path(each.filename).is_relative_to(root)
+    ]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
@@ -152,7 +211,9 @@ def _with_functions(value: Any, functions: dict[str, Callable[..., Any]]) -> Any
     if isinstance(value, BaseModel):
         inner = {name: getattr(value, name) for name in type(value).model_fields}
         changed = {
-            name: _with_functions(each, functions) for name, each in inner.items() if any(_find_unresolved(each))
+            name: _with_functions(each, functions)
+            for name, each in inner.items()
+            if any(_find_unresolved(each))
         }
         return value.model_copy(update=changed)
     return value

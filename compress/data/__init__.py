@@ -13,6 +13,7 @@ __all__ = ["METRICS", "Kind", "Task", "TaskData", "load_task"]
 def __getattr__(name: str) -> object:
     if name != "load_task":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from compress.data.load import load_task  # pyarrow and datasets: not for commands that only need the types
+    # pyarrow and datasets: not for commands that only need the types
+    from compress.data.load import load_task
 
     return load_task

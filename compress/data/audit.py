@@ -1,7 +1,8 @@
-"""Describe the splits of a task, and find faults that no single row shows: splits that share rows, classes spelled in
-two ways, texts that cannot be told apart.
+"""Describe the splits of a task, and find faults that no single row shows: splits that
+share rows, classes spelled in two ways, texts that cannot be told apart.
 
-Texts count as the same if only case and spaces differ. What makes scores worthless is refused, or noted as a WARNING.
+Texts count as the same if only case and spaces differ. What makes scores worthless is
+refused, or noted as a WARNING.
 """
 
 from __future__ import annotations
@@ -26,86 +27,132 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LOUD: Final = 0.1
-"""The share of a split from which a fault is a warning: it then changes a score by points."""
+"""The share of a split from which a fault is a warning: it then changes a score by
+points."""
 FEW_ROWS: Final = 30
 """A smaller split gets a note: at 30 rows an accuracy of 0.5 is uncertain by 0.18."""
 MOST_TEXTS: Final = 2000
-"""Texts on which a tokenizer is measured: they give its share of unknown tokens to about a tenth of a point."""
+"""Texts on which a tokenizer is measured: they give its share of unknown tokens to
+about a tenth of a point."""
 
 Keys = NDArray[np.int64]
 
 _CONSEQUENCES: Final[Mapping[tuple[str, str], str]] = {
-    ("train", "validation"): "checkpoints are chosen, and int8 is judged, by rows that were learned",
-    ("train", "test"): "the score on test is too high, because these answers were learned",
-    ("validation", "test"): "the score on test is too high, because checkpoints were chosen by these rows",
+    (
+        "train",
+        "validation",
+    ): "checkpoints are chosen, and int8 is judged, by rows that were learned",
+    (
+        "train",
+        "test",
+    ): "the score on test is too high, because these answers were learned",
+    (
+        "validation",
+        "test",
+    ): "the score on test is too high, because checkpoints were chosen by these rows",
 }
 
 
 def audit(data: TaskData) -> TaskData:
-    """Add notes on the faults of its splits to a task. DataError if the test split is the training split."""
+    """Add notes on the faults of its splits to a task. DataError if the test split is
+    the training split."""
     splits, task = _splits(data), data.task
     keys = {role: row_keys(split) for role, split in splits.items()}
     train = keys["train"]
     trained = (np.sort(train), np.sort(np.concatenate([train, keys["validation"]])))
-    if "test" in keys and any(np.array_equal(np.sort(keys["test"]), rows) for rows in trained):
+    if "test" in keys and any(
+        np.array_equal(np.sort(keys["test"]), rows) for rows in trained
+    ):
         raise DataError(
-            f"{data.name}: the test split is the training split ({len(keys['test']):,} rows), so its score would only "
-            "measure how well the answers are remembered. Provide other rows for the test split, or none."
+            f"{data.name}: the test split is the training split ({len(keys['test']):,} "
+            "rows), so its score would only measure how well the answers are "
+            "remembered. Provide other rows for the test split, or none."
         )
     if not task.tokenwise and len(train) > 1 and (train == train[0]).all():
         raise DataError(
-            f"{data.name}: all {len(train):,} training rows have the same text. Name another column with --text."
+            f"{data.name}: all {len(train):,} training rows have the same text. Name "
+            "another column with --text."
         )
     notes = list(data.notes)
     if task.kind != "embedding":  # passages may be shared
         for one, other, count, share in _shared_rows(keys):
             notes.append(
-                f"{'WARNING: ' if share >= LOUD else ''}{count:,} of {len(keys[other]):,} rows of {other} "
-                f"({share:.1%}) are in {one} too: {_CONSEQUENCES[one, other]}. Remove them from {one}"
+                f"{'WARNING: ' if share >= LOUD else ''}{count:,} of "
+                f"{len(keys[other]):,} rows of {other} ({share:.1%}) are in {one} too: "
+                f"{_CONSEQUENCES[one, other]}. Remove them from {one}"
             )
     sizes = {role: len(split_keys) for role, split_keys in keys.items()}
     unit, units = "row", "rows"
     if task.kind == "ranking":
-        sizes = {role: len(set(split["query"][:])) for role, split in splits.items() if role != "train"}
+        sizes = {
+            role: len(set(split["query"][:]))
+            for role, split in splits.items()
+            if role != "train"
+        }
         unit, units = "query", "queries"
     for role, size in sizes.items():
         if role != "train" and size < FEW_ROWS:
             notes.append(
-                f"{role} has {size} {units if size > 1 else unit}: each is {100 / size:.0f} points of a score, which "
-                f"is uncertain by up to {98 / size**0.5:.0f} points (95%)"
+                f"{role} has {size} {units if size > 1 else unit}: each is "
+                f"{100 / size:.0f} points of a score, which is uncertain by up to "
+                f"{98 / size**0.5:.0f} points (95%)"
             )
     if task.labels:
-        counts = {role: class_counts(task, split) for role, split in splits.items() if _is_labelled(task, split)}
-        notes += [*_find_spelled_twice(task, counts), *_find_missing_classes(task, counts)]
-    if task.kind == "classification" and not task.pair and "label" in data.train.column_names:
+        counts = {
+            role: class_counts(task, split)
+            for role, split in splits.items()
+            if _is_labelled(task, split)
+        }
+        notes += [
+            *_find_spelled_twice(task, counts),
+            *_find_missing_classes(task, counts),
+        ]
+    if (
+        task.kind == "classification"
+        and not task.pair
+        and "label" in data.train.column_names
+    ):
         names = np.array([_key((label,)) for label in task.labels], np.int64)
         count = int((names[data.train.data.table["label"].to_numpy()] == train).sum())
         if count / len(train) >= LOUD:
             notes.append(
-                f"WARNING: {count:,} of {len(train):,} training texts are the name of their class: is --text the right "
-                "column?"
+                f"WARNING: {count:,} of {len(train):,} training texts are the name of "
+                "their class: is --text the right column?"
             )
     return replace(data, notes=tuple(dict.fromkeys(notes)))
 
 
 def _splits(data: TaskData) -> dict[str, Dataset]:
-    return {"train": data.train, "validation": data.validation} | ({"test": data.test} if data.test else {})
+    return {"train": data.train, "validation": data.validation} | (
+        {"test": data.test} if data.test else {}
+    )
 
 
 def row_keys(split: Dataset) -> Keys:
-    """Compute a number for each row, the same for equal texts and almost never for different ones."""
+    """Compute a number for each row, the same for equal texts and almost never for
+    different ones."""
     return np.fromiter(map(_key, texts(split)), np.int64, len(split))
 
 
-def texts(split: Dataset, rows: Sequence[int] | None = None) -> Iterator[tuple[str, ...]]:
-    """Yield the text, or two texts, of each row, or of these rows; the words of a sentence as one text."""
-    names = [name for name in ("text", "text_pair", "question", "context", "words") if name in split.column_names]
-    table = split.data.table.select(names)  # as stored: formatting by `datasets` takes longer than the audit
+def texts(
+    split: Dataset, rows: Sequence[int] | None = None
+) -> Iterator[tuple[str, ...]]:
+    """Yield the text, or two texts, of each row, or of these rows; the words of a
+    sentence as one text."""
+    names = [
+        name
+        for name in ("text", "text_pair", "question", "context", "words")
+        if name in split.column_names
+    ]
+    # as stored: formatting by `datasets` takes longer than the audit
+    table = split.data.table.select(names)
     if rows is not None:
         table = table.take(list(rows))
     for batch in table.to_batches(max_chunksize=10_000):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield tuple(cell if isinstance(cell, str) else " ".join(cell) for cell in row)
+            yield tuple(
+                cell if isinstance(cell, str) else " ".join(cell) for cell in row
+            )
 
 
 def _key(row: Iterable[str]) -> int:
@@ -117,7 +164,8 @@ def _plain(text: str) -> str:
 
 
 def _shared_rows(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, int, float]]:
-    """Yield two splits, how many rows of the second are in the first, and their share, if there are any."""
+    """Yield two splits, how many rows of the second are in the first, and their share,
+    if there are any."""
     for one, other in combinations(keys, 2):
         if count := int(np.isin(keys[other], keys[one]).sum()):
             yield one, other, count, count / len(keys[other])
@@ -141,36 +189,58 @@ def class_counts(task: Task, split: Dataset) -> NDArray[np.int64]:
     return np.bincount(flat.to_numpy(), minlength=len(task.labels))
 
 
-def _find_spelled_twice(task: Task, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[str]:
+def _find_spelled_twice(
+    task: Task, counts: Mapping[str, NDArray[np.int64]]
+) -> Iterator[str]:
     """Note classes whose names differ only in case, spaces or Unicode form."""
     alike: dict[str, list[int]] = {}
     for number, label in enumerate(task.labels):
-        alike.setdefault(_plain(unicodedata.normalize("NFKC", label)), []).append(number)
+        alike.setdefault(_plain(unicodedata.normalize("NFKC", label)), []).append(
+            number
+        )
     total = np.sum(list(counts.values()), axis=0)
     for numbers in alike.values():
         if len(numbers) > 1:
-            shown = " and ".join(f"{task.labels[n]!r} ({total[n]:,} rows)" for n in numbers)
+            shown = " and ".join(
+                f"{task.labels[n]!r} ({total[n]:,} rows)" for n in numbers
+            )
             yield (
-                f"WARNING: the classes {shown} differ only in case or spaces, but are learned and scored as different "
-                "classes. If they are the same class, spell them the same way"
+                f"WARNING: the classes {shown} differ only in case or spaces, but are "
+                "learned and scored as different classes. If they are the same class, "
+                "spell them the same way"
             )
 
 
-def _find_missing_classes(task: Task, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[str]:
+def _find_missing_classes(
+    task: Task, counts: Mapping[str, NDArray[np.int64]]
+) -> Iterator[str]:
     """Note classes without an example in a split."""
     for role, of_class in counts.items():
-        absent = [task.labels[n] for n in np.flatnonzero(of_class == 0) if not task.labels[n].startswith("I-")]
+        absent = [
+            task.labels[n]
+            for n in np.flatnonzero(of_class == 0)
+            if not task.labels[n].startswith("I-")
+        ]
         if not absent:
             continue
-        which = f"{len(absent)} of {len(task.labels)} classes ({', '.join(absent[:5])}{', ...' if absent[5:] else ''})"
+        which = (
+            f"{len(absent)} of {len(task.labels)} classes "
+            f"({', '.join(absent[:5])}{', ...' if absent[5:] else ''})"
+        )
         if role == "train":
-            yield f"WARNING: train has no example of {which}: they cannot be learned. Add some, or remove the classes"
+            yield (
+                f"WARNING: train has no example of {which}: they cannot be learned. "
+                "Add some, or remove the classes"
+            )
         else:
             yield f"{role} has no example of {which}: its score says nothing about them"
 
 
-def describe_splits(data: TaskData) -> tuple[tuple[SplitFacts, ...], tuple[Overlap, ...]]:
-    """Describe each split (lengths, classes, repeated rows), and count the rows that splits share."""
+def describe_splits(
+    data: TaskData,
+) -> tuple[tuple[SplitFacts, ...], tuple[Overlap, ...]]:
+    """Describe each split (lengths, classes, repeated rows), and count the rows that
+    splits share."""
     splits, task = _splits(data), data.task
     keys = {name: row_keys(split) for name, split in splits.items()}
     facts = []
@@ -179,20 +249,37 @@ def describe_splits(data: TaskData) -> tuple[tuple[SplitFacts, ...], tuple[Overl
         if _is_labelled(task, split):
             counts = class_counts(task, split)
             total = counts.sum() if task.kind == "tagging" else len(split)
-            shares = {label: round(float(n / total), 6) for label, n in zip(task.labels, counts, strict=True)}
+            shares = {
+                label: round(float(n / total), 6)
+                for label, n in zip(task.labels, counts, strict=True)
+            }
             if task.kind == "classification":
-                pairs = np.unique(np.stack([keys[name], split.data.table["label"].to_numpy()]), axis=1)
+                pairs = np.unique(
+                    np.stack([keys[name], split.data.table["label"].to_numpy()]), axis=1
+                )
                 distinct, labels = np.unique(pairs[0], return_counts=True)
                 conflicting = int(np.isin(keys[name], distinct[labels > 1]).sum())
-        words = _spread([sum(len(text.split()) for text in row) for row in texts(split)])
+        words = _spread(
+            [sum(len(text.split()) for text in row) for row in texts(split)]
+        )
         repeated = len(split) - len(np.unique(keys[name]))
         facts.append(SplitFacts(name, len(split), repeated, conflicting, words, shares))
-    return tuple(facts), tuple(Overlap(one, other, n, round(share, 6)) for one, other, n, share in _shared_rows(keys))
+    return tuple(facts), tuple(
+        Overlap(one, other, n, round(share, 6))
+        for one, other, n, share in _shared_rows(keys)
+    )
 
 
-def measure_coverage(data: TaskData, tokenizer: PreTrainedTokenizerBase, name: str) -> Coverage:
-    """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS of them, evenly spaced."""
-    chosen = np.linspace(0, len(data.train) - 1, min(MOST_TEXTS, len(data.train))).astype(int).tolist()
+def measure_coverage(
+    data: TaskData, tokenizer: PreTrainedTokenizerBase, name: str
+) -> Coverage:
+    """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS of
+    them, evenly spaced."""
+    chosen = (
+        np.linspace(0, len(data.train) - 1, min(MOST_TEXTS, len(data.train)))
+        .astype(int)
+        .tolist()
+    )
     rows = list(texts(data.train, chosen))
     encoder = encoder_of(tokenizer)
     limit = encoder.settings.model_max_length
@@ -200,17 +287,29 @@ def measure_coverage(data: TaskData, tokenizer: PreTrainedTokenizerBase, name: s
     ids = [token for row in pieces for text in row for token in text]
     special = tokenizer.num_special_tokens_to_add(pair=len(rows[0]) > 1)
     lengths = [sum(map(len, row)) + special for row in pieces]
-    unknown = sum(token == tokenizer.unk_token_id for token in ids) if tokenizer.unk_token_id is not None else 0
+    unknown = (
+        sum(token == tokenizer.unk_token_id for token in ids)
+        if tokenizer.unk_token_id is not None
+        else 0
+    )
     return Coverage(
-        tokenizer=name, texts=len(rows), unknown=round(unknown / max(len(ids), 1), 6),
-        pieces=round(len(ids) / max(sum(len(text.split()) for row in rows for text in row), 1), 4),
-        tokens=_spread(lengths), limit=limit,
-        cut=None if limit is None else round(sum(length > limit for length in lengths) / len(lengths), 6),
-    )  # fmt: skip
+        tokenizer=name,
+        texts=len(rows),
+        unknown=round(unknown / max(len(ids), 1), 6),
+        pieces=round(
+            len(ids) / max(sum(len(text.split()) for row in rows for text in row), 1), 4
+        ),
+        tokens=_spread(lengths),
+        limit=limit,
+        cut=None
+        if limit is None
+        else round(sum(length > limit for length in lengths) / len(lengths), 6),
+    )
 
 
 def _spread(lengths: Sequence[int]) -> Spread:
-    """Compute the median, the 95th percentile (a length that occurs) and the maximum."""
+    """Compute the median, the 95th percentile (a length that occurs) and the
+    maximum."""
     values = np.asarray(lengths)
     p95 = np.percentile(values, 95, method="inverted_cdf")
     return Spread(float(np.median(values)), float(p95), int(values.max()))

@@ -1,8 +1,11 @@
-"""Cache results under $COMPRESS_HOME: each entry is a folder with checksums, verified before use and remade if damaged.
+"""Cache results under $COMPRESS_HOME: each entry is a folder with checksums, verified
+before use and remade if damaged.
 
 <kind>/<key>/            an entry: Arrow files, which are memory-mapped, or other files
-<kind>/.<key>.partial/   an unfinished entry; its finished parts are listed in its checksums
-<kind>/.<key>.lock       held by the process that makes the entry, and released when it ends
+<kind>/.<key>.partial/   an unfinished entry; its finished parts are listed in its
+                         checksums
+<kind>/.<key>.lock       held by the process that makes the entry, and released when it
+                         ends
 """
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ def home() -> Path:
 
 
 def load_or_create(entry: Path, make: Callable[[Path], object]) -> Path:
-    """Return the folder of an entry, verified; `make` fills it if it is missing or damaged.
+    """Return the folder of an entry, verified; `make` fills it if it is missing or
+    damaged.
 
-    `make` gets a folder, which has the files that an interrupted attempt finished with `part`, or those of a damaged
-    entry that are intact, and writes the others. One process makes an entry while others wait for it. An intact entry
-    is not written to. Raises DataError if the entry has to be made and the disk is full or read-only.
+    `make` gets a folder, which has the files that an interrupted attempt finished with
+    `part`, or those of a damaged entry that are intact, and writes the others. One
+    process makes an entry while others wait for it. An intact entry is not written to.
+    Raises DataError if the entry has to be made and the disk is full or read-only.
     """
     with explained(entry.parent):
         if is_whole(entry):
@@ -56,7 +61,8 @@ def load_or_create(entry: Path, make: Callable[[Path], object]) -> Path:
 
 
 def is_whole(entry: Path) -> bool:
-    """Check whether an entry exists as it was written; print a note if it is damaged."""
+    """Check whether an entry exists as it was written; print a note if it is
+    damaged."""
     if not entry.exists():
         return False
     problem = _damage(entry)
@@ -67,7 +73,8 @@ def is_whole(entry: Path) -> bool:
 
 @contextmanager
 def part(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the path of a file of an unfinished entry to write; once finished, it survives an interruption."""
+    """Yield the path of a file of an unfinished entry to write; once finished, it
+    survives an interruption."""
     with io.atomic_file(folder / name) as partial:
         yield partial
     io.seal(folder, [name])
@@ -81,7 +88,8 @@ def note(message: str) -> None:
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """Yield a new directory beside the entries of `folder`, or elsewhere if that is read-only; then remove it."""
+    """Yield a new directory beside the entries of `folder`, or elsewhere if that is
+    read-only; then remove it."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -98,22 +106,37 @@ def scratch(folder: Path) -> Iterator[Path]:
                 shutil.rmtree(_partial(name), ignore_errors=True)
 
 
-def write(path: Path, batches: Iterable[pa.RecordBatch], *, empty: str = "there are no rows to write") -> Path:
-    """Stream batches into an Arrow file, and return its path. Raises DataError(empty) if there are none."""
+def write(
+    path: Path,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    empty: str = "there are no rows to write",
+) -> Path:
+    """Stream batches into an Arrow file, and return its path. Raises DataError(empty)
+    if there are none."""
     batches = iter(batches)
     first = next(batches, None)
     if first is None:
         raise DataError(empty)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_stream(sink, first.schema) as writer,
+    ):
         writer.write_batch(first)
         for batch in batches:
             writer.write_batch(batch)
     return path
 
 
-def rows(kind: str, key: str, batches: Callable[[], Iterable[pa.RecordBatch]], *, empty: str) -> Dataset:
-    """Return the cached rows of `key`, written from `batches` the first time. Raises DataError(empty) for no rows."""
-    entry = load_or_create(home() / kind / key, lambda folder: write(folder / "rows.arrow", batches(), empty=empty))
+def rows(
+    kind: str, key: str, batches: Callable[[], Iterable[pa.RecordBatch]], *, empty: str
+) -> Dataset:
+    """Return the cached rows of `key`, written from `batches` the first time. Raises
+    DataError(empty) for no rows."""
+    entry = load_or_create(
+        home() / kind / key,
+        lambda folder: write(folder / "rows.arrow", batches(), empty=empty),
+    )
     return dataset(entry, key)
 
 
@@ -122,9 +145,12 @@ def keep_splits(
 ) -> tuple[dict[str, Dataset], str]:
     """Write splits to `folder`, and move them to the cache.
 
-    Returns them by role, memory-mapped, and the fingerprint of all of them with `identity`.
+    Returns them by role, memory-mapped, and the fingerprint of all of them with
+    `identity`.
     """
-    files = {role: write(folder / f"{role}.arrow", splits[role]) for role in sorted(splits)}
+    files = {
+        role: write(folder / f"{role}.arrow", splits[role]) for role in sorted(splits)
+    }
     prints = {role: digest(path) for role, path in files.items()}
     fingerprint = digest(*identity, *(word for pair in prints.items() for word in pair))
 
@@ -133,7 +159,9 @@ def keep_splits(
             shutil.move(path, into / path.name)
 
     kept = load_or_create(home() / "data" / fingerprint, move)
-    return {role: dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()}, fingerprint
+    return {
+        role: dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()
+    }, fingerprint
 
 
 def table(path: Path) -> pa.Table:
@@ -142,12 +170,16 @@ def table(path: Path) -> pa.Table:
 
 
 def dataset(path: Path, fingerprint: str) -> Dataset:
-    """Open an Arrow file, or all those of an entry in the order of their names, as a memory-mapped dataset."""
+    """Open an Arrow file, or all those of an entry in the order of their names, as a
+    memory-mapped dataset."""
     from datasets import Dataset
     from datasets.table import MemoryMappedTable, concat_tables
 
     paths = sorted(path.glob("*.arrow")) if path.is_dir() else [path]
-    return Dataset(concat_tables([MemoryMappedTable.from_file(str(file)) for file in paths]), fingerprint=fingerprint)
+    return Dataset(
+        concat_tables([MemoryMappedTable.from_file(str(file)) for file in paths]),
+        fingerprint=fingerprint,
+    )
 
 
 def digest(*parts: str | Path) -> str:
@@ -188,12 +220,20 @@ def _fill(entry: Path, make: Callable[[Path], object]) -> None:
 
 
 def _remove_leftovers(entry: Path) -> None:
-    """Remove unfinished entries beside `entry` whose processes have ended, unless they may still be resumed."""
-    leftovers = [path for ending in ("partial", "lock") for path in entry.parent.glob(f".*.{ending}")]
+    """Remove unfinished entries beside `entry` whose processes have ended, unless they
+    may still be resumed."""
+    leftovers = [
+        path
+        for ending in ("partial", "lock")
+        for path in entry.parent.glob(f".*.{ending}")
+    ]
     for other in {entry.with_name(path.stem[1:]) for path in leftovers} - {entry}:
         with locked(other, wait=False) as is_ours:
             partial = _partial(other)
-            if is_ours and not (_has_parts(partial) and time.time() - partial.stat().st_mtime < RESUMABLE_SECONDS):
+            if is_ours and not (
+                _has_parts(partial)
+                and time.time() - partial.stat().st_mtime < RESUMABLE_SECONDS
+            ):
                 shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -210,7 +250,8 @@ def _partial(entry: Path) -> Path:
 
 @contextmanager
 def locked(entry: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of an entry; without `wait`, yield False if another process holds it."""
+    """Hold the lock of an entry; without `wait`, yield False if another process holds
+    it."""
     path = entry.with_name(f".{entry.name}.lock")
     while True:
         with path.open("a") as file:
@@ -227,7 +268,8 @@ def locked(entry: Path, *, wait: bool = True) -> Iterator[bool]:
             try:
                 yield True
             finally:
-                with suppress(PermissionError):  # on Windows, if open elsewhere: its next holder removes it
+                # on Windows, if open elsewhere: its next holder removes it
+                with suppress(PermissionError):
                     path.unlink(missing_ok=True)
             return
 
@@ -245,9 +287,13 @@ def explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        elsewhere = error.filename is not None and not str(error.filename).startswith(str(folder))
-        if error.strerror is None or elsewhere:  # raised by a library, or about another file
+        elsewhere = error.filename is not None and not str(error.filename).startswith(
+            str(folder)
+        )
+        # raised by a library, or about another file
+        if error.strerror is None or elsewhere:
             raise
         raise DataError(
-            f"cannot use the cache {folder}: {error.strerror}. Free space there, or set COMPRESS_HOME to another disk."
+            f"cannot use the cache {folder}: {error.strerror}. Free space there, or "
+            "set COMPRESS_HOME to another disk."
         ) from error

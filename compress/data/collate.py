@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 BATCHES_PER_SORT: Final = 50
 
 _LEFT_OUT: Final = frozenset(
-    {"attention_mask", "length", "document", "part", "paired", "example", "word", "starts", "ends", "null"}
+    {
+        "attention_mask",
+        "length",
+        "document",
+        "part",
+        "paired",
+        "example",
+        "word",
+        "starts",
+        "ends",
+        "null",
+    }
 )
 
 Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
@@ -28,18 +39,22 @@ Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 
 
 class Collate:
-    """Batch rows of `encode`, padded to the longest: on the right, or on the `left` with position_ids (B, L).
+    """Batch rows of `encode`, padded to the longest: on the right, or on the `left`
+    with position_ids (B, L).
 
     The tokenizer's own padding side does not count: see `models.padding`.
 
-    input_ids, attention_mask and columns with one int per token: int64 (B, L). labels: int64 (B,) class ids, float32
-    (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) for C whole numbers per row, or int64 (B, L) for one per
-    token (padded with -100, other columns with 0). index and other columns of single ints: int64 (B,); relevance and
-    scores of passages: float32 (B,). Left out are _LEFT_OUT and columns of any other type. DataError for a tokenizer
-    that cannot pad.
+    input_ids, attention_mask and columns with one int per token: int64 (B, L). labels:
+    int64 (B,) class ids, float32 (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B,
+    C) for C whole numbers per row, or int64 (B, L) for one per token (padded with -100,
+    other columns with 0). index and other columns of single ints: int64 (B,); relevance
+    and scores of passages: float32 (B,). Left out are _LEFT_OUT and columns of any
+    other type. DataError for a tokenizer that cannot pad.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, left: bool = False) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, left: bool = False
+    ) -> None:
         self.padding = {
             "input_ids": require_pad_token(tokenizer),
             "token_type_ids": tokenizer.pad_token_type_id,
@@ -48,11 +63,15 @@ class Collate:
         self.left = left
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        lengths = np.fromiter((len(row["input_ids"]) for row in rows), np.int64, len(rows))
+        lengths = np.fromiter(
+            (len(row["input_ids"]) for row in rows), np.int64, len(rows)
+        )
         longest = int(lengths.max())
         positions = np.arange(longest)
         starts = longest - lengths if self.left else np.zeros_like(lengths)
-        mask = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
+        mask = (positions >= starts[:, None]) & (
+            positions < (starts + lengths)[:, None]
+        )
         batch = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
         if self.left:
             batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp_min(0)
@@ -61,14 +80,21 @@ class Collate:
             if _per_token(cells, lengths):
                 padded = np.full(mask.shape, self.padding.get(name, 0), np.int64)
                 # one flat copy is ten times as fast as row by row, or nested lists
-                padded[mask] = np.fromiter(chain.from_iterable(cells), np.int64, lengths.sum())
+                padded[mask] = np.fromiter(
+                    chain.from_iterable(cells), np.int64, lengths.sum()
+                )
                 batch[name] = torch.from_numpy(padded)
             elif name == "labels":
                 labels = np.asarray(cells)
                 is_int = labels.dtype.kind == "i"
-                labels = labels.astype(np.int64) if is_int else labels.astype(np.float32).reshape(len(cells), -1)
+                labels = (
+                    labels.astype(np.int64)
+                    if is_int
+                    else labels.astype(np.float32).reshape(len(cells), -1)
+                )
                 batch[name] = torch.from_numpy(labels)
-                if "null" in rows[0]:  # positions in the row, which begins after its padding
+                # positions in the row, which begins after its padding
+                if "null" in rows[0]:
                     batch[name] += torch.from_numpy(starts)[:, None]
             elif isinstance(cells[0], int) or name in ("relevance", "scores"):
                 batch[name] = torch.tensor(cells)
@@ -79,21 +105,26 @@ def require_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the padding token, or raise DataError if there is none."""
     if tokenizer.pad_token_id is None:
         raise DataError(
-            f"{tokenizer.name_or_path or type(tokenizer).__name__}: its tokenizer has no padding token. Set "
-            "pad_token in its tokenizer_config.json, or in Python: tokenizer.pad_token = tokenizer.eos_token"
+            f"{tokenizer.name_or_path or type(tokenizer).__name__}: its tokenizer has "
+            "no padding token. Set pad_token in its tokenizer_config.json, or in "
+            "Python: tokenizer.pad_token = tokenizer.eos_token"
         )
     return int(tokenizer.pad_token_id)
 
 
 def _per_token(cells: Sequence[Any], lengths: NDArray[np.int64]) -> bool:
     """Check whether each row has one int per token."""
-    if not isinstance(cells[0], list) or [len(cell) for cell in cells] != lengths.tolist():
+    if (
+        not isinstance(cells[0], list)
+        or [len(cell) for cell in cells] != lengths.tolist()
+    ):
         return False
     return all(isinstance(number, int) for number in next(filter(None, cells), []))
 
 
 class Seq2SeqCollate:
-    """Batch rows of a source and a target for an encoder-decoder: the source as `Collate` does, and
+    """Batch rows of a source and a target for an encoder-decoder: the source as
+    `Collate` does, and
 
     labels             int64 (B, M): the targets, padded with -100 to the longest
     decoder_input_ids  int64 (B, M): the targets shifted right, as `model` does it
@@ -101,12 +132,19 @@ class Seq2SeqCollate:
     Rows without `labels` get neither.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+    ) -> None:
         self.source = Collate(tokenizer)
         self.begin: Any = model.prepare_decoder_input_ids_from_labels
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = self.source([{name: cell for name, cell in row.items() if name != "labels"} for row in rows])
+        batch = self.source(
+            [
+                {name: cell for name, cell in row.items() if name != "labels"}
+                for row in rows
+            ]
+        )
         if "labels" not in rows[0]:
             return batch
         targets = [row["labels"] for row in rows]
@@ -118,16 +156,24 @@ class Seq2SeqCollate:
 
 
 class LengthGrouped(Sampler[int]):
-    """Order rows so that each `batch_size` consecutive ones (the batch of all processes) have similar lengths.
+    """Order rows so that each `batch_size` consecutive ones (the batch of all
+    processes) have similar lengths.
 
-    The order depends only on (seed, epoch), not on the global generator, so that a resumed run sees the same rows. Rows
-    are shuffled, sorted by length within every 50 batches, and the batches shuffled. The batch with the longest row
-    comes first, so that memory runs out at once or never; an incomplete batch comes last. With `whole` there is none:
-    some rows come twice per epoch, so that every batch splits evenly over processes.
+    The order depends only on (seed, epoch), not on the global generator, so that a
+    resumed run sees the same rows. Rows are shuffled, sorted by length within every 50
+    batches, and the batches shuffled. The batch with the longest row comes first, so
+    that memory runs out at once or never; an incomplete batch comes last. With `whole`
+    there is none: some rows come twice per epoch, so that every batch splits evenly
+    over processes.
     """
 
     def __init__(
-        self, lengths: Sequence[int] | NDArray[np.integer], batch_size: int, *, seed: int, whole: bool = False
+        self,
+        lengths: Sequence[int] | NDArray[np.integer],
+        batch_size: int,
+        *,
+        seed: int,
+        whole: bool = False,
     ) -> None:
         self.lengths = np.asarray(lengths)
         self.batch_size = batch_size
@@ -148,7 +194,10 @@ class LengthGrouped(Sampler[int]):
         stretch = np.arange(len(rows)) // (self.batch_size * BATCHES_PER_SORT)
         rows = rows[np.lexsort((-self.lengths[rows], stretch))]
         full = len(rows) // self.batch_size
-        batches, rest = rows[: full * self.batch_size].reshape(full, self.batch_size), rows[full * self.batch_size :]
+        batches, rest = (
+            rows[: full * self.batch_size].reshape(full, self.batch_size),
+            rows[full * self.batch_size :],
+        )
         order = rng.permutation(full)
         if full:
             longest = int(self.lengths[batches[order, 0]].argmax())
@@ -157,13 +206,16 @@ class LengthGrouped(Sampler[int]):
 
 
 class TokenBudget(Sampler[list[int]]):
-    """Make batches of at most `tokens` tokens, including padding, in an order that depends only on (seed, epoch).
+    """Make batches of at most `tokens` tokens, including padding, in an order that
+    depends only on (seed, epoch).
 
-    Rows are shuffled, sorted by length within stretches of about 50 batches, and the batches shuffled. A row longer
-    than `tokens` is a batch by itself.
+    Rows are shuffled, sorted by length within stretches of about 50 batches, and the
+    batches shuffled. A row longer than `tokens` is a batch by itself.
     """
 
-    def __init__(self, lengths: Sequence[int] | NDArray[np.integer], tokens: int, *, seed: int) -> None:
+    def __init__(
+        self, lengths: Sequence[int] | NDArray[np.integer], tokens: int, *, seed: int
+    ) -> None:
         self.lengths = np.asarray(lengths)
         self.tokens = tokens
         self.seed = seed
@@ -179,11 +231,15 @@ class TokenBudget(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         batches = self.batches
-        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(len(batches))
+        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(
+            len(batches)
+        )
         return iter([batches[at] for at in order])
 
     def _batches(self) -> list[list[int]]:
-        rows = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.lengths))
+        rows = np.random.default_rng([self.seed, self.epoch]).permutation(
+            len(self.lengths)
+        )
         stretch = np.cumsum(self.lengths[rows]) // (self.tokens * BATCHES_PER_SORT)
         rows = rows[np.lexsort((-self.lengths[rows], stretch))]
         batches: list[list[int]] = []
@@ -198,11 +254,13 @@ class TokenBudget(Sampler[list[int]]):
 
 
 class LanguageSampled(Sampler[list[int]]):
-    """Make batches of one language, or of one pair of languages, in an order that depends only on (seed, epoch).
+    """Make batches of one language, or of one pair of languages, in an order that
+    depends only on (seed, epoch).
 
-    Text and translations take turns; the language or pair of a turn, of `passes` batches, is drawn with a probability
-    proportional to the `power` of its share of the rows. An epoch has as many batches as hold each row once; the rows
-    of rare languages come more often, others less.
+    Text and translations take turns; the language or pair of a turn, of `passes`
+    batches, is drawn with a probability proportional to the `power` of its share of the
+    rows. An epoch has as many batches as hold each row once; the rows of rare languages
+    come more often, others less.
 
     part      of each row: the number of its language or pair
     paired    of each row: 1 if it is a pair of translations
@@ -220,7 +278,11 @@ class LanguageSampled(Sampler[list[int]]):
         passes: int,
         seed: int,
     ) -> None:
-        numbers, kinds, lengths = np.asarray(part), np.asarray(paired), np.asarray(lengths)
+        numbers, kinds, lengths = (
+            np.asarray(part),
+            np.asarray(paired),
+            np.asarray(lengths),
+        )
         self.power, self.passes, self.seed = power, passes, seed
         self.turns = [
             [
@@ -230,7 +292,9 @@ class LanguageSampled(Sampler[list[int]]):
             ]
             for kind in np.unique(kinds)
         ]
-        self.steps = -(-sum(len(order) for turn in self.turns for _, order in turn) // passes)
+        self.steps = -(
+            -sum(len(order) for turn in self.turns for _, order in turn) // passes
+        )
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -245,24 +309,39 @@ class LanguageSampled(Sampler[list[int]]):
 
     def _batches(self) -> list[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        shares = [np.array([len(rows) for rows, _ in turn]) ** self.power for turn in self.turns]
-        streams = [[self._repeat(rows, order) for rows, order in turn] for turn in self.turns]
-        drawn = [rng.choice(len(each), self.steps, p=each / each.sum()) for each in shares]
-        turns = ((step % len(streams), step) for step in range(self.steps) for _ in range(self.passes))
+        shares = [
+            np.array([len(rows) for rows, _ in turn]) ** self.power
+            for turn in self.turns
+        ]
+        streams = [
+            [self._repeat(rows, order) for rows, order in turn] for turn in self.turns
+        ]
+        drawn = [
+            rng.choice(len(each), self.steps, p=each / each.sum()) for each in shares
+        ]
+        turns = (
+            (step % len(streams), step)
+            for step in range(self.steps)
+            for _ in range(self.passes)
+        )
         return [next(streams[kind][drawn[kind][step]]) for kind, step in turns]
 
-    def _repeat(self, rows: NDArray[np.int64], order: TokenBudget) -> Iterator[list[int]]:
+    def _repeat(
+        self, rows: NDArray[np.int64], order: TokenBudget
+    ) -> Iterator[list[int]]:
         for again in count():
             order.set_epoch(self.epoch * 1_000_000 + again)
             yield from (rows[batch].tolist() for batch in order)
 
 
 class QueryGrouped(Sampler[list[int]]):
-    """Make batches of whole queries with at most `rows` rows, in an order that depends only on (seed, epoch).
+    """Make batches of whole queries with at most `rows` rows, in an order that depends
+    only on (seed, epoch).
 
-    Queries are shuffled, sorted by their longest row within stretches of about 50 batches, and packed into batches one
-    after another; the batch with the longest row comes first, the others are shuffled. A query with too many rows is
-    sampled anew in each epoch: relevant rows for half of the batch, then others.
+    Queries are shuffled, sorted by their longest row within stretches of about 50
+    batches, and packed into batches one after another; the batch with the longest row
+    comes first, the others are shuffled. A query with too many rows is sampled anew in
+    each epoch: relevant rows for half of the batch, then others.
     """
 
     def __init__(
@@ -290,14 +369,18 @@ class QueryGrouped(Sampler[list[int]]):
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(len(self.batches))
+        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(
+            len(self.batches)
+        )
         longest = int(np.argmax([self.lengths[self.batches[at]].max() for at in order]))
         order[[0, longest]] = order[[longest, 0]]
         return iter([self.batches[at] for at in order])
 
     def _batches(self) -> list[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        queries = [self._draw(self.queries[n], rng) for n in rng.permutation(len(self.queries))]
+        queries = [
+            self._draw(self.queries[n], rng) for n in rng.permutation(len(self.queries))
+        ]
         sizes = np.array([len(query) for query in queries])
         longest = np.array([self.lengths[query].max() for query in queries])
         stretch = np.cumsum(sizes) // (self.rows * BATCHES_PER_SORT)
@@ -308,7 +391,9 @@ class QueryGrouped(Sampler[list[int]]):
             batches[-1] += queries[at].tolist()
         return batches
 
-    def _draw(self, rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw(
+        self, rows: NDArray[np.int64], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
         if len(rows) <= self.rows:
             return rows
         rows = rng.permutation(rows)

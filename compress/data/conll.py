@@ -1,18 +1,21 @@
-"""Read tagged words in columns, as CoNLL 2002 and 2003 have them: a word per line, its tag last, and a blank line
-between sentences.
+"""Read tagged words in columns, as CoNLL 2002 and 2003 have them: a word per line, its
+tag last, and a blank line between sentences.
 
     EU      NNP  B-NP  B-ORG
     rejects VBZ  B-VP  O
 
-or in tables, as the hub has the same sets: a column of lists of words and one of lists of tags, by name.
+or in tables, as the hub has the same sets: a column of lists of words and one of lists
+of tags, by name.
 
-Stated rules. Columns are separated by tabs, or by spaces in lines without a tab; the first is the word, the last the
-tag, others are ignored. A first column that numbers the words of every sentence is left out. Lines of -DOCSTART- are
-ignored, and so are comments (`# ...` at the start of a sentence, not ending in a tag).
+Stated rules. Columns are separated by tabs, or by spaces in lines without a tab; the
+first is the word, the last the tag, others are ignored. A first column that numbers the
+words of every sentence is left out. Lines of -DOCSTART- are ignored, and so are
+comments (`# ...` at the start of a sentence, not ending in a tag).
 
-Tags in IOB1, IOB2, BIOES, BILOU or BMES are rewritten in IOB2. Their prefix may be in lower case, be followed by `_`,
-`:` or `/`, or come last (PER-B), but in all tags alike. Words outside are O; or one of OUTSIDES, if there is no O. A
-tag that fits none of these among others that do is refused. If no tag has a prefix (NOUN), all are kept, except
+Tags in IOB1, IOB2, BIOES, BILOU or BMES are rewritten in IOB2. Their prefix may be in
+lower case, be followed by `_`, `:` or `/`, or come last (PER-B), but in all tags alike.
+Words outside are O; or one of OUTSIDES, if there is no O. A tag that fits none of these
+among others that do is refused. If no tag has a prefix (NOUN), all are kept, except
 OUTSIDES. Tagging schemes: Tjong Kim Sang & De Meulder 2003.
 """
 
@@ -48,7 +51,8 @@ _FORMS = (
 
 
 class TagError(DataError):
-    """A tag does not fit the others; the message lacks the place, which is that of `tag`."""
+    """A tag does not fit the others; the message lacks the place, which is that of
+    `tag`."""
 
     def __init__(self, tag: str, message: str) -> None:
         super().__init__(message)
@@ -56,14 +60,21 @@ class TagError(DataError):
 
 
 def is_conll(path: Path) -> bool:
-    """Check whether the first lines are tagged words: several columns each, the last of them tags of entities."""
+    """Check whether the first lines are tagged words: several columns each, the last of
+    them tags of entities."""
     tags = set[str]()
     words = list[str]()
     beginning = head(path)
     first = beginning.splitlines()
-    for line in first[:-1] if len(first) > 1 and not beginning.endswith("\n") else first:
+    for line in (
+        first[:-1] if len(first) > 1 and not beginning.endswith("\n") else first
+    ):
         columns = _columns(line)
-        if not columns or columns[0] == DOCUMENT or (columns[0].startswith("#") and not is_tag(columns[-1])):
+        if (
+            not columns
+            or columns[0] == DOCUMENT
+            or (columns[0].startswith("#") and not is_tag(columns[-1]))
+        ):
             continue
         if len(columns) < 2 or not columns[-1]:
             return False
@@ -88,7 +99,8 @@ def has_prefix(tag: str) -> bool:
 
 
 def _find_form(tags: Iterable[str]) -> re.Pattern[str] | None:
-    """Return the form of the tags of entities among these: the first in which an entity begins or goes on."""
+    """Return the form of the tags of entities among these: the first in which an entity
+    begins or goes on."""
     for form in _FORMS:
         found = [match for tag in tags if (match := form.fullmatch(tag))]
         prefixes = {match["prefix"].upper() for match in found}
@@ -99,7 +111,8 @@ def _find_form(tags: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def standard_tags(tags: Iterable[str]) -> dict[str, str]:
-    """Map tags to the usual form, `B-PER` and O, by the rules at the top of this file; others to themselves.
+    """Map tags to the usual form, `B-PER` and O, by the rules at the top of this file;
+    others to themselves.
 
     Raises TagError for a tag that does not fit the others.
     """
@@ -109,30 +122,42 @@ def standard_tags(tags: Iterable[str]) -> dict[str, str]:
     for tag in distinct:
         match = form.fullmatch(tag) if form else None
         prefix = match["prefix"].upper() if match else ""
-        mapped[tag] = f"{'I' if prefix == 'M' else prefix}-{match['label']}" if match else tag
-    plain = [tag for tag in distinct if mapped[tag] == tag and tag != OUTSIDE and not has_prefix(tag)]
+        mapped[tag] = (
+            f"{'I' if prefix == 'M' else prefix}-{match['label']}" if match else tag
+        )
+    plain = [
+        tag
+        for tag in distinct
+        if mapped[tag] == tag and tag != OUTSIDE and not has_prefix(tag)
+    ]
     known = ("0", "o") if OUTSIDE in distinct else OUTSIDES
     outside = [tag for tag in plain if tag.lower() in known]
     if len(outside) > 1 and OUTSIDE not in distinct:
-        message = f"the tags {' and '.join(map(repr, outside))} may both mean {OUTSIDE}. Write {OUTSIDE} for one."
+        message = (
+            f"the tags {' and '.join(map(repr, outside))} may both mean {OUTSIDE}. "
+            f"Write {OUTSIDE} for one."
+        )
         raise TagError(outside[0], message)
     mapped |= dict.fromkeys(outside, OUTSIDE)
     if form and (odd := [tag for tag in plain if mapped[tag] == tag]):
         example = next(tag for tag in distinct if form.fullmatch(tag))
         raise TagError(
             odd[0],
-            f"the tag {odd[0]!r} is neither {OUTSIDE} nor written like {example!r}; expected all tags in one form. "
-            "Correct the tags, or write O for words that are in no entity.",
+            f"the tag {odd[0]!r} is neither {OUTSIDE} nor written like {example!r}; "
+            "expected all tags in one form. Correct the tags, or write O for words "
+            "that are in no entity.",
         )
     return mapped
 
 
 def standard_labels(names: Sequence[str], place: str) -> tuple[str, ...]:
-    """Return the labels of a model for tagging in the usual form. DataError for labels without names, or that clash."""
+    """Return the labels of a model for tagging in the usual form. DataError for labels
+    without names, or that clash."""
     if len(names) > 1 and all(re.fullmatch(r"LABEL_\d+", name) for name in names):
         raise DataError(
-            f"{place}: its labels have no names ({names[0]}, {names[1]}, ...), so it is unknown which words are in no "
-            "entity. Name them in id2label, such as O, B-PER and I-PER."
+            f"{place}: its labels have no names ({names[0]}, {names[1]}, ...), so it "
+            "is unknown which words are in no entity. Name them in id2label, such as "
+            "O, B-PER and I-PER."
         )
     try:
         mapped = standard_tags(names)
@@ -141,7 +166,9 @@ def standard_labels(names: Sequence[str], place: str) -> tuple[str, ...]:
     found = tuple(mapped[name] for name in names)
     if len(set(found)) < len(found):
         twice = next(name for name in found if found.count(name) > 1)
-        raise DataError(f"{place}: two of its labels mean {twice!r}. Rename one in id2label.")
+        raise DataError(
+            f"{place}: two of its labels mean {twice!r}. Rename one in id2label."
+        )
     return found
 
 
@@ -159,12 +186,20 @@ def read(path: Path) -> Examples:
     try:
         return _examples(words, tags, path.name)
     except TagError as error:
-        line = next(row.number for rows in sentences for row in rows if row.columns[-1] == error.tag)
+        line = next(
+            row.number
+            for rows in sentences
+            for row in rows
+            if row.columns[-1] == error.tag
+        )
         raise DataError(f"{path}, line {line}: {error}") from None
 
 
-def table_columns(split: Table, text: Sequence[str] | None, label: str | None) -> tuple[str, str] | None:
-    """Return the columns of lists of words and of lists of tags, as requested or by their usual names, if any."""
+def table_columns(
+    split: Table, text: Sequence[str] | None, label: str | None
+) -> tuple[str, str] | None:
+    """Return the columns of lists of words and of lists of tags, as requested or by
+    their usual names, if any."""
     lists = [name for name in split.columns if split.has_lists(name)]
     words = next((name for name in text or WORDS if name in lists), None)
     tags = next((name for name in ([label] if label else TAGS) if name in lists), None)
@@ -172,34 +207,47 @@ def table_columns(split: Table, text: Sequence[str] | None, label: str | None) -
 
 
 def read_table(split: Table, columns: tuple[str, str]) -> Examples:
-    """Read the sentences of a table, see `table_columns`; rows without words are left out. Raises DataError."""
+    """Read the sentences of a table, see `table_columns`; rows without words are left
+    out. Raises DataError."""
     sentences = list[list[str]]()
     tagged = list[list[str]]()
     numbers = list[int]()
     at = split.first
     for batch in split.read(columns):
-        for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for cells in zip(
+            *(column.to_pylist() for column in batch.columns), strict=True
+        ):
             words, tags = (cell or [] for cell in cells)
             if len(words) != len(tags) or None in (*words, *tags):
                 raise DataError(
-                    f"{split.place}, row {at}: {len(words)} {columns[0]} but {len(tags)} {columns[1]}; expected a tag "
-                    "for each word. Correct or remove the row."
+                    f"{split.place}, row {at}: {len(words)} {columns[0]} but "
+                    f"{len(tags)} {columns[1]}; expected a tag for each word. Correct "
+                    "or remove the row."
                 )
             if words:
                 sentences.append(words)
                 tagged.append(tags)
                 numbers.append(at)
             at += 1
-    if columns[1] not in split.classes and all(tag.isdigit() for tags in tagged for tag in tags):
+    if columns[1] not in split.classes and all(
+        tag.isdigit() for tags in tagged for tag in tags
+    ):
         raise DataError(
-            f"{split.place}: the tags in {columns[1]!r} are numbers without names. Write names, such as B-PER and O, "
-            "or provide a Dataset whose features name them: Sequence(ClassLabel(names=...))"
+            f"{split.place}: the tags in {columns[1]!r} are numbers without names. "
+            "Write names, such as B-PER and O, or provide a Dataset whose features "
+            "name them: Sequence(ClassLabel(names=...))"
         )
     try:
         return _examples(sentences, tagged, split.name)
     except TagError as error:
-        row = next(number for number, tags in zip(numbers, tagged, strict=True) if error.tag in tags)
-        raise DataError(f"{split.place}, row {row}, column {columns[1]!r}: {error}") from None
+        row = next(
+            number
+            for number, tags in zip(numbers, tagged, strict=True)
+            if error.tag in tags
+        )
+        raise DataError(
+            f"{split.place}, row {row}, column {columns[1]!r}: {error}"
+        ) from None
 
 
 def _examples(words: list[list[str]], tags: list[list[str]], name: str) -> Examples:
@@ -208,18 +256,30 @@ def _examples(words: list[list[str]], tags: list[list[str]], name: str) -> Examp
     written = {tag for sentence in tags for tag in sentence}
     mapped = standard_tags(written)
     notes = []
-    if outside := [tag for tag, standard in mapped.items() if standard == OUTSIDE != tag]:
-        notes.append(f"{name}: {', '.join(outside)} is read as O, for words in no entity")
+    if outside := [
+        tag for tag, standard in mapped.items() if standard == OUTSIDE != tag
+    ]:
+        notes.append(
+            f"{name}: {', '.join(outside)} is read as O, for words in no entity"
+        )
     standard = [[mapped[tag] for tag in sentence] for sentence in tags]
     if any(map(has_prefix, mapped.values())):
         standard = [iob2(sentence) for sentence in standard]
-        if standard != [[OUTSIDE if tag in outside else tag for tag in sentence] for sentence in tags]:
+        if standard != [
+            [OUTSIDE if tag in outside else tag for tag in sentence]
+            for sentence in tags
+        ]:
             notes.append(f"{name}: its tags are rewritten in IOB2")
-    return Examples(pa.table({"words": words, "tags": standard}), list(range(len(words))), tuple(notes))
+    return Examples(
+        pa.table({"words": words, "tags": standard}),
+        list(range(len(words))),
+        tuple(notes),
+    )
 
 
 def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """List the classes of training tags: O, then B- and I- of each label; or the tags, if they are not of entities."""
+    """List the classes of training tags: O, then B- and I- of each label; or the tags,
+    if they are not of entities."""
     distinct = {tag for sentence in tags for tag in sentence}
     if not all(map(is_tag, distinct)):
         return tuple(sorted(distinct))
@@ -246,8 +306,8 @@ def _sentences(path: Path) -> Iterator[list[_TaggedWord]]:
             continue
         elif len(columns) < 2 or not columns[0] or not columns[-1]:
             raise DataError(
-                f"{path}, line {number}: {line.strip()[:60]!r}; expected a word and, last in its line, its tag, "
-                "separated by a tab or spaces."
+                f"{path}, line {number}: {line.strip()[:60]!r}; expected a word and, "
+                "last in its line, its tag, separated by a tab or spaces."
             )
         else:
             rows.append(_TaggedWord(number, columns))
@@ -256,7 +316,8 @@ def _sentences(path: Path) -> Iterator[list[_TaggedWord]]:
 
 
 def _has_numbers(sentences: Sequence[Sequence[_TaggedWord]], path: Path) -> bool:
-    """Check whether the first column numbers the words of every sentence. DataError for two columns of tags then."""
+    """Check whether the first column numbers the words of every sentence. DataError for
+    two columns of tags then."""
     if max(map(len, sentences)) == 1:
         return False
     for rows in sentences:
@@ -265,27 +326,39 @@ def _has_numbers(sentences: Sequence[Sequence[_TaggedWord]], path: Path) -> bool
                 return False
     if len(sentences[0][0].columns) > 3:
         raise DataError(
-            f"{path}: numbers its words and has {len(sentences[0][0].columns)} columns, as GermEval and CoNLL-U "
-            "have, so it is unknown which has the tags. Keep the words and one column of tags."
+            f"{path}: numbers its words and has {len(sentences[0][0].columns)} "
+            "columns, as GermEval and CoNLL-U have, so it is unknown which has the "
+            "tags. Keep the words and one column of tags."
         )
     return True
 
 
-def _refuse_reversed(words: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], path: Path) -> None:
+def _refuse_reversed(
+    words: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], path: Path
+) -> None:
     """Raise DataError if the tags come before the words."""
     first = {word for sentence in words for word in sentence}
     if any(map(has_prefix, first)) and all(map(is_tag, first)):
-        raise DataError(f"{path}: its first column has tags; expected the word first, and last in its line the tag.")
+        raise DataError(
+            f"{path}: its first column has tags; expected the word first, and last in "
+            "its line the tag."
+        )
     last = {tag for sentence in tags for tag in sentence}
     if last == {"_"}:
-        raise DataError(f"{path}: its last column is _ in every line; expected the tags there.")
+        raise DataError(
+            f"{path}: its last column is _ in every line; expected the tags there."
+        )
 
 
 def _columns(line: str) -> list[str]:
     """Split a line into its columns; a blank line has none."""
     if not line.strip():
         return []
-    return [cell.strip() for cell in line.rstrip("\r\n").split("\t")] if "\t" in line else line.split()
+    return (
+        [cell.strip() for cell in line.rstrip("\r\n").split("\t")]
+        if "\t" in line
+        else line.split()
+    )
 
 
 class Entity(NamedTuple):
@@ -297,14 +370,20 @@ class Entity(NamedTuple):
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """Find the entities of a sentence tagged in IOB1, IOB2, IOE, BIOES or BILOU; tags without prefix mark one word.
+    """Find the entities of a sentence tagged in IOB1, IOB2, IOE, BIOES or BILOU; tags
+    without prefix mark one word.
 
-    As in conlleval, an I- tag begins an entity if none is open, or one with another label: after O, or after B-y.
+    As in conlleval, an I- tag begins an entity if none is open, or one with another
+    label: after O, or after B-y.
     """
     found: list[Entity] = []
     open_label, first = None, 0
     for at, tag in enumerate(tags):
-        prefix, label = (tag[0], tag[2:]) if has_prefix(tag) else ("S", None if tag == OUTSIDE else tag)
+        prefix, label = (
+            (tag[0], tag[2:])
+            if has_prefix(tag)
+            else ("S", None if tag == OUTSIDE else tag)
+        )
         if open_label is not None and (prefix in _BEGINS or label != open_label):
             found.append(Entity(open_label, first, at))
             open_label = None

@@ -1,4 +1,5 @@
-"""Load unlabelled text, and tokenise its documents into blocks and rows. Everything is streamed."""
+"""Load unlabelled text, and tokenise its documents into blocks and rows. Everything is
+streamed."""
 
 from __future__ import annotations
 
@@ -32,13 +33,16 @@ if TYPE_CHECKING:
     from transformers.tokenization_utils_base import CharSpan
 
 ENCODING: Final = "2"
-"""Part of every cache key; raise it when `encode_corpus` or `build_rows` writes something else."""
+"""Part of every cache key; raise it when `encode_corpus` or `build_rows` writes
+something else."""
 
 Builder = Callable[..., Iterator[dict[str, Any]]]
-"""(documents, frame, *, max_length, rng, **options) -> rows of input_ids and other columns, ints per row or token."""
+"""(documents, frame, *, max_length, rng, **options) -> rows of input_ids and other
+columns, ints per row or token."""
 
 WRITES_PER_PART: Final = 50
-"""Writes per file: about 40 MB of blocks of 128 tokens, which an interrupted process has to repeat."""
+"""Writes per file: about 40 MB of blocks of 128 tokens, which an interrupted process
+has to repeat."""
 
 HUB_SECONDS: Final = 10.0
 """Seconds that the hub may take to answer."""
@@ -46,17 +50,22 @@ HUB_SECONDS: Final = 10.0
 SENTENCES_PER_CALL: Final = 2000
 
 LONGEST_SENTENCE: Final = 10_000
-"""Characters after which text without an end of sentence is cut, at a space if there is one."""
+"""Characters after which text without an end of sentence is cut, at a space if there is
+one."""
 
 LONGEST_PASSAGE: Final = 20_000
-"""Characters of a document that are tokenised as one text, so that memory stays bounded."""
+"""Characters of a document that are tokenised as one text, so that memory stays
+bounded."""
 
-_SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])")
+_SENTENCE_END = re.compile(
+    r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])"
+)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Describe unlabelled text. Each call of `documents` streams it again; the lines of a document are kept.
+    """Describe unlabelled text. Each call of `documents` streams it again; the lines of
+    a document are kept.
 
     `fingerprint` changes when the text does, wherever it is stored.
     """
@@ -73,42 +82,60 @@ class Corpus:
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, Corpus]) -> Corpus:
-        """Join the texts of languages (`en`) and of pairs (`en-fr`), which are numbered in alphabetical order."""
+        """Join the texts of languages (`en`) and of pairs (`en-fr`), which are numbered
+        in alphabetical order."""
         codes = sorted({code for each in parts for code in each.split("-")})
         numbered = tuple(
-            replace(part, languages=tuple(map(codes.index, each.split("-")))) for each, part in parts.items()
+            replace(part, languages=tuple(map(codes.index, each.split("-"))))
+            for each, part in parts.items()
         )
-        fingerprint = cache.digest("languages", *parts, *(part.fingerprint for part in numbered))
+        fingerprint = cache.digest(
+            "languages", *parts, *(part.fingerprint for part in numbered)
+        )
         return cls(name, fingerprint, partial(_read_all, numbered), parts=numbered)
 
     @property
     def language_count(self) -> int:
         """The number of languages; 0 if they are not told apart."""
-        return max((number + 1 for part in self.parts for number in part.languages), default=0)
+        return max(
+            (number + 1 for part in self.parts for number in part.languages), default=0
+        )
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
-        """Keep only the held-out documents, whose number, from 1, is a multiple of `every`; or only the others.
+        """Keep only the held-out documents, whose number, from 1, is a multiple of
+        `every`; or only the others.
 
-        A corpus too small for two of these holds out two at equal distance; one of two or three documents, one.
-        DataError for a single document. Each language has documents of its own held out.
+        A corpus too small for two of these holds out two at equal distance; one of two
+        or three documents, one. DataError for a single document. Each language has
+        documents of its own held out.
         """
         name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
         if self.parts:
             parts = tuple(part.part(held_out, every) for part in self.parts)
             fingerprint = cache.digest("parts", *(part.fingerprint for part in parts))
-            return replace(self, name=name, fingerprint=fingerprint, documents=partial(_read_all, parts), parts=parts)
+            return replace(
+                self,
+                name=name,
+                fingerprint=fingerprint,
+                documents=partial(_read_all, parts),
+                parts=parts,
+            )
         count = sum(1 for _ in islice(self.documents(), 2 * every))
         if count < 2:
             raise DataError(
-                f"{self.name}: has only one document, so none can be held out. Separate documents by blank lines, or "
-                "add more text."
+                f"{self.name}: has only one document, so none can be held out. "
+                "Separate documents by blank lines, or add more text."
             )
         every = min(every, max(2, count // 2))
         fingerprint = cache.digest("part", self.fingerprint, str(held_out), str(every))
 
         def documents() -> Iterator[str]:
             numbered = enumerate(self.documents(), start=1)
-            return (document for number, document in numbered if (number % every == 0) is held_out)
+            return (
+                document
+                for number, document in numbered
+                if (number % every == 0) is held_out
+            )
 
         return replace(self, name=name, fingerprint=fingerprint, documents=documents)
 
@@ -118,13 +145,15 @@ def _read_all(parts: Sequence[Corpus]) -> Iterator[str]:
 
 
 def load_corpus(source: str) -> Corpus:
-    """Open `pydoc`, a text, jsonl or parquet file, a Wikipedia-extractor dump or its tar, a folder of these, a hub id.
+    """Open `pydoc`, a text, jsonl or parquet file, a Wikipedia-extractor dump or its
+    tar, a folder of these, a hub id.
 
-    Documents are separated by blank lines in plain text; they are the articles of a dump, and the column `text` of
-    other files. A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. Parallel
-    text is what `documents.read_parallel` reads; its documents are pairs. A folder of several languages is what
-    `documents.find_languages` finds; it is read one after another. DataError, within 30 seconds, if the source
-    does not exist or has no text.
+    Documents are separated by blank lines in plain text; they are the articles of a
+    dump, and the column `text` of other files. A hub data set (`owner/name`,
+    `owner/name:configuration`) is streamed from its train split. Parallel text is what
+    `documents.read_parallel` reads; its documents are pairs. A folder of several
+    languages is what `documents.find_languages` finds; it is read one after another.
+    DataError, within 30 seconds, if the source does not exist or has no text.
     """
     kind, files = sources.find_corpus(source)
     if kind == "pydoc":
@@ -133,15 +162,26 @@ def load_corpus(source: str) -> Corpus:
         corpus = _hub(source)
     elif kind == "languages":
         path = sources.local(source)
-        parts = {name: load_corpus(str(part)) for name, part in documents.find_languages(path).items()}
+        parts = {
+            name: load_corpus(str(part))
+            for name, part in documents.find_languages(path).items()
+        }
         corpus = Corpus.from_parts(path.resolve().name, parts)
     else:
         path, parallel = sources.local(source), kind == "parallel"
-        names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
+        names = [
+            str(file.relative_to(path)) if path.is_dir() else file.name
+            for file in files
+        ]
         with reading(path):
             fingerprint = cache.digest("files", *names, *files)
         read = documents.read_parallel if parallel else documents.read
-        corpus = Corpus(path.name if parallel else path.resolve().name, fingerprint, partial(read, files), parallel)
+        corpus = Corpus(
+            path.name if parallel else path.resolve().name,
+            fingerprint,
+            partial(read, files),
+            parallel,
+        )
     if not any(document.strip() for document in corpus.documents()):
         raise DataError(f"{source}: has no text.")
     return corpus
@@ -164,11 +204,14 @@ def _hub(source: str) -> Corpus:
             revision = str(json.load(answer)["sha"])
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise DataError(
-            f"{source}: no such file or folder, and the hub does not provide such a data set ({error}). Use a text "
-            "file or folder, a Wikipedia-extractor dump, or the embedded corpus 'pydoc'."
+            f"{source}: no such file or folder, and the hub does not provide such a "
+            f"data set ({error}). Use a text file or folder, a Wikipedia-extractor "
+            "dump, or the embedded corpus 'pydoc'."
         ) from error
     fingerprint = cache.digest("hub", name, configuration, revision)
-    return Corpus(source, fingerprint, partial(_stream, name, configuration or None, revision))
+    return Corpus(
+        source, fingerprint, partial(_stream, name, configuration or None, revision)
+    )
 
 
 def _stream(name: str, configuration: str | None, revision: str) -> Iterator[str]:
@@ -176,9 +219,13 @@ def _stream(name: str, configuration: str | None, revision: str) -> Iterator[str
     from datasets.exceptions import DatasetsError
 
     try:
-        for row in load_dataset(name, configuration, split="train", revision=revision, streaming=True):
+        for row in load_dataset(
+            name, configuration, split="train", revision=revision, streaming=True
+        ):
             if not isinstance(row.get("text"), str):
-                raise DataError(f"{name}: no column 'text' of texts.{did_you_mean('text', row)}")
+                raise DataError(
+                    f"{name}: no column 'text' of texts.{did_you_mean('text', row)}"
+                )
             yield row["text"]
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise DataError(f"{name}: cannot be streamed from the hub: {error}") from error
@@ -186,10 +233,12 @@ def _stream(name: str, configuration: str | None, revision: str) -> Iterator[str
 
 @dataclass(frozen=True)
 class Document:
-    """Hold the token ids of each sentence of a document, without special tokens, and its number in the corpus.
+    """Hold the token ids of each sentence of a document, without special tokens, and
+    its number in the corpus.
 
-    There is at least one sentence, and none is empty. A `parallel` document has two: a text and its translation.
-    `languages` has the number of its language, or of both, where the corpus tells them apart.
+    There is at least one sentence, and none is empty. A `parallel` document has two: a
+    text and its translation. `languages` has the number of its language, or of both,
+    where the corpus tells them apart.
     """
 
     number: int
@@ -198,10 +247,14 @@ class Document:
     languages: tuple[int, ...] = ()
 
 
-def iterate_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
-    """Yield the documents that have tokens, in order, holding the tokens of only one tokenizer call in memory.
+def iterate_documents(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Document]:
+    """Yield the documents that have tokens, in order, holding the tokens of only one
+    tokenizer call in memory.
 
-    The tokens of a document's sentences, joined, are those of the document as running text: see `tokenise`.
+    The tokens of a document's sentences, joined, are those of the document as running
+    text: see `tokenise`.
     """
     for number, group in groupby(tokenise(corpus, tokenizer), key=itemgetter(0)):
         sentences = [ids for _, ids in group if ids]
@@ -211,10 +264,12 @@ def iterate_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Ite
 
 @dataclass(frozen=True)
 class Passage:
-    """Hold a part of a document that is tokenised as one text, and the characters between which its sentences are.
+    """Hold a part of a document that is tokenised as one text, and the characters
+    between which its sentences are.
 
-    A sentence begins where the one before it ends, so with the white space between them. The text before the first
-    bound and after the last is context: tokenizers may join the characters on both sides of a bound.
+    A sentence begins where the one before it ends, so with the white space between
+    them. The text before the first bound and after the last is context: tokenizers may
+    join the characters on both sides of a bound.
     """
 
     document: int
@@ -222,19 +277,36 @@ class Passage:
     bounds: list[int]
 
 
-def tokenise(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, start: int = 0) -> Iterator[tuple[int, list[int]]]:
-    """Yield (document number, token ids) of each sentence of a corpus from the document `start` on; ids may be empty.
+def tokenise(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, start: int = 0
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield (document number, token ids) of each sentence of a corpus from the document
+    `start` on; ids may be empty.
 
-    A document is tokenised as running text, in which the end of a line is a space, and its tokens are then divided
-    among its sentences. So they are what the tokenizer makes of that text, whatever it does with spaces and with the
-    beginning of a text: "Ġ" and "▁" stand where a space is, and not after every full stop of a text without spaces.
+    A document is tokenised as running text, in which the end of a line is a space, and
+    its tokens are then divided among its sentences. So they are what the tokenizer
+    makes of that text, whatever it does with spaces and with the beginning of a text:
+    "Ġ" and "▁" stand where a space is, and not after every full stop of a text without
+    spaces.
     """
     passages = _passages(corpus, start)
-    no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    no = {
+        "add_special_tokens": False,
+        "return_attention_mask": False,
+        "return_token_type_ids": False,
+        "verbose": False,
+    }
     while batch := _take(passages, SENTENCES_PER_CALL):
-        if not tokenizer.is_fast:  # it does not report which characters its tokens come from
-            spans = [(passage, *span) for passage in batch for span in pairwise(passage.bounds)]
-            tokens = tokenizer([passage.text[begin:end] for passage, begin, end in spans], **no)["input_ids"]
+        # it does not report which characters its tokens come from
+        if not tokenizer.is_fast:
+            spans = [
+                (passage, *span)
+                for passage in batch
+                for span in pairwise(passage.bounds)
+            ]
+            tokens = tokenizer(
+                [passage.text[begin:end] for passage, begin, end in spans], **no
+            )["input_ids"]
             for (passage, _, _), ids in zip(spans, tokens, strict=True):
                 yield passage.document, ids
             continue
@@ -248,13 +320,16 @@ def _passages(corpus: Corpus, start: int) -> Iterator[Passage]:
     """Yield the passages of the documents from the document `start` on."""
     for number, document in islice(enumerate(corpus.documents()), start, None):
         if corpus.parallel:
-            yield from (Passage(number, text, [0, len(text)]) for text in document.split("\n"))
+            yield from (
+                Passage(number, text, [0, len(text)]) for text in document.split("\n")
+            )
         else:
             yield from _divide(number, document)
 
 
 def _divide(number: int, document: str) -> Iterator[Passage]:
-    """Divide a document as running text into passages of whole sentences, with a sentence of context on each side."""
+    """Divide a document as running text into passages of whole sentences, with a
+    sentence of context on each side."""
     lines = [line for line in map(str.strip, document.splitlines()) if line]
     text = " ".join(lines)
     bounds = [0]
@@ -269,7 +344,9 @@ def _divide(number: int, document: str) -> Iterator[Passage]:
             end += 1
         begin = bounds[max(0, first - 1)]
         context = text[begin : bounds[min(end + 1, sentences)]]
-        yield Passage(number, context, [bound - begin for bound in bounds[first : end + 1]])
+        yield Passage(
+            number, context, [bound - begin for bound in bounds[first : end + 1]]
+        )
         first = end
 
 
@@ -284,13 +361,16 @@ def _take(passages: Iterator[Passage], count: int) -> list[Passage]:
 
 
 def _token_bounds(encoded: BatchEncoding, row: int, passage: Passage) -> list[int]:
-    """Return the number of the first token from each bound on; a token across it counts as after it."""
+    """Return the number of the first token from each bound on; a token across it counts
+    as after it."""
     token = len(encoded["input_ids"][row])
     bounds = []
     for begin, end in reversed(list(pairwise([*passage.bounds, len(passage.text)]))):
         found = (encoded.char_to_token(row, at) for at in range(begin, end))
         token = min(token, next((each for each in found if each is not None), token))
-        while token > 0 and _is_space_after(encoded.token_to_chars(row, token - 1), begin):
+        while token > 0 and _is_space_after(
+            encoded.token_to_chars(row, token - 1), begin
+        ):
             token -= 1
         bounds.append(token)
     bounds.reverse()
@@ -298,7 +378,8 @@ def _token_bounds(encoded: BatchEncoding, row: int, passage: Passage) -> list[in
 
 
 def _is_space_after(span: CharSpan | None, begin: int) -> bool:
-    """Return True for a token that covers no character from `begin` on: a space, of which no offset is kept."""
+    """Return True for a token that covers no character from `begin` on: a space, of
+    which no offset is kept."""
     return span is not None and begin <= span.start == span.end
 
 
@@ -310,7 +391,8 @@ def split_sentences(document: str) -> Iterator[str]:
 
 
 def _find_sentences(line: str) -> Iterator[tuple[int, int]]:
-    """Yield the first character of each sentence of a line, and the one after its last."""
+    """Yield the first character of each sentence of a line, and the one after its
+    last."""
     begin = 0
     for end in [*(found.start() for found in _SENTENCE_END.finditer(line)), len(line)]:
         begin = _skip_spaces(line, begin)
@@ -332,48 +414,85 @@ def _skip_spaces(line: str, begin: int) -> int:
 
 
 def encode_corpus(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, limit_tokens: int | None = None
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    limit_tokens: int | None = None,
 ) -> Dataset:
-    """Write a corpus as blocks of at most `max_length` tokens, including special tokens; columns as in `encode`.
+    """Write a corpus as blocks of at most `max_length` tokens, including special
+    tokens; columns as in `encode`.
 
-    Whole sentences are packed greedily; only one longer than a block is cut. A block never crosses documents: the
-    column `document` has its number in the corpus, and blocks of a document follow each other. The block that reaches
-    `limit_tokens` is the last. Streamed to the cache once, keyed by the fingerprints of corpus and tokenizer, and
-    memory-mapped; an interrupted attempt is resumed.
+    Whole sentences are packed greedily; only one longer than a block is cut. A block
+    never crosses documents: the column `document` has its number in the corpus, and
+    blocks of a document follow each other. The block that reaches `limit_tokens` is the
+    last. Streamed to the cache once, keyed by the fingerprints of corpus and tokenizer,
+    and memory-mapped; an interrupted attempt is resumed.
     """
     template = Template.from_tokenizer(tokenizer, 1)
     room = max_length - template.size
     if room < 1:
-        raise DataError(f"max_length {max_length}: too short for a block of {template.size} special tokens and text.")
+        raise DataError(
+            f"max_length {max_length}: too short for a block of {template.size} "
+            "special tokens and text."
+        )
 
     def make(folder: Path) -> None:
         """Write the first missing part of `folder`, and all after it."""
         paths = (folder / f"{number:05d}.arrow" for number in count())
-        done = [cache.table(path).select(["length", "document"]) for path in takewhile(Path.exists, paths)]
+        done = [
+            cache.table(path).select(["length", "document"])
+            for path in takewhile(Path.exists, paths)
+        ]
         blocks = tokens = document = of_document = 0
         if done:
             table = pa.concat_tables(done)
-            blocks, tokens, document = len(table), pc.sum(table["length"]).as_py(), table["document"][-1].as_py()
+            blocks, tokens, document = (
+                len(table),
+                pc.sum(table["length"]).as_py(),
+                table["document"][-1].as_py(),
+            )
             of_document = pc.sum(pc.equal(table["document"], document)).as_py()
-        rows = islice(_blocks(corpus, tokenizer, template, room, document), of_document, None)
-        with closing(_limit(rows, limit_tokens, f"encoding {corpus.name}", tokens)) as limited:
+        rows = islice(
+            _blocks(corpus, tokenizer, template, room, document), of_document, None
+        )
+        with closing(
+            _limit(rows, limit_tokens, f"encoding {corpus.name}", tokens)
+        ) as limited:
             batches = row_batches(limited, first=blocks)
             for number in count(len(done)):
                 if not (first := list(islice(batches, 1))):
                     break
                 with cache.part(folder, f"{number:05d}.arrow") as path:
-                    cache.write(path, chain(first, islice(batches, WRITES_PER_PART - 1)))
+                    cache.write(
+                        path, chain(first, islice(batches, WRITES_PER_PART - 1))
+                    )
         if not (folder / "00000.arrow").exists():
-            raise DataError(f"{corpus.name}: no tokens; the tokenizer returns none for its text.")
+            raise DataError(
+                f"{corpus.name}: no tokens; the tokenizer returns none for its text."
+            )
 
-    key = cache.digest(ENCODING, corpus.fingerprint, fingerprint(tokenizer), str(max_length), str(limit_tokens))
-    return cache.dataset(cache.load_or_create(cache.home() / "corpora" / key, make), key)
+    key = cache.digest(
+        ENCODING,
+        corpus.fingerprint,
+        fingerprint(tokenizer),
+        str(max_length),
+        str(limit_tokens),
+    )
+    return cache.dataset(
+        cache.load_or_create(cache.home() / "corpora" / key, make), key
+    )
 
 
 def _blocks(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, template: Template, room: int, start: int
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    room: int,
+    start: int,
 ) -> Iterator[Row]:
-    """Yield blocks of at most `room` tokens and the special ones, from the document `start` on."""
+    """Yield blocks of at most `room` tokens and the special ones, from the document
+    `start` on."""
     block: list[int] = []
     owner = 0
     for number, ids in tokenise(corpus, tokenizer, start=start):
@@ -400,14 +519,18 @@ def build_rows(
     seed: int,
     limit_tokens: int | None = None,
 ) -> Dataset:
-    """Write the rows that `builder`, called `name`, makes from a corpus, with attention_mask, length and index added.
+    """Write the rows that `builder`, called `name`, makes from a corpus, with
+    attention_mask, length and index added.
 
-    The row that reaches `limit_tokens` is the last. The rows of a corpus of several languages are those of each part,
-    up to an equal share of the limit, with its number as `part`, and `paired`, 1 for translations. Streamed to the
-    cache once, keyed by corpus, tokenizer, the file of the builder, its options, length, seed and limit; then
-    memory-mapped. DataError for no rows, or an invalid one.
+    The row that reaches `limit_tokens` is the last. The rows of a corpus of several
+    languages are those of each part, up to an equal share of the limit, with its number
+    as `part`, and `paired`, 1 for translations. Streamed to the cache once, keyed by
+    corpus, tokenizer, the file of the builder, its options, length, seed and limit;
+    then memory-mapped. DataError for no rows, or an invalid one.
     """
-    settings = json.dumps([dict(options), max_length, seed, limit_tokens], sort_keys=True)
+    settings = json.dumps(
+        [dict(options), max_length, seed, limit_tokens], sort_keys=True
+    )
     read = (corpus.fingerprint, fingerprint(tokenizer))
     key = cache.digest("built", ENCODING, name, settings, *read, *source_files(builder))
     what = f"{name} of {corpus.name}"
@@ -419,18 +542,38 @@ def build_rows(
         rng, frame = np.random.default_rng(seed), Frame.from_tokenizer(tokenizer)
         columns: dict[str, bool] = {}
         for number, part in enumerate(parts):
-            marks = {"part": number, "paired": int(part.parallel)} if corpus.parts else {}
-            built = builder(iterate_documents(part, tokenizer), frame, max_length=max_length, rng=rng, **options)
-            yield from _limit(_check_rows(built, columns, max_length, what, marks), share, f"rows of {what}")
+            marks = (
+                {"part": number, "paired": int(part.parallel)} if corpus.parts else {}
+            )
+            built = builder(
+                iterate_documents(part, tokenizer),
+                frame,
+                max_length=max_length,
+                rng=rng,
+                **options,
+            )
+            yield from _limit(
+                _check_rows(built, columns, max_length, what, marks),
+                share,
+                f"rows of {what}",
+            )
 
-    empty = f"{corpus.name}: {name} makes no rows from it. Add text, or use a larger max_length."
+    empty = (
+        f"{corpus.name}: {name} makes no rows from it. Add text, or use a larger "
+        "max_length."
+    )
     return cache.rows("corpora", key, lambda: row_batches(rows()), empty=empty)
 
 
 def _check_rows(
-    rows: Iterator[Row], is_list: dict[str, bool], max_length: int, what: str, marks: Mapping[str, int]
+    rows: Iterator[Row],
+    is_list: dict[str, bool],
+    max_length: int,
+    what: str,
+    marks: Mapping[str, int],
 ) -> Iterator[Row]:
-    """Check rows against the columns of the very first one, which `is_list` holds, and add the marks to them."""
+    """Check rows against the columns of the very first one, which `is_list` holds, and
+    add the marks to them."""
     for number, row in enumerate(rows):
         if not is_list:
             is_list |= {column: isinstance(cell, list) for column, cell in row.items()}
@@ -438,22 +581,40 @@ def _check_rows(
         yield {**row, **marks}
 
 
-def _check_row(row: Row, is_list: Mapping[str, bool], max_length: int, where: str) -> None:
-    """Raise DataError unless a row has the columns of the first row, and its lists one number per token."""
+def _check_row(
+    row: Row, is_list: Mapping[str, bool], max_length: int, where: str
+) -> None:
+    """Raise DataError unless a row has the columns of the first row, and its lists one
+    number per token."""
     if row.keys() != is_list.keys() or "input_ids" not in row:
-        raise DataError(f"{where}: has {', '.join(row)}; expected input_ids and the columns of the first row.")
+        raise DataError(
+            f"{where}: has {', '.join(row)}; expected input_ids and the columns of the "
+            "first row."
+        )
     length = len(row["input_ids"])
     if not 0 < length <= max_length:
-        raise DataError(f"{where}: {length} tokens; expected 1 to max_length = {max_length}.")
+        raise DataError(
+            f"{where}: {length} tokens; expected 1 to max_length = {max_length}."
+        )
     for name in row:
-        if isinstance(row[name], list) != is_list[name] or (is_list[name] and len(row[name]) != length):
-            raise DataError(f"{where}: {name} must be one number, or a list of {length}, one per token.")
+        if isinstance(row[name], list) != is_list[name] or (
+            is_list[name] and len(row[name]) != length
+        ):
+            raise DataError(
+                f"{where}: {name} must be one number, or a list of {length}, one per "
+                "token."
+            )
 
 
-def _limit(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Generator[Row, None, None]:
-    """Yield rows, with a progress bar, up to the one that reaches the limit, counting from `tokens`."""
+def _limit(
+    rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0
+) -> Generator[Row, None, None]:
+    """Yield rows, with a progress bar, up to the one that reaches the limit, counting
+    from `tokens`."""
     with Progress(what, limit_tokens, "tokens", done=tokens) as bar:
-        while (limit_tokens is None or tokens < limit_tokens) and (row := next(rows, None)) is not None:
+        while (limit_tokens is None or tokens < limit_tokens) and (
+            row := next(rows, None)
+        ) is not None:
             yield row
             tokens += len(row["input_ids"])
             bar.advance(len(row["input_ids"]))

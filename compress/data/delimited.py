@@ -1,14 +1,18 @@
-"""Open delimited files (csv, tsv, txt) as tables: how the lines are split is decided in `dialects`; here, the header.
+"""Open delimited files (csv, tsv, txt) as tables: how the lines are split is decided in
+`dialects`; here, the header.
 
-Stated rules. A tsv or txt file is read without quoting unless all quotation marks of its first rows wrap whole cells,
-and it or a sibling needs quoting: a cell contains a doubled mark, a tab or a line end, or every row has a wrapped
-cell. A first row is a header if it has the name of a requested column; or if none of its cells recurs in its column
-and a sibling starts with the same row; or if a usual column name in it never recurs; or if a column below a word has
-only numbers, or only values that recur. A file without a header takes the column names of a sibling of the same
-width; else its columns are numbered from 1. The first column may be without a name, as an index is, and so may be
-empty ones at the end; they are numbered. A row that repeats the header is refused. A column whose first cells are all
-lists in the notation of JSON or Python, such as ['a', 'b'], is a column of lists. The lines of a txt file that are
-not split are the column `text`.
+Stated rules. A tsv or txt file is read without quoting unless all quotation marks of
+its first rows wrap whole cells, and it or a sibling needs quoting: a cell contains a
+doubled mark, a tab or a line end, or every row has a wrapped cell. A first row is a
+header if it has the name of a requested column; or if none of its cells recurs in its
+column and a sibling starts with the same row; or if a usual column name in it never
+recurs; or if a column below a word has only numbers, or only values that recur. A file
+without a header takes the column names of a sibling of the same width; else its columns
+are numbered from 1. The first column may be without a name, as an index is, and so may
+be empty ones at the end; they are numbered. A row that repeats the header is refused. A
+column whose first cells are all lists in the notation of JSON or Python, such as ['a',
+'b'], is a column of lists. The lines of a txt file that are not split are the column
+`text`.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ _SEPARATORS = re.compile(r"[,;|\t^~:\x01\x1c-\x1f\u00a6]")
 
 @dataclass(frozen=True)
 class Look:
-    """Hold the first rows of a file and how they were read; `error` is that of the first row that cannot be."""
+    """Hold the first rows of a file and how they were read; `error` is that of the
+    first row that cannot be."""
 
     path: Path
     dialect: Dialect
@@ -79,13 +84,19 @@ class Header(NamedTuple):
 
 
 def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, Table]:
-    """Open the delimited files of one folder; `named` are the requested columns, if any."""
+    """Open the delimited files of one folder; `named` are the requested columns, if
+    any."""
     heads = {path: _head(path) for path in paths if path.suffix.lower() != ".csv"}
     clean = {path for path, start in heads.items() if _CLEAN.fullmatch(start)}
     proven = any(map(_needs_quoting, (heads[path] for path in clean)))
     looks = [_look(path, quoted=proven and path in clean) for path in paths]
     headers = {look.path: _header(look, looks, named) for look in looks}
-    return {look.path: _open(look, headers[look.path] or _borrow_header(look, headers), named) for look in looks}
+    return {
+        look.path: _open(
+            look, headers[look.path] or _borrow_header(look, headers), named
+        )
+        for look in looks
+    }
 
 
 def _head(path: Path) -> str:
@@ -99,7 +110,10 @@ def _head(path: Path) -> str:
 
 def _needs_quoting(first_lines: str) -> bool:
     fields = [match[1] for match in _WRAPPED.finditer(first_lines)]
-    return any(re.search(r'""|[\t\n]', field) for field in fields) or len(fields) >= first_lines.count("\n") > 1
+    return (
+        any(re.search(r'""|[\t\n]', field) for field in fields)
+        or len(fields) >= first_lines.count("\n") > 1
+    )
 
 
 def _look(path: Path, *, quoted: bool) -> Look:
@@ -112,16 +126,21 @@ def _look(path: Path, *, quoted: bool) -> Look:
         dialect = Dialect(delimiter, mark if delimiter == "\t" else "")
     else:
         dialect = Dialect("\t", mark)
-    found = take_first_rows(read_lines(path, dialect), lambda row: count_characters(row.cells))
+    found = take_first_rows(
+        read_lines(path, dialect), lambda row: count_characters(row.cells)
+    )
     if found and found[0].error and dialect.delimiter not in FIXED:
         raise DataError(found[0].error)
     error = next((row.error for row in found if row.error), "")
     notes = (f"{path.name}: {note}",) if note else ()
-    return Look(path, dialect, [row.cells for row in found if not row.error], error, notes)
+    return Look(
+        path, dialect, [row.cells for row in found if not row.error], error, notes
+    )
 
 
 def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header | None:
-    """Return the header of a file, by the rules at the top; None if it has none. DataError for a title above it."""
+    """Return the header of a file, by the rules at the top; None if it has none.
+    DataError for a title above it."""
     if look.dialect.delimiter in FIXED or not look.rows:
         fixed = FIXED.get(look.dialect.delimiter)
         return Header(fixed, own=False) if fixed else None
@@ -131,37 +150,52 @@ def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header |
         return Header(names, own=True)
     if len(first) > 2 and names[0] and not any(names[1:]):
         raise DataError(
-            f"{look.path}: only the first of {len(first)} cells of its first row is filled ({names[0][:60]!r}). Remove "
-            "the lines above the header."
+            f"{look.path}: only the first of {len(first)} cells of its first row is "
+            f"filled ({names[0][:60]!r}). Remove the lines above the header."
         )
-    rest = [row for row in look.rows[1:] if row != first or len(first) == 1]  # a header may be repeated
+    # a header may be repeated
+    rest = [row for row in look.rows[1:] if row != first or len(first) == 1]
     below = [[row[n] for row in rest if n < len(row)] for n in range(len(first))]
     fresh = [cell not in column for cell, column in zip(first, below, strict=True)]
     by_number = bool(named) and all(name.isdigit() for name in named)
     if by_number or any(len(cell) > HEADER_CELL for cell in first):
         return None
-    same = all(fresh) and any(other.path != look.path and other.rows[:1] == [first] for other in looks)
-    if same or any(is_known(name) and is_fresh for name, is_fresh in zip(names, fresh, strict=True)):
+    same = all(fresh) and any(
+        other.path != look.path and other.rows[:1] == [first] for other in looks
+    )
+    if same or any(
+        is_known(name) and is_fresh for name, is_fresh in zip(names, fresh, strict=True)
+    ):
         return Header(names, own=True)
     note = f"{look.path.name}: took the first row for a header ({', '.join(names)})"
-    found = any(_is_title(cell, column) for cell, column in zip(first, below, strict=True))
+    found = any(
+        _is_title(cell, column) for cell, column in zip(first, below, strict=True)
+    )
     return Header(names, own=True, note=note) if found else None
 
 
 def _is_title(cell: str, below: Sequence[str]) -> bool:
-    """Check whether the first cell can only be the column's title: a word above numbers, or above values that recur."""
+    """Check whether the first cell can only be the column's title: a word above
+    numbers, or above values that recur."""
     if not cell.strip() or number(cell) is not None or len(below) < 3:
         return False
     if all(number(value) is not None for value in below):
         return True
-    return len(below) >= RECURRING_ROWS and cell not in below and min(Counter(below).values()) > 1
+    return (
+        len(below) >= RECURRING_ROWS
+        and cell not in below
+        and min(Counter(below).values()) > 1
+    )
 
 
 def _borrow_header(look: Look, headers: Mapping[Path, Header | None]) -> Header | None:
     """Return the header of a sibling of the same width, if any."""
     for sibling, header in headers.items():
         if header and look.rows and len(header.names) == len(look.rows[0]):
-            note = f"{look.path.name} has no header: its columns are those of {sibling.name}"
+            note = (
+                f"{look.path.name} has no header: its columns are those of "
+                f"{sibling.name}"
+            )
             return Header(header.names, own=False, note=note)
     return None
 
@@ -176,21 +210,35 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
         names = _name_all(header.names, body, place) if own else header.names
     refusal = look.error
     if not body and not refusal:
-        refusal = explain_empty(place, "has a header but no rows" if own else "is empty")
-    # Users who name columns by number know the file: cells after the last named one are ignored.
+        refusal = explain_empty(
+            place, "has a header but no rows" if own else "is empty"
+        )
+    # Users who name columns by number know the file: cells after the last named one are
+    # ignored.
     lenient = header is None and bool(named)
-    columns = {name: [row[n] if n < len(row) else None for row in body] for n, name in enumerate(names)}
-    lists = {name: parsed for name, cells in columns.items() if (parsed := _parse_lists(cells)) is not None}
+    columns = {
+        name: [row[n] if n < len(row) else None for row in body]
+        for n, name in enumerate(names)
+    }
+    lists = {
+        name: parsed
+        for name, cells in columns.items()
+        if (parsed := _parse_lists(cells)) is not None
+    }
     repeated = list(look.rows[0]) if own and len(names) > 1 else None
 
     def rows(wanted: Sequence[str], position: Position | None) -> Iterator[Row]:
         places = [names.index(column) for column in wanted]
         listed = [at for at, name in enumerate(wanted) if name in lists]
         least = max(places, default=-1) + 1 if lenient else len(names)
-        for line, written, error in islice(read_lines(look.path, look.dialect, position), int(own), None):
+        for line, written, error in islice(
+            read_lines(look.path, look.dialect, position), int(own), None
+        ):
             problem = error
             if not error and (len(written) != least or written == repeated):
-                problem = _compare(Line(line, written), least, repeated, look, lenient=lenient)
+                problem = _compare(
+                    Line(line, written), least, repeated, look, lenient=lenient
+                )
             if problem:
                 yield Row(line, written, (), problem)
                 continue
@@ -199,18 +247,29 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
                 text = written[places[at]]
                 value = _parse_list(text)
                 if text and value is None:
-                    problem = f"{place}, line {line}: {text[:40]!r} in {wanted[at]!r} is not a list, as above it."
+                    problem = (
+                        f"{place}, line {line}: {text[:40]!r} in {wanted[at]!r} is not "
+                        "a list, as above it."
+                    )
                 cells[at] = to_cell(value)
             yield Row(line, written, cells, problem)
 
     notes = [*look.notes, *([header.note] if header and header.note else [])]
-    notes += [f"{look.path.name}: {name!r} has lists, written as text" for name in lists]
+    notes += [
+        f"{look.path.name}: {name!r} has lists, written as text" for name in lists
+    ]
     if lenient and any(len(row) > len(names) for row in body):
-        notes.append(f"{look.path.name}: some rows have more than {len(names)} cells, the rest is ignored")
+        notes.append(
+            f"{look.path.name}: some rows have more than {len(names)} cells, the rest "
+            "is ignored"
+        )
     return Table(
         place,
         names,
-        {name: [to_cell(cell) for cell in lists.get(name, cells)] for name, cells in columns.items()},
+        {
+            name: [to_cell(cell) for cell in lists.get(name, cells)]
+            for name, cells in columns.items()
+        },
         rows,
         kinds={name: kind for name, cells in lists.items() if (kind := kind_of(cells))},
         first=1 + own + look.dialect.skipped,
@@ -221,8 +280,11 @@ def _open(look: Look, header: Header | None, named: Sequence[str]) -> Table:
     )
 
 
-def _name_all(names: Sequence[str], body: Sequence[Sequence[str]], place: str) -> tuple[str, ...]:
-    """Return the names, with numbers for the first if it has none, and for empty columns at the end.
+def _name_all(
+    names: Sequence[str], body: Sequence[Sequence[str]], place: str
+) -> tuple[str, ...]:
+    """Return the names, with numbers for the first if it has none, and for empty
+    columns at the end.
 
     DataError for other columns without a name, and for two of one name.
     """
@@ -231,32 +293,40 @@ def _name_all(names: Sequence[str], body: Sequence[Sequence[str]], place: str) -
         filled = any(row[at].strip() for row in body if at < len(row))
         if not name and at > 0 and (at < last or filled):
             raise DataError(
-                f"{place}: the header has no name for column {at + 1} of {len(names)}. Name every column, and remove "
-                "lines above the header."
+                f"{place}: the header has no name for column {at + 1} of {len(names)}. "
+                "Name every column, and remove lines above the header."
             )
     if len(names) == 1 and (found := _SEPARATORS.search(names[0])):
         raise DataError(
-            f"{place}: its only column is named {names[0][:60]!r}. If its cells are separated by {found[0]!r}, name "
-            f"the file .csv and write sep={found[0]} in a first line of its own; else rename the column."
+            f"{place}: its only column is named {names[0][:60]!r}. If its cells are "
+            f"separated by {found[0]!r}, name the file .csv and write sep={found[0]} "
+            "in a first line of its own; else rename the column."
         )
     named = [name or str(at + 1) for at, name in enumerate(names)]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
-        raise DataError(f"{place}: the header names {', '.join(map(repr, twice))} more than once; rename one of them.")
+        raise DataError(
+            f"{place}: the header names {', '.join(map(repr, twice))} more than once; "
+            "rename one of them."
+        )
     return tuple(named)
 
 
-def _compare(row: Line, least: int, header: Sequence[str] | None, look: Look, *, lenient: bool) -> str:
-    """Return what is wrong with the number of cells of a row, or with a row that repeats the header."""
+def _compare(
+    row: Line, least: int, header: Sequence[str] | None, look: Look, *, lenient: bool
+) -> str:
+    """Return what is wrong with the number of cells of a row, or with a row that
+    repeats the header."""
     found = len(row.cells)
     if found < least or (found > least and not lenient):
         return (
-            f"{look.path}, line {row.number}: {found} cells, not {'at least ' if lenient else ''}{least} as "
-            f"expected ({look.dialect}). Correct the row that begins {row.cells[0][:40]!r}."
+            f"{look.path}, line {row.number}: {found} cells, not "
+            f"{'at least ' if lenient else ''}{least} as expected ({look.dialect}). "
+            f"Correct the row that begins {row.cells[0][:40]!r}."
         )
     if row.cells == header:
         return (
-            f"{look.path}, line {row.number}: repeats the header: expected one header, and one table in a file. Remove "
-            "the line, or divide the file."
+            f"{look.path}, line {row.number}: repeats the header: expected one header, "
+            "and one table in a file. Remove the line, or divide the file."
         )
     return ""
 
@@ -270,7 +340,8 @@ def _parse_lists(cells: Sequence[str | None]) -> list[list[Any] | None] | None:
 
 
 def _parse_list(cell: str) -> list[Any] | None:
-    """Parse a list of strings and numbers in the notation of JSON or Python; None if it is none."""
+    """Parse a list of strings and numbers in the notation of JSON or Python; None if it
+    is none."""
     text = cell.strip()
     if not (text.startswith("[") and text.endswith("]")) or len(text) > LONGEST_LITERAL:
         return None
@@ -281,5 +352,7 @@ def _parse_list(cell: str) -> list[Any] | None:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return None
-    plain = isinstance(value, list) and all(item is None or isinstance(item, str | int | float) for item in value)
+    plain = isinstance(value, list) and all(
+        item is None or isinstance(item, str | int | float) for item in value
+    )
     return value if plain else None

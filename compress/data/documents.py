@@ -1,4 +1,5 @@
-"""Stream the documents of text files, Wikipedia-extractor dumps, jsonl and parquet files."""
+"""Stream the documents of text files, Wikipedia-extractor dumps, jsonl and parquet
+files."""
 
 from __future__ import annotations
 
@@ -33,20 +34,31 @@ from compress.errors import DataError, did_you_mean
 Kind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
 
 ACCEPTED: Final = (
-    ".txt, .jsonl, .ndjson or wiki_NN (Wikipedia-extractor), each also .gz, .xz or .bz2; .parquet; .tar, .tar.gz, "
-    ".tar.xz"
+    ".txt, .jsonl, .ndjson or wiki_NN (Wikipedia-extractor), each also .gz, .xz or "
+    ".bz2; .parquet; .tar, .tar.gz, .tar.xz"
 )
 
 LONGEST_DOCUMENT: Final = 1_000_000
-"""Characters after which plain text without a blank line is cut at a line end, so that memory stays bounded."""
+"""Characters after which plain text without a blank line is cut at a line end, so that
+memory stays bounded."""
 
 LONGEST_PIECE: Final = 1 << 20
 """Characters of plain text read at once; a longer line is read in pieces."""
 
 _PACKED: Final = (".gz", ".xz", ".bz2")
-_UNPACK: Final[dict[bytes, Callable[[Any], Any]]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_UNPACK: Final[dict[bytes, Callable[[Any], Any]]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"BZh": bz2.open,
+}
 _TAR: Final = (".tar", ".tgz", ".txz", ".tbz2")
-_DAMAGE: Final = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
+_DAMAGE: Final = (
+    EOFError,
+    lzma.LZMAError,
+    zlib.error,
+    gzip.BadGzipFile,
+    tarfile.TarError,
+)
 
 
 def kind(name: str) -> Kind | None:
@@ -65,21 +77,36 @@ def kind(name: str) -> Kind | None:
 
 
 def find(source: Path) -> list[Path]:
-    """List the files of a corpus: the file itself, or those of a folder and its subfolders, sorted by path.
+    """List the files of a corpus: the file itself, or those of a folder and its
+    subfolders, sorted by path.
 
-    A folder with a dump (wiki_NN files or tar archives) is that dump; a note or licence beside it is not read.
+    A folder with a dump (wiki_NN files or tar archives) is that dump; a note or licence
+    beside it is not read.
     """
     if not source.is_dir():
         refuse_special(source)
         if kind(source.name) is None:
-            raise DataError(f"{source}: its name is not that of a text file. Expected {ACCEPTED}.")
+            raise DataError(
+                f"{source}: its name is not that of a text file. Expected {ACCEPTED}."
+            )
         return [source]
-    walked = (Path(folder, name) for folder, _, names in os.walk(source, onerror=_fail) for name in names)
-    below = sorted(path for path in walked if path.is_file() and not path.name.startswith("."))
+    walked = (
+        Path(folder, name)
+        for folder, _, names in os.walk(source, onerror=_fail)
+        for name in names
+    )
+    below = sorted(
+        path for path in walked if path.is_file() and not path.name.startswith(".")
+    )
     files = [path for path in below if kind(path.name)]
     if not files:
-        listed = ", ".join(str(path.relative_to(source)) for path in below[:5]) or "nothing"
-        raise DataError(f"{source}: a folder without text; it contains {listed}. Expected {ACCEPTED}.")
+        listed = (
+            ", ".join(str(path.relative_to(source)) for path in below[:5]) or "nothing"
+        )
+        raise DataError(
+            f"{source}: a folder without text; it contains {listed}. Expected "
+            f"{ACCEPTED}."
+        )
     return [path for path in files if kind(path.name) in {"wiki", "tar"}] or files
 
 
@@ -89,7 +116,8 @@ def _fail(error: OSError) -> None:
 
 
 def read(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the documents of the files. DataError names the file and line that cannot be read."""
+    """Yield the documents of the files. DataError names the file and line that cannot
+    be read."""
     for path in files:
         with _reading(path):
             match kind(path.name):
@@ -100,9 +128,16 @@ def read(files: Sequence[Path]) -> Iterator[str]:
 
                     split = open_file(path).check()
                     if "text" not in split.columns:
-                        raise DataError(f"{path}: no column 'text'.{did_you_mean('text', split.columns)}")
+                        raise DataError(
+                            f"{path}: no column "
+                            f"'text'.{did_you_mean('text', split.columns)}"
+                        )
                     for batch in split.read(("text",)):
-                        yield from (text for text in batch.column(0).to_pylist() if text is not None)
+                        yield from (
+                            text
+                            for text in batch.column(0).to_pylist()
+                            if text is not None
+                        )
                 case _:
                     with path.open("rb") as file:
                         yield from _stream(file, path.name, str(path))
@@ -115,31 +150,46 @@ def _reading(path: Path) -> Iterator[None]:
             refuse_special(path)
             yield
     except (*_DAMAGE, OSError) as error:
-        raise DataError(f"{path}: damaged or truncated ({error}). Download it again.") from error
+        raise DataError(
+            f"{path}: damaged or truncated ({error}). Download it again."
+        ) from error
 
 
 def _archive(path: Path) -> Iterator[str]:
-    with path.open("rb") as file, tarfile.open(fileobj=_unpack(file, str(path)), mode="r|") as archive:
+    with (
+        path.open("rb") as file,
+        tarfile.open(fileobj=_unpack(file, str(path)), mode="r|") as archive,
+    ):
         for member in archive:
             name = PurePath(member.name).name
-            if member.isfile() and not name.startswith(".") and kind(name) in {"text", "wiki", "jsonl"}:
+            if (
+                member.isfile()
+                and not name.startswith(".")
+                and kind(name) in {"text", "wiki", "jsonl"}
+            ):
                 text = archive.extractfile(member)
                 assert text is not None, "tarfile opens regular members"
                 yield from _stream(text, name, f"{path}, {member.name}")
 
 
 def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
-    """Yield the documents of a text or jsonl file; a dump is recognised by its first bytes, whatever its name."""
+    """Yield the documents of a text or jsonl file; a dump is recognised by its first
+    bytes, whatever its name."""
     with _unpack(file, where) as stream:
         head = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if kind(name) == "jsonl" or (kind(name) == "wiki" and head.startswith(b"{")):
             for place, row in json_objects(decode_lines(stream, where), where):
                 if not isinstance(row.get("text"), str):
-                    raise DataError(f'{place}: expected an object with "text".{did_you_mean("text", row)}')
+                    raise DataError(
+                        f"{place}: expected an object with "
+                        f'"text".{did_you_mean("text", row)}'
+                    )
                 yield row["text"]
             return
         lines = decode_lines(stream, where, longest=LONGEST_PIECE, cut=True)
-        yield from _articles(lines, where) if head.startswith(b"<doc ") else _plain(lines)
+        yield from (
+            _articles(lines, where) if head.startswith(b"<doc ") else _plain(lines)
+        )
 
 
 def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
@@ -147,14 +197,23 @@ def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
     counted = _Counted(file, where)
     packed = io.BufferedReader(counted, 1 << 16)
     start = packed.peek(8)
-    unpack = next((opener for magic, opener in _UNPACK.items() if start.startswith(magic)), None)
-    return packed if unpack is None else io.BufferedReader(_Counted(unpack(packed), where, counted), 1 << 16)
+    unpack = next(
+        (opener for magic, opener in _UNPACK.items() if start.startswith(magic)), None
+    )
+    return (
+        packed
+        if unpack is None
+        else io.BufferedReader(_Counted(unpack(packed), where, counted), 1 << 16)
+    )
 
 
 class _Counted(io.RawIOBase):
-    """Count the bytes of a stream; DataError if no text could unpack to so many from what `packed` read."""
+    """Count the bytes of a stream; DataError if no text could unpack to so many from
+    what `packed` read."""
 
-    def __init__(self, stream: IO[bytes], where: str, packed: _Counted | None = None) -> None:
+    def __init__(
+        self, stream: IO[bytes], where: str, packed: _Counted | None = None
+    ) -> None:
         self.stream, self.where, self.packed, self.total = stream, where, packed, 0
 
     def readable(self) -> bool:
@@ -185,7 +244,8 @@ def _plain(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
-    """Yield the text between `<doc ...>` and `</doc>`; articles with only a title are left out."""
+    """Yield the text between `<doc ...>` and `</doc>`; articles with only a title are
+    left out."""
     article: list[str] | None = None
     size = 0
     for line in lines:
@@ -200,9 +260,15 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
             article.append(line)
             size += len(line)
             if size > LONGEST:
-                raise DataError(f"{where}: an article is longer than {LONGEST:,} characters. Remove it.")
+                raise DataError(
+                    f"{where}: an article is longer than {LONGEST:,} characters. "
+                    "Remove it."
+                )
     if article is not None:
-        raise DataError(f"{where}: is truncated; it ends inside an article, without its </doc>. Download it again.")
+        raise DataError(
+            f"{where}: is truncated; it ends inside an article, without its </doc>. "
+            "Download it again."
+        )
 
 
 _CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
@@ -221,24 +287,39 @@ def find_parallel(source: Path) -> list[Path]:
     sides = [
         path
         for path in source.parent.glob(f"{source.name}.*")
-        if kind(path.name) is None and _CODE.fullmatch(path.name.removeprefix(f"{source.name}."))
+        if kind(path.name) is None
+        and _CODE.fullmatch(path.name.removeprefix(f"{source.name}."))
     ]
     return sorted(sides) if len(sides) == 2 else []
 
 
 def find_languages(folder: Path) -> dict[str, Path]:
-    """List the sources of a corpus of several languages: language, or pair of languages -> what to read.
+    """List the sources of a corpus of several languages: language, or pair of languages
+    -> what to read.
 
-    A language is a folder named by its code (`en`); a pair is parallel text named by two codes (`en-fr.tsv`,
-    `en-fr.jsonl`, or `en-fr.en` and `en-fr.fr`). Empty for a folder with other texts, or with fewer than two of these.
+    A language is a folder named by its code (`en`); a pair is parallel text named by
+    two codes (`en-fr.tsv`, `en-fr.jsonl`, or `en-fr.en` and `en-fr.fr`). Empty for a
+    folder with other texts, or with fewer than two of these.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        source = path if path.is_dir() or path.suffix in (".tsv", ".jsonl") else path.with_suffix("")
+        source = (
+            path
+            if path.is_dir() or path.suffix in (".tsv", ".jsonl")
+            else path.with_suffix("")
+        )
         sides = [] if path.is_dir() else find_parallel(source)
-        name = "-".join(side.suffix[1:] for side in sides) if len(sides) == 2 else source.name.partition(".")[0]
+        name = (
+            "-".join(side.suffix[1:] for side in sides)
+            if len(sides) == 2
+            else source.name.partition(".")[0]
+        )
         codes = name.split("-")
-        if len(codes) == (1 if path.is_dir() else 2) and (path.is_dir() or sides) and all(map(_CODE.fullmatch, codes)):
+        if (
+            len(codes) == (1 if path.is_dir() else 2)
+            and (path.is_dir() or sides)
+            and all(map(_CODE.fullmatch, codes))
+        ):
             found[name] = source
         elif path.is_dir() or kind(path.name):
             return {}
@@ -246,7 +327,8 @@ def find_languages(folder: Path) -> dict[str, Path]:
 
 
 def read_parallel(files: Sequence[Path]) -> Iterator[str]:
-    """Yield each pair as two lines, in the order of the columns or of the language codes."""
+    """Yield each pair as two lines, in the order of the columns or of the language
+    codes."""
     for texts in _align(*files) if len(files) == 2 else _rows(files[0]):
         sides = [" ".join(text.split()) for text in texts]
         if all(sides):
@@ -254,12 +336,15 @@ def read_parallel(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _align(first: Path, second: Path) -> Iterator[tuple[str, str]]:
-    for number, (line, translation) in enumerate(zip_longest(lines(first), lines(second)), start=1):
+    for number, (line, translation) in enumerate(
+        zip_longest(lines(first), lines(second)), start=1
+    ):
         if line is None or translation is None:
             shorter = first if line is None else second
             raise DataError(
-                f"{shorter}: ends before line {number} of the other file. Line n of {first.name} and line n of "
-                f"{second.name} must be translations of each other."
+                f"{shorter}: ends before line {number} of the other file. Line n of "
+                f"{first.name} and line n of {second.name} must be translations of "
+                "each other."
             )
         yield line, translation
 
@@ -267,18 +352,30 @@ def _align(first: Path, second: Path) -> Iterator[tuple[str, str]]:
 def _rows(path: Path) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines(path), start=1):
         if line.strip():
-            texts = _two_texts(line) if path.suffix == ".jsonl" else line.rstrip("\r\n").split("\t")
+            texts = (
+                _two_texts(line)
+                if path.suffix == ".jsonl"
+                else line.rstrip("\r\n").split("\t")
+            )
             if len(texts) != 2:
-                raise DataError(f"{path}, line {number}: expected two texts, found {line[:60].strip()!r}.")
+                raise DataError(
+                    f"{path}, line {number}: expected two texts, found "
+                    f"{line[:60].strip()!r}."
+                )
             yield texts[0], texts[1]
 
 
 def _two_texts(line: str) -> Sequence[str]:
-    """Return the two texts of a JSON line; () unless it has exactly two, and no column `text`."""
+    """Return the two texts of a JSON line; () unless it has exactly two, and no column
+    `text`."""
     try:
         row: Any = parse_json(line, "")
     except DataError:
         return ()
     row = row.get("translation", row) if isinstance(row, dict) else None
-    texts = [text for text in row.values() if isinstance(text, str)] if isinstance(row, dict) else []
+    texts = (
+        [text for text in row.values() if isinstance(text, str)]
+        if isinstance(row, dict)
+        else []
+    )
     return texts if len(texts) == 2 and "text" not in row else ()

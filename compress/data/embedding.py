@@ -1,15 +1,18 @@
 """Load texts to learn vectors of, and judgements of their similarity.
 
-Stated rules. Each file is read by itself: the json of SQuAD as questions and the paragraphs that answer them; a table
-with a number beside two texts as pairs; one with columns `query` (or `anchor`) and `positive`, perhaps `negative`, or
-`query`, `passage` and `relevance`, or with two texts alone, as queries and passages; with a teacher's scores instead of
-the relevance, the passage of a query that has the highest is the relevant one; any other as texts alone, a txt
-file one per line. A BEIR folder has queries, a corpus and judgements for each split. A folder or dump without a file
-called train is a corpus, whose documents are cut into passages. The training split has all its texts, once each, except
-those that other splits compare or use as queries; passages may be shared, as an index knows them beforehand. Its
-judgements, irrelevant passages among them, are kept for losses that read them (`data.query_groups`); other splits keep
-what is relevant. If there is no validation split, some of it is held out. Texts alone are compared as the
-teacher compares them: see `training.teacher_vectors`.
+Stated rules. Each file is read by itself: the json of SQuAD as questions and the
+paragraphs that answer them; a table with a number beside two texts as pairs; one with
+columns `query` (or `anchor`) and `positive`, perhaps `negative`, or `query`, `passage`
+and `relevance`, or with two texts alone, as queries and passages; with a teacher's
+scores instead of the relevance, the passage of a query that has the highest is the
+relevant one; any other as texts alone, a txt file one per line. A BEIR folder has
+queries, a corpus and judgements for each split. A folder or dump without a file called
+train is a corpus, whose documents are cut into passages. The training split has all its
+texts, once each, except those that other splits compare or use as queries; passages may
+be shared, as an index knows them beforehand. Its judgements, irrelevant passages among
+them, are kept for losses that read them (`data.query_groups`); other splits keep what
+is relevant. If there is no validation split, some of it is held out. Texts alone are
+compared as the teacher compares them: see `training.teacher_vectors`.
 """
 
 from __future__ import annotations
@@ -39,9 +42,14 @@ PAIR_METRICS: Final = ("spearman", "pearson")
 HELD_OUT: Final = 0.1
 FEWEST: Final = 50
 MOST: Final = 1000
-"""Texts alone to hold out: at least FEWEST, but not more than half, and at most MOST."""
-LARGEST: Final[Mapping[Role, tuple[int, int]]] = {"validation": (1000, 4000), "test": (10_000, 50_000)}
-"""The most queries and passages to score, since every evaluation computes all their vectors."""
+"""Texts alone to hold out: at least FEWEST, but not more than half, and at most
+MOST."""
+LARGEST: Final[Mapping[Role, tuple[int, int]]] = {
+    "validation": (1000, 4000),
+    "test": (10_000, 50_000),
+}
+"""The most queries and passages to score, since every evaluation computes all their
+vectors."""
 PASSAGE: Final = 400
 """Characters up to which sentences of a document are joined to a passage."""
 SCHEMA: Final = pa.schema(
@@ -59,9 +67,11 @@ SCHEMA: Final = pa.schema(
 class EmbeddingTexts:
     """Hold the texts of a split, without duplicates.
 
-    judged    text -> the other texts that it is judged with -> relevance, by their numbers
+    judged    text -> the other texts that it is judged with -> relevance, by their
+              numbers
     scores    the same with a teacher's scores, of none of them or of all
-    passages  the texts that queries retrieve; empty if texts are compared in pairs, or not at all
+    passages  the texts that queries retrieve; empty if texts are compared in pairs, or
+              not at all
     """
 
     texts: list[str] = field(default_factory=list)
@@ -72,7 +82,8 @@ class EmbeddingTexts:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, text: str | None) -> int | None:
-        """Return the number of a text, added if it is new; None for an empty text, which is left out."""
+        """Return the number of a text, added if it is new; None for an empty text,
+        which is left out."""
         plain = (text or "").strip()
         if not plain:
             self.empty += 1
@@ -82,7 +93,9 @@ class EmbeddingTexts:
             self.texts.append(plain)
         return self._numbers[plain]
 
-    def judge(self, one: int, other: int, relevance: float, score: float | None = None) -> None:
+    def judge(
+        self, one: int, other: int, relevance: float, score: float | None = None
+    ) -> None:
         if one == other:
             return
         self.judged.setdefault(one, {})[other] = relevance
@@ -94,32 +107,59 @@ class EmbeddingTexts:
         kept = [number for number, text in enumerate(self.texts) if text not in texts]
         place = {old: new for new, old in enumerate(kept)}
 
-        def move(judgements: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, float]]:
+        def move(
+            judgements: Mapping[int, Mapping[int, float]],
+        ) -> dict[int, dict[int, float]]:
             moved = {
-                place[one]: {place[other]: value for other, value in others.items() if other in place}
+                place[one]: {
+                    place[other]: value
+                    for other, value in others.items()
+                    if other in place
+                }
                 for one, others in judgements.items()
                 if one in place
             }
             return {one: others for one, others in moved.items() if others}
 
         passages = {place[number] for number in self.passages & place.keys()}
-        return EmbeddingTexts([self.texts[n] for n in kept], move(self.judged), move(self.scores), passages)
+        return EmbeddingTexts(
+            [self.texts[n] for n in kept],
+            move(self.judged),
+            move(self.scores),
+            passages,
+        )
 
     def scorable(self) -> EmbeddingTexts:
-        """Return these texts with what a metric needs: the relevant passages of queries, or all pairs."""
+        """Return these texts with what a metric needs: the relevant passages of
+        queries, or all pairs."""
         relevant = {
-            one: {other: value for other, value in others.items() if value > 0 or not self.passages}
+            one: {
+                other: value
+                for other, value in others.items()
+                if value > 0 or not self.passages
+            }
             for one, others in self.judged.items()
         }
-        return replace(self, judged={one: others for one, others in relevant.items() if others}, scores={})
+        return replace(
+            self,
+            judged={one: others for one, others in relevant.items() if others},
+            scores={},
+        )
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics that can score this split."""
-        return tuple(name for name in METRICS["embedding"] if (name not in PAIR_METRICS) == bool(self.passages))
+        return tuple(
+            name
+            for name in METRICS["embedding"]
+            if (name not in PAIR_METRICS) == bool(self.passages)
+        )
 
-    def select(self, queries: Iterable[int], passages: int | None, rng: np.random.Generator) -> EmbeddingTexts:
-        """Keep these judged texts with the texts they are judged with, and add random passages up to `passages`."""
+    def select(
+        self, queries: Iterable[int], passages: int | None, rng: np.random.Generator
+    ) -> EmbeddingTexts:
+        """Keep these judged texts with the texts they are judged with, and add random
+        passages up to `passages`."""
         queries, part = sorted(queries), EmbeddingTexts()
 
         def add(number: int) -> int:
@@ -134,7 +174,9 @@ class EmbeddingTexts:
             assert new is not None, "texts are not empty"
             for other, relevance in self.judged[query].items():
                 part.judge(new, add(other), relevance)
-        rest = sorted(self.passages - {other for query in queries for other in self.judged[query]})
+        rest = sorted(
+            self.passages - {other for query in queries for other in self.judged[query]}
+        )
         room = len(rest) if passages is None else max(0, passages - len(part.passages))
         for passage in rng.permutation(rest)[:room].tolist():
             add(passage)
@@ -152,52 +194,92 @@ class EmbeddingTexts:
                 [row in self.passages for row in rows],
             ]
             yield pa.record_batch(
-                [pa.array(cells, kind.type) for cells, kind in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+                [
+                    pa.array(cells, kind.type)
+                    for cells, kind in zip(columns, SCHEMA, strict=True)
+                ],
+                schema=SCHEMA,
             )
 
 
 def load_embedding(
-    source: str, *, text: Sequence[str] | None, label: str | None, metric: str | None, seed: int
+    source: str,
+    *,
+    text: Sequence[str] | None,
+    label: str | None,
+    metric: str | None,
+    seed: int,
 ) -> UnsavedTask:
-    """Read the texts of a source by the rules at the top of this file. Raises DataError."""
+    """Read the texts of a source by the rules at the top of this file. Raises
+    DataError."""
     name, parts = _read(source, text, label)
-    notes = [f"{role}: left out {part.empty:,} empty texts" for role, part in parts.items() if part.empty]
+    notes = [
+        f"{role}: left out {part.empty:,} empty texts"
+        for role, part in parts.items()
+        if part.empty
+    ]
     rng = np.random.default_rng(seed)
-    parts = {role: part if role == "train" else part.scorable() for role, part in parts.items()}
+    parts = {
+        role: part if role == "train" else part.scorable()
+        for role, part in parts.items()
+    }
     if "validation" not in parts:
         parts["validation"], held_out = _hold_out(parts["train"], source, rng)
         notes.append(f"no validation split: held out {held_out} (seed {seed})")
     for role, (queries, passages) in LARGEST.items():
         part = parts.get(role)
-        if part is not None and part.passages and (len(part.judged) > queries or len(part.passages) > passages):
+        if (
+            part is not None
+            and part.passages
+            and (len(part.judged) > queries or len(part.passages) > passages)
+        ):
             chosen = sorted(rng.permutation(sorted(part.judged))[:queries].tolist())
             parts[role] = part.select(chosen, passages, rng)
             notes.append(
-                f"{role}: scores {len(chosen):,} of {len(part.judged):,} queries and {len(parts[role].passages):,} of "
-                f"{len(part.passages):,} passages (seed {seed})"
+                f"{role}: scores {len(chosen):,} of {len(part.judged):,} queries and "
+                f"{len(parts[role].passages):,} of {len(part.passages):,} passages "
+                f"(seed {seed})"
             )
     others = [part for role, part in parts.items() if role != "train"]
-    evaluated = {text for part in others for n, text in enumerate(part.texts) if n not in part.passages}
+    evaluated = {
+        text
+        for part in others
+        for n, text in enumerate(part.texts)
+        if n not in part.passages
+    }
     parts["train"] = parts["train"].without(evaluated)
     if len(parts["train"].texts) < 2:
-        raise DataError(f"{source}: {len(parts['train'].texts)} training texts; expected two or more.")
+        raise DataError(
+            f"{source}: {len(parts['train'].texts)} training texts; expected two or "
+            "more."
+        )
     known = parts["validation"].metrics
     if metric is not None and metric not in known:
-        raise DataError(f"metric {metric!r} does not score these texts.{did_you_mean(metric, known)}")
+        raise DataError(
+            f"metric {metric!r} does not score these "
+            f"texts.{did_you_mean(metric, known)}"
+        )
     if (test := parts.get("test")) is not None and test.metrics != known:
         raise DataError(
-            f"{source}: the validation split is scored by {known[0]}, the test split by {test.metrics[0]}: expected "
-            "both to have pairs of texts with their similarity, or both to have queries with passages."
+            f"{source}: the validation split is scored by {known[0]}, the test split "
+            f"by {test.metrics[0]}: expected both to have pairs of texts with their "
+            "similarity, or both to have queries with passages."
         )
     label = label or ("relevance" if parts["validation"].passages else "similarity")
     task = Task("embedding", ("text",), label, (), metric or known[0])
-    return UnsavedTask(name, task, {role: part.batches() for role, part in parts.items()}, notes)
+    return UnsavedTask(
+        name, task, {role: part.batches() for role, part in parts.items()}, notes
+    )
 
 
 def is_embedding(source: str) -> bool:
     """Check whether a source has texts alone: a txt file of lines without columns."""
     found = sources.local_files(source)
-    return found is not None and set(found[1]) == {"train"} and all(map(_has_lines, found[1]["train"]))
+    return (
+        found is not None
+        and set(found[1]) == {"train"}
+        and all(map(_has_lines, found[1]["train"]))
+    )
 
 
 def _has_lines(path: Path) -> bool:
@@ -208,7 +290,9 @@ def _has_lines(path: Path) -> bool:
     return bool(first) and not dialects.detect_txt(first)
 
 
-def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[str, dict[Role, EmbeddingTexts]]:
+def _read(
+    source: str, text: Sequence[str] | None, label: str | None
+) -> tuple[str, dict[Role, EmbeddingTexts]]:
     """Return the name of a source, and every split."""
     found = sources.local_files(source)
     if found is None:
@@ -216,7 +300,9 @@ def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[s
         roles = sources.by_role(hub.items())
         if "train" not in roles:
             raise DataError(f"{source}: no training split; it has {', '.join(hub)}.")
-        return source, {role: _read_table(splits[0], text, label) for role, splits in roles.items()}
+        return source, {
+            role: _read_table(splits[0], text, label) for role, splits in roles.items()
+        }
     name, files = found
     folder = sources.local(source) if "=" not in source.partition(",")[0] else None
     if folder is not None and folder.is_dir():
@@ -224,10 +310,14 @@ def _read(source: str, text: Sequence[str] | None, label: str | None) -> tuple[s
             return name, _read_beir(retrieval.read_beir(folder), source)
         if not any(path.suffix.lower() in SUFFIXES for path in files.get("train", ())):
             return name, {"train": _read_corpus(load_corpus(source))}
-    return name, {role: _read_file(paths[0], text, label) for role, paths in files.items()}
+    return name, {
+        role: _read_file(paths[0], text, label) for role, paths in files.items()
+    }
 
 
-def _read_file(path: Path, text: Sequence[str] | None, label: str | None) -> EmbeddingTexts:
+def _read_file(
+    path: Path, text: Sequence[str] | None, label: str | None
+) -> EmbeddingTexts:
     if path.suffix.lower() not in SUFFIXES:
         return _read_corpus(load_corpus(str(path)))
     if path.suffix.lower() == ".json" and squad.is_squad(path):
@@ -247,7 +337,8 @@ def _read_texts(texts: Iterable[str | None]) -> EmbeddingTexts:
 
 
 def _read_corpus(corpus: Corpus) -> EmbeddingTexts:
-    """Cut documents into passages: the sentences of a line, joined up to PASSAGE characters."""
+    """Cut documents into passages: the sentences of a line, joined up to PASSAGE
+    characters."""
 
     def passages() -> Iterator[str]:
         for document in corpus.documents():
@@ -263,7 +354,9 @@ def _read_corpus(corpus: Corpus) -> EmbeddingTexts:
     return _read_texts(filter(None, passages()))
 
 
-def _read_table(split: Table, text: Sequence[str] | None, label: str | None) -> EmbeddingTexts:
+def _read_table(
+    split: Table, text: Sequence[str] | None, label: str | None
+) -> EmbeddingTexts:
     plain = {schema.plain(name): name for name in split.columns}
     query = next((plain[name] for name in QUERIES if name in plain), None)
     positives = [name for key, name in plain.items() if key.startswith("positive")]
@@ -272,7 +365,8 @@ def _read_table(split: Table, text: Sequence[str] | None, label: str | None) -> 
         return _read_queries(split, query, positives, negatives)
     passage = next((plain[name] for name in PASSAGES if name in plain), None)
     relevance, scores = (
-        next((plain[name] for name in names if name in plain), None) for names in (RELEVANCES[:1], TEACHERS)
+        next((plain[name] for name in names if name in plain), None)
+        for names in (RELEVANCES[:1], TEACHERS)
     )
     judgement = relevance or scores
     if text is None and query and passage and judgement:
@@ -280,11 +374,19 @@ def _read_table(split: Table, text: Sequence[str] | None, label: str | None) -> 
     if label:
         schema.refuse_unknown(split, [label])
     known = [plain[name] for name in schema.LABELS if name in plain]
-    usual = [judgement] if judgement else [name for name in known if _is_numeric(split, name)]
+    usual = (
+        [judgement]
+        if judgement
+        else [name for name in known if _is_numeric(split, name)]
+    )
     numbers = [label] if label else usual
     columns, _ = schema.choose_text(split, text, numbers[:1])
     if len(columns) == 1:
-        return _read_texts(cell for batch in split.read(columns) for cell in batch[columns[0]].to_pylist())
+        return _read_texts(
+            cell
+            for batch in split.read(columns)
+            for cell in batch[columns[0]].to_pylist()
+        )
     if not numbers:
         return _read_queries(split, columns[0], [columns[1]], [])
     if numbers[0] != judgement:
@@ -306,24 +408,41 @@ def _read_pairs(split: Table, one: str, other: str, number: str) -> EmbeddingTex
 def _read_judgements(
     split: Table, query: str, passage: str, relevance: str | None, scores: str | None
 ) -> EmbeddingTexts:
-    """Read rows of a query, a passage, and its relevance, a teacher's score, or both."""
+    """Read rows of a query, a passage, and its relevance, a teacher's score, or
+    both."""
     part, names = EmbeddingTexts(), [name for name in (relevance, scores) if name]
-    about = {relevance: "relevance of the passage, 0 if it is irrelevant", scores: "teacher's score of the passage"}
+    about = {
+        relevance: "relevance of the passage, 0 if it is irrelevant",
+        scores: "teacher's score of the passage",
+    }
     for place, (asked, found, *cells) in _rows(split, [query, passage, *names]):
-        values = [_number(cell, place, name, about[name]) for name, cell in zip(names, cells, strict=True)]
+        values = [
+            _number(cell, place, name, about[name])
+            for name, cell in zip(names, cells, strict=True)
+        ]
         one, other = part.add(asked), part.add(found)
         if one is not None and other is not None:
             part.passages.add(other)
-            part.judge(one, other, values[0] if relevance else 0.0, values[-1] if scores else None)
+            part.judge(
+                one,
+                other,
+                values[0] if relevance else 0.0,
+                values[-1] if scores else None,
+            )
     if not relevance:
         for one, others in part.scores.items():
             part.judged[one][max(others, key=others.__getitem__)] = 1.0
     return part
 
 
-def _rows(split: Table, columns: Sequence[str]) -> Iterator[tuple[str, list[str | None]]]:
+def _rows(
+    split: Table, columns: Sequence[str]
+) -> Iterator[tuple[str, list[str | None]]]:
     """Yield the place and the cells of each row."""
-    rows = (zip(*(batch[name].to_pylist() for name in columns), strict=True) for batch in split.read(columns))
+    rows = (
+        zip(*(batch[name].to_pylist() for name in columns), strict=True)
+        for batch in split.read(columns)
+    )
     for row, cells in enumerate(chain.from_iterable(rows), split.first):
         yield f"{split.place}, row {row}", list(cells)
 
@@ -332,21 +451,28 @@ def _number(cell: str | None, place: str, name: str, expected: str) -> float:
     value = schema.number(cell or "")
     if value is None or not math.isfinite(value):
         raise DataError(
-            f"{place}: {cell!r} in {name!r} is not a number; expected the {expected}. Correct or remove the row."
+            f"{place}: {cell!r} in {name!r} is not a number; expected the {expected}. "
+            "Correct or remove the row."
         )
     return value
 
 
 def _is_numeric(split: Table, name: str) -> bool:
     cells = [cell for cell in split.sample[name] if cell]
-    return bool(cells) and all(isinstance(cell, str) and schema.number(cell) is not None for cell in cells)
+    return bool(cells) and all(
+        isinstance(cell, str) and schema.number(cell) is not None for cell in cells
+    )
 
 
-def _read_queries(split: Table, query: str, positives: Sequence[str], negatives: Sequence[str]) -> EmbeddingTexts:
+def _read_queries(
+    split: Table, query: str, positives: Sequence[str], negatives: Sequence[str]
+) -> EmbeddingTexts:
     """Read rows of a query, relevant passages and irrelevant ones."""
     part, columns = EmbeddingTexts(), [query, *positives, *negatives]
     for batch in split.read(columns):
-        for first, *others in zip(*(batch[name].to_pylist() for name in columns), strict=True):
+        for first, *others in zip(
+            *(batch[name].to_pylist() for name in columns), strict=True
+        ):
             one = part.add(first)
             for at, cell in enumerate(others):
                 for text in cell if isinstance(cell, list) else [cell]:
@@ -361,7 +487,8 @@ def _read_queries(split: Table, query: str, positives: Sequence[str], negatives:
 
 def _read_beir(found: Retrieval, source: str) -> dict[Role, EmbeddingTexts]:
     parts: dict[Role, EmbeddingTexts] = {
-        role: _read_judged(found, judged, source) for role, judged in found.qrels.items()
+        role: _read_judged(found, judged, source)
+        for role, judged in found.qrels.items()
     }
     if "train" not in parts:
         parts["train"] = _read_texts(found.corpus.values())
@@ -370,7 +497,9 @@ def _read_beir(found: Retrieval, source: str) -> dict[Role, EmbeddingTexts]:
     return parts
 
 
-def _read_judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], place: str | Path) -> EmbeddingTexts:
+def _read_judged(
+    found: Retrieval, judged: Mapping[str, Mapping[str, float]], place: str | Path
+) -> EmbeddingTexts:
     part, numbers = EmbeddingTexts(), dict[str, int]()
     for name, passage in found.corpus.items():
         if (number := part.add(passage)) is not None:
@@ -386,20 +515,31 @@ def _read_judged(found: Retrieval, judged: Mapping[str, Mapping[str, float]], pl
     return part
 
 
-def _hold_out(part: EmbeddingTexts, source: str, rng: np.random.Generator) -> tuple[EmbeddingTexts, str]:
-    """Choose a share of the judged texts, or of the texts, for a validation split; and return how many, in words."""
+def _hold_out(
+    part: EmbeddingTexts, source: str, rng: np.random.Generator
+) -> tuple[EmbeddingTexts, str]:
+    """Choose a share of the judged texts, or of the texts, for a validation split; and
+    return how many, in words."""
     if judged := part.scorable().judged:
         queries = rng.permutation(sorted(judged))
         count = max(1, round(HELD_OUT * len(queries)))
         if len(queries) < 2:
-            raise DataError(f"{source}: a single judged text cannot be held out; add a validation split.")
+            raise DataError(
+                f"{source}: a single judged text cannot be held out; add a validation "
+                "split."
+            )
         held_out = part.scorable().select(queries[:count].tolist(), None, rng)
         description = f"{count:,} of {len(queries):,} judged texts"
     else:
-        count = min(MOST, max(FEWEST, round(HELD_OUT * len(part.texts))), len(part.texts) // 2)
+        count = min(
+            MOST, max(FEWEST, round(HELD_OUT * len(part.texts))), len(part.texts) // 2
+        )
         chosen = sorted(rng.permutation(len(part.texts))[:count].tolist())
         held_out = _read_texts(part.texts[number] for number in chosen)
         description = f"{count:,} of {len(part.texts):,} texts"
     if len(held_out.texts) < 2:
-        raise DataError(f"{source}: {len(part.texts)} texts are too few to hold some out; add a validation split.")
+        raise DataError(
+            f"{source}: {len(part.texts)} texts are too few to hold some out; add a "
+            "validation split."
+        )
     return held_out, description

@@ -1,9 +1,11 @@
 """Encode texts as rows of tokens, exactly as a checkpoint's own tokenizer does.
 
-Training, scoring, prediction, export, trimming and the graph of a text file all get their rows here, so that a model is
-scored on what it answers. It uses `tokenizers` alone: prediction imports neither torch nor transformers. A checkpoint's
-tokenizer is the one that transformers' AutoTokenizer makes of its files. A bundle holds the result: tokenizer.json, and
-in tokenizer_config.json the settings that `TokenizerSettings` names. docs/what-is-read.md lists every setting.
+Training, scoring, prediction, export, trimming and the graph of a text file all get
+their rows here, so that a model is scored on what it answers. It uses `tokenizers`
+alone: prediction imports neither torch nor transformers. A checkpoint's tokenizer is
+the one that transformers' AutoTokenizer makes of its files. A bundle holds the result:
+tokenizer.json, and in tokenizer_config.json the settings that `TokenizerSettings`
+names. docs/what-is-read.md lists every setting.
 """
 
 from __future__ import annotations
@@ -47,8 +49,10 @@ class TokenizerSettings:
 
     truncation_side       the end of a long text that is cut off
     truncation_strategy   how a pair of texts is truncated
-    token_types           whether rows have token types: `model_input_names` contains `token_type_ids`
-    split_special_tokens  whether the name of a special token in a text is read as ordinary text
+    token_types           whether rows have token types: `model_input_names` contains
+                          `token_type_ids`
+    split_special_tokens  whether the name of a special token in a text is read as
+                          ordinary text
     pad_token_id          None without a padding token
     model_max_length      the most tokens of a row; None without a limit
     clean_up              whether a decoded text loses the spaces before punctuation
@@ -64,37 +68,54 @@ class TokenizerSettings:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> TokenizerSettings:
-        """Read the settings of a tokenizer of transformers, which knows the defaults of its class."""
+        """Read the settings of a tokenizer of transformers, which knows the defaults of
+        its class."""
         options: Mapping[str, Any] = tokenizer.init_kwargs
         return cls(
-            truncation_side=_check_side(tokenizer.truncation_side, tokenizer_name(tokenizer)),
-            truncation_strategy=_check_strategy(options.get("truncation_strategy"), tokenizer_name(tokenizer)),
+            truncation_side=_check_side(
+                tokenizer.truncation_side, tokenizer_name(tokenizer)
+            ),
+            truncation_strategy=_check_strategy(
+                options.get("truncation_strategy"), tokenizer_name(tokenizer)
+            ),
             token_types="token_type_ids" in tokenizer.model_input_names,
             split_special_tokens=bool(tokenizer.split_special_tokens),
             pad_token_id=tokenizer.pad_token_id,
             model_max_length=_read_limit(tokenizer.model_max_length),
-            clean_up=_cleans_up(vars(tokenizer), getattr(tokenizer, "backend_tokenizer", None)),
+            clean_up=_cleans_up(
+                vars(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
+            ),
         )
 
     @classmethod
     def from_folder(cls, folder: Path, backend: Tokenizer) -> TokenizerSettings:
-        """Read the settings of a bundle from its tokenizer_config.json. Raises BundleError."""
+        """Read the settings of a bundle from its tokenizer_config.json. Raises
+        BundleError."""
         path = folder / TOKENIZER_CONFIG
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: cannot be read ({error}); copy the model again") from None
+            raise BundleError(
+                f"{path}: cannot be read ({error}); copy the model again"
+            ) from None
         if not isinstance(config, dict):
-            raise BundleError(f"{path}: holds a {type(config).__name__}; expected an object: copy the model again")
+            raise BundleError(
+                f"{path}: holds a {type(config).__name__}; expected an object: copy "
+                "the model again"
+            )
         stored: Mapping[str, Any] = backend.truncation or {}
         strategy = config.get("truncation_strategy") or stored.get("strategy")
         padding = config.get("pad_token")
         if isinstance(padding, dict):
             padding = padding.get("content")
         return cls(
-            truncation_side=_check_side(config.get("truncation_side", stored.get("direction", "right")), str(path)),
+            truncation_side=_check_side(
+                config.get("truncation_side", stored.get("direction", "right")),
+                str(path),
+            ),
             truncation_strategy=_check_strategy(strategy, str(path)),
-            token_types="token_type_ids" in config.get("model_input_names", ["token_type_ids"]),
+            token_types="token_type_ids"
+            in config.get("model_input_names", ["token_type_ids"]),
             split_special_tokens=bool(config.get("split_special_tokens", False)),
             pad_token_id=None if padding is None else backend.token_to_id(padding),
             model_max_length=_read_limit(config.get("model_max_length")),
@@ -102,9 +123,12 @@ class TokenizerSettings:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Return settings of tokenizer_config.json that transformers does not write where they are the default of a
-        class, or were changed after loading."""
-        return {"truncation_side": self.truncation_side, "split_special_tokens": self.split_special_tokens}
+        """Return settings of tokenizer_config.json that transformers does not write
+        where they are the default of a class, or were changed after loading."""
+        return {
+            "truncation_side": self.truncation_side,
+            "split_special_tokens": self.split_special_tokens,
+        }
 
 
 def tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -114,7 +138,10 @@ def tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _check_side(side: Any, where: str) -> Side:
     if side not in get_args(Side):
-        raise DataError(f"{where}: truncation_side is {side!r}; expected left or right: correct {TOKENIZER_CONFIG}")
+        raise DataError(
+            f"{where}: truncation_side is {side!r}; expected left or right: correct "
+            f"{TOKENIZER_CONFIG}"
+        )
     return cast(Side, side)
 
 
@@ -123,8 +150,8 @@ def _check_strategy(strategy: Any, where: str) -> str:
         return LONGEST_FIRST
     if strategy not in STRATEGIES:
         raise DataError(
-            f"{where}: truncation_strategy is {strategy!r}; expected {', '.join(STRATEGIES)}: correct "
-            f"{TOKENIZER_CONFIG}"
+            f"{where}: truncation_strategy is {strategy!r}; expected "
+            f"{', '.join(STRATEGIES)}: correct {TOKENIZER_CONFIG}"
         )
     return str(strategy)
 
@@ -134,11 +161,16 @@ def _read_limit(length: float | None) -> int | None:
 
 
 def _cleans_up(settings: Mapping[str, Any], backend: Tokenizer | None) -> bool:
-    """Check whether transformers cleans up a decoded text: not for BPE, whose tokens have spaces, unless forced to."""
+    """Check whether transformers cleans up a decoded text: not for BPE, whose tokens
+    have spaces, unless forced to."""
     if not settings.get("clean_up_tokenization_spaces"):
         return False
     if backend is not None and isinstance(backend.model, BPE):
-        return bool(settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"))
+        return bool(
+            settings.get(
+                "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+            )
+        )
     return True
 
 
@@ -148,22 +180,30 @@ class Encoder(Protocol):
     @property
     def settings(self) -> TokenizerSettings: ...
 
-    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[TextRow]:
-        """Encode texts, or pairs of texts, as rows of at most `max_length` tokens, special tokens included.
+    def encode(
+        self, texts: Sequence[Text], max_length: int | None = None
+    ) -> list[TextRow]:
+        """Encode texts, or pairs of texts, as rows of at most `max_length` tokens,
+        special tokens included.
 
-        Of a long text the end that `truncation_side` names is cut off, of a pair always that of the longer text. A
-        text without tokens (empty, and the tokenizer adds none) becomes a padding token: models cannot run on nothing.
-        Raises DataError for a `max_length` without room for a text, and for what is no text, such as a lone surrogate.
+        Of a long text the end that `truncation_side` names is cut off, of a pair always
+        that of the longer text. A text without tokens (empty, and the tokenizer adds
+        none) becomes a padding token: models cannot run on nothing. Raises DataError
+        for a `max_length` without room for a text, and for what is no text, such as a
+        lone surrogate.
         """
         ...
 
     def questions(
         self, questions: Sequence[str], contexts: Sequence[str], max_length: int
     ) -> list[list[QuestionWindow]]:
-        """Encode questions, each with windows of its context: see `windows.read_questions`."""
+        """Encode questions, each with windows of its context: see
+        `windows.read_questions`."""
         ...
 
-    def words(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[list[WordWindow]]:
+    def words(
+        self, sentences: Sequence[Sequence[str]], max_length: int
+    ) -> list[list[WordWindow]]:
         """Encode windows of words: see `windows.read_words`."""
         ...
 
@@ -182,7 +222,8 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Encode with the backend of a fast tokenizer; from several threads, if all encode for the same task and length.
+    """Encode with the backend of a fast tokenizer; from several threads, if all encode
+    for the same task and length.
 
     name  of the tokenizer, for errors
     """
@@ -193,21 +234,32 @@ class TextEncoder:
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextEncoder:
-        """Open the tokenizer of a bundle. Raises BundleError where its files are missing or cannot be read."""
+        """Open the tokenizer of a bundle. Raises BundleError where its files are
+        missing or cannot be read."""
         path = folder / TOKENIZER_JSON
         if not path.is_file():
-            raise BundleError(f"{path}: no such file; expected the tokenizer of the model")
+            raise BundleError(
+                f"{path}: no such file; expected the tokenizer of the model"
+            )
         try:
             backend: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception for a file that it cannot read
+        except Exception as error:
+            # the library raises plain Exception for a file that it cannot read
             if type(error) is not Exception:
                 raise
-            raise BundleError(f"{path}: cannot be read as a tokenizer ({error}); copy the model again") from None
-        return cls.from_backend(backend, TokenizerSettings.from_folder(folder, backend), str(folder))
+            raise BundleError(
+                f"{path}: cannot be read as a tokenizer ({error}); copy the model again"
+            ) from None
+        return cls.from_backend(
+            backend, TokenizerSettings.from_folder(folder, backend), str(folder)
+        )
 
     @classmethod
     def from_backend(
-        cls, backend: Tokenizer, settings: TokenizerSettings = TokenizerSettings(), name: str = TOKENIZER_JSON
+        cls,
+        backend: Tokenizer,
+        settings: TokenizerSettings = TokenizerSettings(),
+        name: str = TOKENIZER_JSON,
     ) -> TextEncoder:
         """Encode with a backend, whose own padding and truncation do not count.
 
@@ -215,15 +267,17 @@ class TextEncoder:
         """
         if dropout := getattr(backend.model, "dropout", None):
             raise DataError(
-                f"{name}: model.dropout of its {TOKENIZER_JSON} is {dropout:g}, so that a text gets other tokens every "
-                "time; expected null: correct it"
+                f"{name}: model.dropout of its {TOKENIZER_JSON} is {dropout:g}, so "
+                "that a text gets other tokens every time; expected null: correct it"
             )
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = settings.split_special_tokens
         return cls(backend, settings, name)
 
-    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[TextRow]:
+    def encode(
+        self, texts: Sequence[Text], max_length: int | None = None
+    ) -> list[TextRow]:
         if not texts:
             return []
         self.truncate(max_length, pair=not isinstance(texts[0], str))
@@ -241,7 +295,9 @@ class TextEncoder:
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         self.backend.no_truncation()
         with _explain_wrong_texts(texts):
-            found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            found = self.backend.encode_batch_fast(
+                list(texts), add_special_tokens=False
+            )
         return [each.ids for each in found]
 
     def questions(
@@ -250,12 +306,18 @@ class TextEncoder:
         self.backend.no_truncation()
         side = self.settings.truncation_side
         with _explain_wrong_texts([*questions, *contexts]):
-            return windows.read_questions(self.backend, questions, contexts, max_length, side=side)
+            return windows.read_questions(
+                self.backend, questions, contexts, max_length, side=side
+            )
 
-    def words(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[list[WordWindow]]:
+    def words(
+        self, sentences: Sequence[Sequence[str]], max_length: int
+    ) -> list[list[WordWindow]]:
         self.backend.no_truncation()
         with _explain_wrong_texts([word for words in sentences for word in words]):
-            return windows.read_words(self.backend, sentences, max_length, side=self.settings.truncation_side)
+            return windows.read_words(
+                self.backend, sentences, max_length, side=self.settings.truncation_side
+            )
 
     def row(self, window: Window) -> TextRow:
         return self._make_row(window.ids, window.types)
@@ -265,24 +327,29 @@ class TextEncoder:
         return _hash(self.backend.to_str(), self.settings)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens, as the tokenizer's own `decode` does."""
+        """Return the text of token ids, without special tokens, as the tokenizer's own
+        `decode` does."""
         text: str = self.backend.decode(list(ids), skip_special_tokens=True)
         return clean_up(text) if self.settings.clean_up else text
 
     def check_truncation(self, max_length: int, *, pair: bool) -> None:
-        """Raise DataError for a length without room for a text, and for a pair that is not truncated as transformers
-        truncates one."""
-        _check_room(max_length, self.backend.num_special_tokens_to_add(pair), pair, self.name)
+        """Raise DataError for a length without room for a text, and for a pair that is
+        not truncated as transformers truncates one."""
+        _check_room(
+            max_length, self.backend.num_special_tokens_to_add(pair), pair, self.name
+        )
         if pair and self.settings.truncation_strategy != LONGEST_FIRST:
             raise DataError(
-                f"{self.name}: truncation_strategy of its tokenizer is {self.settings.truncation_strategy}; "
-                "transformers ignores it and cuts the longer text of a pair, so that the model may have learned either "
-                f"way. Expected {LONGEST_FIRST}: if it is right, set it in {TOKENIZER_CONFIG}, or as "
-                f"truncation.strategy in {TOKENIZER_JSON}"
+                f"{self.name}: truncation_strategy of its tokenizer is "
+                f"{self.settings.truncation_strategy}; transformers ignores it and "
+                "cuts the longer text of a pair, so that the model may have learned "
+                f"either way. Expected {LONGEST_FIRST}: if it is right, set it in "
+                f"{TOKENIZER_CONFIG}, or as truncation.strategy in {TOKENIZER_JSON}"
             )
 
     def truncate(self, max_length: int | None, *, pair: bool) -> None:
-        """Truncate rows to this length from now on. Raises DataError as `check_truncation` does."""
+        """Truncate rows to this length from now on. Raises DataError as
+        `check_truncation` does."""
         if max_length is None:
             self.backend.no_truncation()
             return
@@ -302,16 +369,23 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class SlowEncoder:
-    """Encode with a tokenizer of transformers that is not a file of `tokenizers`: one written in Python (XLM, FlauBERT,
-    CANINE), or one whose class encodes in a way of its own. It cannot be saved in a bundle."""
+    """Encode with a tokenizer of transformers that is not a file of `tokenizers`: one
+    written in Python (XLM, FlauBERT, CANINE), or one whose class encodes in a way of
+    its own. It cannot be saved in a bundle."""
 
     tokenizer: PreTrainedTokenizerBase
     settings: TokenizerSettings
 
-    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[TextRow]:
+    def encode(
+        self, texts: Sequence[Text], max_length: int | None = None
+    ) -> list[TextRow]:
         if not texts:
             return []
-        columns = [list(texts)] if isinstance(texts[0], str) else list(map(list, zip(*texts, strict=True)))
+        columns = (
+            [list(texts)]
+            if isinstance(texts[0], str)
+            else list(map(list, zip(*texts, strict=True)))
+        )
         name = tokenizer_name(self.tokenizer)
         if max_length is not None:
             special = self.tokenizer.num_special_tokens_to_add(pair=len(columns) > 1)
@@ -338,7 +412,9 @@ class SlowEncoder:
     ) -> list[list[QuestionWindow]]:
         raise self._lacks_positions("questions")
 
-    def words(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[list[WordWindow]]:
+    def words(
+        self, sentences: Sequence[Sequence[str]], max_length: int
+    ) -> list[list[WordWindow]]:
         raise self._lacks_positions("words")
 
     def row(self, window: Window) -> TextRow:
@@ -347,41 +423,49 @@ class SlowEncoder:
     def fingerprint(self) -> str:
         with tempfile.TemporaryDirectory() as folder:
             self.tokenizer.save_pretrained(folder)
-            files = io.hash_files(path for path in Path(folder).rglob("*") if path.is_file())
+            files = io.hash_files(
+                path for path in Path(folder).rglob("*") if path.is_file()
+            )
         return _hash(f"{type(self.tokenizer).__name__} {files}", self.settings)
 
     def _lacks_positions(self, what: str) -> DataError:
         return DataError(
-            f"{tokenizer_name(self.tokenizer)}: {type(self.tokenizer).__name__} does not report which characters its "
-            f"tokens come from, which {what} need; expected a fast tokenizer, as AutoTokenizer returns for all common "
-            "models."
+            f"{tokenizer_name(self.tokenizer)}: {type(self.tokenizer).__name__} does "
+            f"not report which characters its tokens come from, which {what} need; "
+            "expected a fast tokenizer, as AutoTokenizer returns for all common models."
         )
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerBase | Encoder) -> Encoder:
-    """Return the encoder of a tokenizer of transformers, which shares its backend; an encoder is returned as it is."""
+    """Return the encoder of a tokenizer of transformers, which shares its backend; an
+    encoder is returned as it is."""
     if isinstance(tokenizer, TextEncoder | SlowEncoder):
         return tokenizer
     plain = cast("PreTrainedTokenizerBase", tokenizer)
     settings = TokenizerSettings.from_tokenizer(plain)
     if not plain.is_fast or _calls_its_own(type(plain)):
         return SlowEncoder(plain, settings)
-    return TextEncoder.from_backend(plain.backend_tokenizer, settings, tokenizer_name(plain))
+    return TextEncoder.from_backend(
+        plain.backend_tokenizer, settings, tokenizer_name(plain)
+    )
 
 
 def text_encoder_of(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
-    """Return the encoder of a tokenizer of transformers. Raises DataError for one that is not fast."""
+    """Return the encoder of a tokenizer of transformers. Raises DataError for one that
+    is not fast."""
     encoder = encoder_of(tokenizer)
     if not isinstance(encoder, TextEncoder):
         raise DataError(
-            f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} has no {TOKENIZER_JSON} form; expected a fast "
-            "tokenizer, as AutoTokenizer returns for all common models"
+            f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} has no "
+            f"{TOKENIZER_JSON} form; expected a fast tokenizer, as AutoTokenizer "
+            "returns for all common models"
         )
     return encoder
 
 
 def _calls_its_own(kind: type) -> bool:
-    """Check whether the class of one family changes how texts are encoded, instead of its backend."""
+    """Check whether the class of one family changes how texts are encoded, instead of
+    its backend."""
     for method in ("__call__", "_encode_plus"):
         owner = next((each for each in kind.__mro__ if method in vars(each)), None)
         if owner is not None and owner.__module__.startswith("transformers.models."):
@@ -390,9 +474,12 @@ def _calls_its_own(kind: type) -> bool:
 
 
 def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise BundleError unless the tokenizer saved in a folder encodes some difficult texts as transformers does."""
+    """Raise BundleError unless the tokenizer saved in a folder encodes some difficult
+    texts as transformers does."""
     saved = TextEncoder.from_folder(folder)
-    special = " ".join([*tokenizer.all_special_tokens, *map(str.lower, tokenizer.all_special_tokens)])
+    special = " ".join(
+        [*tokenizer.all_special_tokens, *map(str.lower, tokenizer.all_special_tokens)]
+    )
     texts = (
         "It's a GOOD film, isn't it?",
         "  Zoë's café \n\t in Ångström,  1,000.50 % ",
@@ -404,25 +491,35 @@ def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     limit = saved.settings.model_max_length
     for text in texts:
         try:
-            expected = tokenizer(text, truncation=limit is not None, max_length=limit, padding=False, verbose=False)
+            expected = tokenizer(
+                text,
+                truncation=limit is not None,
+                max_length=limit,
+                padding=False,
+                verbose=False,
+            )
         except (TypeError, ValueError, AssertionError) as error:  # layouts, tables
             raise BundleError(
-                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} does not encode a text alone "
-                f"({' '.join(str(error).split())[:200]}); choose a model with another tokenizer"
+                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} does not "
+                f"encode a text alone ({' '.join(str(error).split())[:200]}); choose a "
+                "model with another tokenizer"
             ) from error
         if not expected["input_ids"]:
             continue
         (row,) = saved.encode([text], limit)
         if any(row[name] != list(expected[name]) for name in row if name in expected):
             raise BundleError(
-                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} encodes {text!r:.60} as "
-                f"{list(expected['input_ids'])[:8]}, the {TOKENIZER_JSON} that it saves as {row['input_ids'][:8]}: it "
-                "does more than this file says, and prediction would not. Choose a model with another tokenizer"
+                f"{tokenizer_name(tokenizer)}: {type(tokenizer).__name__} encodes "
+                f"{text!r:.60} as {list(expected['input_ids'])[:8]}, the "
+                f"{TOKENIZER_JSON} that it saves as {row['input_ids'][:8]}: it does "
+                "more than this file says, and prediction would not. Choose a model "
+                "with another tokenizer"
             )
 
 
 def clean_up(text: str) -> str:
-    """Remove the spaces before punctuation and English contractions, as transformers' `clean_up_tokenization`."""
+    """Remove the spaces before punctuation and English contractions, as transformers'
+    `clean_up_tokenization`."""
     for mark in (".", "?", "!", ","):
         text = text.replace(f" {mark}", mark)
     text = text.replace(" ' ", "'")
@@ -431,12 +528,15 @@ def clean_up(text: str) -> str:
     return text
 
 
-def _make_row(ids: list[int], types: list[int], settings: TokenizerSettings, name: str) -> TextRow:
+def _make_row(
+    ids: list[int], types: list[int], settings: TokenizerSettings, name: str
+) -> TextRow:
     if not ids:
         if settings.pad_token_id is None:
             raise DataError(
-                f"{name}: a text has no tokens, and the tokenizer has no padding token to stand for it. Leave empty "
-                f"texts out, or set pad_token in its {TOKENIZER_CONFIG}"
+                f"{name}: a text has no tokens, and the tokenizer has no padding token "
+                "to stand for it. Leave empty texts out, or set pad_token in its "
+                f"{TOKENIZER_CONFIG}"
             )
         ids, types = [settings.pad_token_id], [0]
     row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -449,14 +549,16 @@ def _check_room(max_length: int, special: int, pair: bool, name: str) -> None:
     if max_length - special < 1 + pair:
         texts = "two texts" if pair else "a text"
         raise DataError(
-            f"{name}: max_length {max_length} has no room for {texts} beside {special} special tokens; expected at "
-            f"least {special + 1 + pair}: raise it; if none was given, it is model_max_length of {TOKENIZER_CONFIG}"
+            f"{name}: max_length {max_length} has no room for {texts} beside {special} "
+            f"special tokens; expected at least {special + 1 + pair}: raise it; if "
+            f"none was given, it is model_max_length of {TOKENIZER_CONFIG}"
         )
 
 
 @contextmanager
 def _explain_wrong_texts(texts: Sequence[Any]) -> Iterator[None]:
-    """Name the first text that is none, where `tokenizers` says only that there is one."""
+    """Name the first text that is none, where `tokenizers` says only that there is
+    one."""
     try:
         yield
     except (TypeError, ValueError):
@@ -478,12 +580,14 @@ def _check_text(text: Any) -> None:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         raise DataError(
-            f"{text[: error.start + 1][-40:]!r}: character {error.start + 1} is U+{code:X}, half of a surrogate pair, "
-            "which no text in UTF-8 has; read the source as UTF-8, or remove it"
+            f"{text[: error.start + 1][-40:]!r}: character {error.start + 1} is "
+            f"U+{code:X}, half of a surrogate pair, which no text in UTF-8 has; read "
+            "the source as UTF-8, or remove it"
         ) from None
 
 
 def _hash(state: str, settings: TokenizerSettings) -> str:
-    """Hash a tokenizer, without the settings that each call chooses and those that concern decoding."""
+    """Hash a tokenizer, without the settings that each call chooses and those that
+    concern decoding."""
     deciding = replace(settings, model_max_length=None, clean_up=False)
     return hashlib.sha256(f"{state} {astuple(deciding)}".encode()).hexdigest()

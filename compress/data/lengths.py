@@ -1,4 +1,5 @@
-"""Choose how many tokens of a row a model reads, `max_length: auto`, from the lengths of the task's rows."""
+"""Choose how many tokens of a row a model reads, `max_length: auto`, from the lengths
+of the task's rows."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ STEP: Final = 64
 READ_WHOLE: Final = 0.99
 """Share of the rows that are read whole, if the longest length allows it."""
 LONGEST: Final = 512
-"""The longest length that is chosen: BERT's positions. Attention takes time in proportion to the square of it."""
+"""The longest length that is chosen: BERT's positions. Attention takes time in
+proportion to the square of it."""
 LONGEST_WINDOW: Final = 384
-"""The same for questions about a text, which longer texts answer in several rows (Devlin et al. 2019, their code)."""
+"""The same for questions about a text, which longer texts answer in several rows
+(Devlin et al. 2019, their code)."""
 ENCODER_LENGTH: Final = 256
 """The tokens that a sentence encoder reads if its checkpoint does not say."""
 MEASURED: Final = 4096
@@ -36,13 +39,15 @@ MEASURED: Final = 4096
 
 @dataclass(frozen=True)
 class RowLengths:
-    """The lengths of a random sample of a task's rows, in tokens, special tokens included.
+    """The lengths of a random sample of a task's rows, in tokens, special tokens
+    included.
 
     longest         the longest length that may be chosen
     windowed        long rows are read in several windows, none is cut
-    limit           tokens that the tokenizer's own settings limit a row to (model_max_length), if they do
-    teacher_length  tokens that a sentence encoder reads of a text: those of an index may be longer than those trained
-                    on; None for other tasks
+    limit           tokens that the tokenizer's own settings limit a row to
+                    (model_max_length), if they do
+    teacher_length  tokens that a sentence encoder reads of a text: those of an index
+                    may be longer than those trained on; None for other tasks
     """
 
     tokens: NDArray[Any]
@@ -68,19 +73,36 @@ class RowLengths:
         """
         encoder = encoder_of(tokenizer)
         limit = encoder.settings.model_max_length
-        longest = min(LONGEST_WINDOW if task.kind == "qa" else LONGEST, positions or LONGEST, limit or LONGEST)
+        longest = min(
+            LONGEST_WINDOW if task.kind == "qa" else LONGEST,
+            positions or LONGEST,
+            limit or LONGEST,
+        )
         if len(split) > SAMPLE:
-            split = split.select(np.sort(np.random.default_rng(seed).choice(len(split), SAMPLE, replace=False)))
+            split = split.select(
+                np.sort(
+                    np.random.default_rng(seed).choice(
+                        len(split), SAMPLE, replace=False
+                    )
+                )
+            )
         windowed = task.kind in ("qa", "tagging")
-        rows = encode(split, encoder, longest if windowed else MEASURED, prompts=task.prompts)
+        rows = encode(
+            split, encoder, longest if windowed else MEASURED, prompts=task.prompts
+        )
         read = None
         if task.kind == "embedding":
-            read = min(teacher_length or ENCODER_LENGTH, positions or MEASURED, limit or MEASURED)
+            read = min(
+                teacher_length or ENCODER_LENGTH,
+                positions or MEASURED,
+                limit or MEASURED,
+            )
         return RowLengths(np.asarray(rows["length"][:]), longest, windowed, read, limit)
 
     @property
     def fitting(self) -> int:
-        """Return the smallest multiple of STEP that READ_WHOLE of the rows fit, at least what the teacher embeds."""
+        """Return the smallest multiple of STEP that READ_WHOLE of the rows fit, at
+        least what the teacher embeds."""
         needed = STEP * math.ceil(float(np.quantile(self.tokens, READ_WHOLE)) / STEP)
         return min(max(needed, self.teacher_length or 0), self.longest)
 

@@ -1,4 +1,5 @@
-"""Describe the vocabulary of a tokenizer and its special tokens, for building and corrupting rows. V: token ids."""
+"""Describe the vocabulary of a tokenizer and its special tokens, for building and
+corrupting rows. V: token ids."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _BEGINS: Final = ("▁", "Ġ")
 
 @dataclass(frozen=True)
 class Template:
-    """Hold the special tokens before, between and after texts, and the token types of both, None if there are none."""
+    """Hold the special tokens before, between and after texts, and the token types of
+    both, None if there are none."""
 
     ids: tuple[list[int], ...]
     types: tuple[list[int], ...] | None
@@ -36,18 +38,23 @@ class Template:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, texts: int) -> Template:
-        """Derive the template from the encoding of a word, alone or as a pair. Raises DataError."""
+        """Derive the template from the encoding of a word, alone or as a pair. Raises
+        DataError."""
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer(*["a"] * texts)
         ids, types = whole["input_ids"], whole.get("token_type_ids")
         starts, end = [], 0
         cuts = []
         for _ in range(texts):
-            start = next((at for at in range(end, len(ids)) if ids[at : at + len(bare)] == bare), None)
+            start = next(
+                (at for at in range(end, len(ids)) if ids[at : at + len(bare)] == bare),
+                None,
+            )
             if start is None or not bare:
                 raise DataError(
-                    f"{type(tokenizer).__name__}: cannot find its special tokens around {texts} text(s): 'a' is {bare} "
-                    f"without and {ids} with them. Choose a tokenizer that knows the letter a."
+                    f"{type(tokenizer).__name__}: cannot find its special tokens "
+                    f"around {texts} text(s): 'a' is {bare} without and {ids} with "
+                    "them. Choose a tokenizer that knows the letter a."
                 )
             cuts.append((end, start))
             starts.append(start)
@@ -56,13 +63,21 @@ class Template:
         around = tuple(ids[i:j] for i, j in cuts)
         if types is None:
             return cls(around, None, None)
-        return cls(around, tuple(types[i:j] for i, j in cuts), tuple(types[at] for at in starts))
+        return cls(
+            around,
+            tuple(types[i:j] for i, j in cuts),
+            tuple(types[at] for at in starts),
+        )
 
     def fill(self, *texts: Sequence[int]) -> dict[str, list[int]]:
-        """Make a row of texts: {input_ids, token_type_ids (if the tokenizer makes them)}."""
+        """Make a row of texts: {input_ids, token_type_ids (if the tokenizer makes
+        them)}."""
         row = {"input_ids": _interleave(self.ids, texts)}
         if self.types is not None and self.text_types is not None:
-            types = [[type_] * len(text) for type_, text in zip(self.text_types, texts, strict=True)]
+            types = [
+                [type_] * len(text)
+                for type_, text in zip(self.text_types, texts, strict=True)
+            ]
             row["token_type_ids"] = _interleave(self.types, types)
         return row
 
@@ -72,7 +87,9 @@ class Template:
         return sum(map(len, self.ids))
 
 
-def _interleave(around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[int]:
+def _interleave(
+    around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+) -> list[int]:
     parts = chain.from_iterable(zip(around[:-1], texts, strict=True))
     return [*chain.from_iterable(parts), *around[-1]]
 
@@ -84,13 +101,15 @@ class Words:
     size        one more than the largest token id
     mask        the id of the mask token, if any
     pad         the id of the padding token
-    special_V   the special tokens, including the unknown token, which are never predicted
-    starts_V    tokens that begin a word: not `##...`, or marked `Ġ` or `▁`, or without a letter or digit; every token
-                if the vocabulary marks neither
+    special_V   the special tokens, including the unknown token, which are never
+                predicted
+    starts_V    tokens that begin a word: not `##...`, or marked `Ġ` or `▁`, or without
+                a letter or digit; every token if the vocabulary marks neither
     counts_V    how often each token occurs in the rows of a stage; None if not counted
     unknown     the id of the unknown token, if any
     before, after   the special tokens around a text: [CLS] and [SEP]
-    unused_V    reserved places of the vocabulary, such as [unused7]; None if not searched
+    unused_V    reserved places of the vocabulary, such as [unused7]; None if not
+                searched
     """
 
     size: int
@@ -105,7 +124,9 @@ class Words:
     unused_V: BoolTensor | None = None
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None) -> Words:
+    def from_tokenizer(
+        cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None
+    ) -> Words:
         pad = require_pad_token(tokenizer)
         vocabulary = tokenizer.get_vocab()
         size = max(vocabulary.values()) + 1
@@ -114,7 +135,9 @@ class Words:
         starts_V = torch.ones(size, dtype=torch.bool)
         starts_V[_continuations(vocabulary)] = False
         unused_V = torch.zeros(size, dtype=torch.bool)
-        unused_V[[number for token, number in vocabulary.items() if _UNUSED.fullmatch(token)]] = True
+        unused_V[
+            [number for token, number in vocabulary.items() if _UNUSED.fullmatch(token)]
+        ] = True
         before, after = map(tuple, Template.from_tokenizer(tokenizer, 1).ids)
         return cls(
             size,
@@ -141,18 +164,29 @@ class Words:
     def need_mask(self, what: str) -> int:
         """Return the mask token, or raise DataError that `what` needs it."""
         if self.mask is None:
-            raise DataError(f"{what} needs a mask token, but this tokenizer has none; use another corruption.")
+            raise DataError(
+                f"{what} needs a mask token, but this tokenizer has none; use another "
+                "corruption."
+            )
         return self.mask
 
 
 def _continuations(vocabulary: dict[str, int]) -> list[int]:
-    """List the ids of the tokens that continue a word, by the most frequent mark of the vocabulary."""
-    marked = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in (_INSIDE, *_BEGINS)}
+    """List the ids of the tokens that continue a word, by the most frequent mark of the
+    vocabulary."""
+    marked = {
+        mark: sum(token.startswith(mark) for token in vocabulary)
+        for mark in (_INSIDE, *_BEGINS)
+    }
     mark = max(marked, key=marked.__getitem__)
     if not marked[mark]:
         return []
     if mark == _INSIDE:
-        return [number for token, number in vocabulary.items() if token.startswith(_INSIDE) and token != _INSIDE]
+        return [
+            number
+            for token, number in vocabulary.items()
+            if token.startswith(_INSIDE) and token != _INSIDE
+        ]
     return [
         number
         for token, number in vocabulary.items()
@@ -161,15 +195,20 @@ def _continuations(vocabulary: dict[str, int]) -> list[int]:
 
 
 def count_tokens(rows: Dataset, vocabulary: int) -> LongTensor:
-    """Count how often each token id below `vocabulary` occurs in the column `input_ids`: (V,)."""
+    """Count how often each token id below `vocabulary` occurs in the column
+    `input_ids`: (V,)."""
     total = np.zeros(vocabulary, np.int64)
-    for table in rows.select_columns(["input_ids"]).with_format("arrow").iter(ROWS_PER_CALL):
+    for table in (
+        rows.select_columns(["input_ids"]).with_format("arrow").iter(ROWS_PER_CALL)
+    ):
         for chunk in table["input_ids"].chunks:
-            counts = np.bincount(chunk.flatten().to_numpy(zero_copy_only=False), minlength=vocabulary)
+            counts = np.bincount(
+                chunk.flatten().to_numpy(zero_copy_only=False), minlength=vocabulary
+            )
             if len(counts) > vocabulary:
                 raise DataError(
-                    f"token {len(counts) - 1} is not in the vocabulary of {vocabulary}: these rows come from another "
-                    "tokenizer."
+                    f"token {len(counts) - 1} is not in the vocabulary of "
+                    f"{vocabulary}: these rows come from another tokenizer."
                 )
             total += counts
     return torch.from_numpy(total)  # type: ignore[return-value]  # torch types every tensor Tensor
@@ -177,10 +216,11 @@ def count_tokens(rows: Dataset, vocabulary: int) -> LongTensor:
 
 @dataclass(frozen=True)
 class Frame:
-    """Frame one text, or a pair, as a tokenizer does: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT.
+    """Frame one text, or a pair, as a tokenizer does: `[CLS] a [SEP]` and `[CLS] a
+    [SEP] b [SEP]` for BERT.
 
-    `end` is the token that ends a text for a generative model, if any. `words` is the vocabulary, for rows that are
-    corrupted when they are made.
+    `end` is the token that ends a text for a generative model, if any. `words` is the
+    vocabulary, for rows that are corrupted when they are made.
     """
 
     alone: Template
@@ -190,11 +230,15 @@ class Frame:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> Frame:
-        templates = Template.from_tokenizer(tokenizer, 1), Template.from_tokenizer(tokenizer, 2)
+        templates = (
+            Template.from_tokenizer(tokenizer, 1),
+            Template.from_tokenizer(tokenizer, 2),
+        )
         return cls(*templates, tokenizer.eos_token_id, Words.from_tokenizer(tokenizer))
 
     def single(self, ids: Sequence[int]) -> dict[str, list[int]]:
-        """Make a row of one text: {input_ids, token_type_ids (if the tokenizer makes them)}."""
+        """Make a row of one text: {input_ids, token_type_ids (if the tokenizer makes
+        them)}."""
         return self.alone.fill(ids)
 
     def pair(self, first: Sequence[int], second: Sequence[int]) -> dict[str, list[int]]:

@@ -1,4 +1,5 @@
-"""Save teachers and data that are passed as objects, since everything else knows them by a path.
+"""Save teachers and data that are passed as objects, since everything else knows them
+by a path.
 
 The same contents lead to the same path, by which a run is resumed.
 """
@@ -20,19 +21,35 @@ from compress.errors import DataError
 def teacher_path(teacher: TeacherLike) -> str:
     """Return the name or path of a teacher; a model and its tokenizer are saved."""
     if isinstance(teacher, tuple):
-        return _save("models", {"": lambda folder: [part.save_pretrained(folder) for part in teacher]})
+        return _save(
+            "models",
+            {"": lambda folder: [part.save_pretrained(folder) for part in teacher]},
+        )
     return name_of(teacher)
 
 
 def data_path(data: DataLike) -> str:
-    """Return the name or path of a data set; tables are written to files of their split. Raises DataError."""
+    """Return the name or path of a data set; tables are written to files of their
+    split. Raises DataError."""
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
-    splits: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"train": data}
-    if unknown := [name for name in splits if sources.split_word(str(name)) is None or not str(name).isidentifier()]:
-        raise DataError(f"data: no split {unknown[0]!r}; expected train, validation and test")
+    splits: dict[str, Any] = (
+        dict(data) if isinstance(data, Mapping) else {"train": data}
+    )
+    if unknown := [
+        name
+        for name in splits
+        if sources.split_word(str(name)) is None or not str(name).isidentifier()
+    ]:
+        raise DataError(
+            f"data: no split {unknown[0]!r}; expected train, validation and test"
+        )
     kind = type(next(iter(splits.values()))).__name__
-    return _save("tables", {f"{name}.parquet": partial(_write, table) for name, table in splits.items()}, f"{kind}-")
+    return _save(
+        "tables",
+        {f"{name}.parquet": partial(_write, table) for name, table in splits.items()},
+        f"{kind}-",
+    )
 
 
 def _write(table: Any, path: Path) -> None:
@@ -51,10 +68,16 @@ def _save(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
         for name, write in parts.items():
             try:
                 write(folder / name)
-            except (ValueError, TypeError, NotImplementedError) as error:  # as pandas and Arrow raise
+            except (ValueError, TypeError, NotImplementedError) as error:
+                # as pandas and Arrow raise
                 raise DataError(
-                    f"{kind}: {name} cannot be written: {error}. Give each column a single type."
+                    f"{kind}: {name} cannot be written: {error}. Give each column a "
+                    "single type."
                 ) from error
         written = sorted(path for path in folder.iterdir() if path.is_file())
         entry = home() / kind / f"{prefix}{io.hash_files(written)[:24]}"
-        return str(load_or_create(entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)))
+        return str(
+            load_or_create(
+                entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)
+            )
+        )

@@ -1,8 +1,9 @@
 """Group the texts of an embedding task for losses that compare queries with passages.
 
-A group is a query, one of its relevant passages, and up to MOST others that are judged irrelevant, or all that a
-teacher has scored; a query has as many groups as relevant passages, which share out the irrelevant ones. A text may be
-in several groups. Queries without a relevant passage are left out.
+A group is a query, one of its relevant passages, and up to MOST others that are judged
+irrelevant, or all that a teacher has scored; a query has as many groups as relevant
+passages, which share out the irrelevant ones. A text may be in several groups. Queries
+without a relevant passage are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ROWS_PER_WRITE: Final = 1000
 
 
 class _Member(NamedTuple):
-    """A text in a group. text, asker: the rows of this text and of the group's query in the split."""
+    """A text in a group. text, asker: the rows of this text and of the group's query in
+    the split."""
 
     query: int
     text: int
@@ -42,7 +44,8 @@ _TYPES: Final = {
 
 
 def group_rows(split: Dataset, rows: Dataset) -> Dataset:
-    """Return the encoded `rows` of a split in groups, in the cache: their columns, and for each
+    """Return the encoded `rows` of a split in groups, in the cache: their columns, and
+    for each
 
     query      the number of its group
     text       the number of its text in the split; asker: that of its group's query
@@ -58,20 +61,27 @@ def group_rows(split: Dataset, rows: Dataset) -> Dataset:
     def batches() -> Iterator[pa.RecordBatch]:
         members, numbers = _members(split), count()
         while some := list(islice(members, ROWS_PER_WRITE)):
-            table: pa.Table = rows.with_format("arrow")[[member.text for member in some]].drop_columns("index")
+            table: pa.Table = rows.with_format("arrow")[
+                [member.text for member in some]
+            ].drop_columns("index")
             columns = dict(zip(_Member._fields, zip(*some, strict=True), strict=True))
             if not scored:
                 del columns["scores"]
             for name, cells in columns.items():
                 table = table.append_column(name, pa.array(cells, _TYPES[name]))
-            table = table.append_column("index", pa.array(list(islice(numbers, len(some)))))
+            table = table.append_column(
+                "index", pa.array(list(islice(numbers, len(some))))
+            )
             yield from table.combine_chunks().to_batches()
 
     return cache.rows(
-        "encoded", key, batches,
-        empty="the training split has no query with a relevant passage, which this objective compares; expected a "
-        "table with the columns query and positive, or query, passage and relevance (or teacher_score).",
-    )  # fmt: skip
+        "encoded",
+        key,
+        batches,
+        empty="the training split has no query with a relevant passage, which this "
+        "objective compares; expected a table with the columns query and positive, or "
+        "query, passage and relevance (or teacher_score).",
+    )
 
 
 def _members(split: Dataset) -> Iterator[_Member]:
@@ -80,8 +90,13 @@ def _members(split: Dataset) -> Iterator[_Member]:
         return
     columns = (split[name][:] for name in ("related", "relevance", "scores"))
     for asker, (related, relevance, scores) in enumerate(zip(*columns, strict=True)):
-        judged = list(zip(related, relevance, scores or [0.0] * len(related), strict=True))
-        relevant, others = ([each for each in judged if (each[1] > 0) == wanted] for wanted in (True, False))
+        judged = list(
+            zip(related, relevance, scores or [0.0] * len(related), strict=True)
+        )
+        relevant, others = (
+            [each for each in judged if (each[1] > 0) == wanted]
+            for wanted in (True, False)
+        )
         for number, found in enumerate(relevant):
             group = next(groups)
             yield _Member(group, asker, asker, 0.0, 0.0)

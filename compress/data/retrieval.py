@@ -1,14 +1,18 @@
-"""Read retrieval sets (queries, passages and judgements): BEIR folders and the json of SQuAD; and rank with BM25.
+"""Read retrieval sets (queries, passages and judgements): BEIR folders and the json of
+SQuAD; and rank with BM25.
 
 BEIR (Thakur et al. 2021, arXiv:2104.08663) lays a set out as a folder:
 
-    corpus.jsonl          {"_id": "d1", "title": "may be absent or empty", "text": "..."} on every line
+    corpus.jsonl          {"_id": "d1", "title": "may be absent or empty", "text":
+                          "..."} on every line
     queries.jsonl         {"_id": "q1", "text": "..."} on every line
-    qrels/train.tsv       columns query-id, corpus-id and score under a header; dev.tsv and test.tsv likewise
+    qrels/train.tsv       columns query-id, corpus-id and score under a header; dev.tsv
+                          and test.tsv likewise
 
-Stated rules. A passage's title precedes its text, as BEIR's own models read it. In the json of SQuAD the passages are
-the paragraphs, and a question's relevant passage is its paragraph; questions without an answer are left out. Passages
-without text are left out if no judgement needs them.
+Stated rules. A passage's title precedes its text, as BEIR's own models read it. In the
+json of SQuAD the passages are the paragraphs, and a question's relevant passage is its
+paragraph; questions without an answer are left out. Passages without text are left out
+if no judgement needs them.
 """
 
 from __future__ import annotations
@@ -48,45 +52,82 @@ class Retrieval:
 
 
 def read_beir(folder: Path) -> Retrieval:
-    """Read a folder of BEIR's layout. Raises DataError, for example for judgements of unknown ids."""
+    """Read a folder of BEIR's layout. Raises DataError, for example for judgements of
+    unknown ids."""
     folder = Path(folder)
     if not is_beir(folder):
         raise DataError(
-            f"{folder}: expected a folder with corpus.jsonl, queries.jsonl and qrels/train.tsv, as BEIR lays them out."
+            f"{folder}: expected a folder with corpus.jsonl, queries.jsonl and "
+            "qrels/train.tsv, as BEIR lays them out."
         )
-    queries, corpus = (dict(_texts(folder / name)) for name in ("queries.jsonl", "corpus.jsonl"))
+    queries, corpus = (
+        dict(_texts(folder / name)) for name in ("queries.jsonl", "corpus.jsonl")
+    )
     notes: list[str] = []
     qrels: dict[Role, Judgements] = {}
     files = sorted((folder / "qrels").glob("*.tsv"))
-    notes += [f"skipped qrels/{path.name}: its name names no split" for path in files if split_word(path.stem) is None]
+    notes += [
+        f"skipped qrels/{path.name}: its name names no split"
+        for path in files
+        if split_word(path.stem) is None
+    ]
     for role, paths in by_role((path.stem, path) for path in files).items():
         qrels[role] = _judgements(paths[0], queries, corpus)
-        notes += [f"skipped qrels/{path.name}: qrels/{paths[0].name} is the {role} split" for path in paths[1:]]
+        notes += [
+            f"skipped qrels/{path.name}: qrels/{paths[0].name} is the {role} split"
+            for path in paths[1:]
+        ]
     if not qrels:
-        raise DataError(f"{folder}/qrels: no judgements; expected train.tsv, and dev.tsv or test.tsv if there are any.")
+        raise DataError(
+            f"{folder}/qrels: no judgements; expected train.tsv, and dev.tsv or "
+            "test.tsv if there are any."
+        )
     for file, texts, needed in (
-        ("queries.jsonl", queries, {query for judged in qrels.values() for query in judged}),
-        ("corpus.jsonl", corpus, {name for judged in qrels.values() for known in judged.values() for name in known}),
+        (
+            "queries.jsonl",
+            queries,
+            {query for judged in qrels.values() for query in judged},
+        ),
+        (
+            "corpus.jsonl",
+            corpus,
+            {
+                name
+                for judged in qrels.values()
+                for known in judged.values()
+                for name in known
+            },
+        ),
     ):
         empty = [name for name, text in texts.items() if not text]
         if missing := [name for name in empty if name in needed]:
             more = f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
             raise DataError(
-                f"{folder / file}: {missing[0]!r}{more} has no text, but qrels refer to it. Add its text, or remove "
-                "its judgements."
+                f"{folder / file}: {missing[0]!r}{more} has no text, but qrels refer "
+                "to it. Add its text, or remove its judgements."
             )
         if empty:
-            notes.append(f"{file}: left out {len(empty):,} of {len(texts):,} entries that have no text")
-    queries, corpus = ({name: text for name, text in texts.items() if text} for texts in (queries, corpus))
+            notes.append(
+                f"{file}: left out {len(empty):,} of {len(texts):,} entries that have "
+                "no text"
+            )
+    queries, corpus = (
+        {name: text for name, text in texts.items() if text}
+        for texts in (queries, corpus)
+    )
     return Retrieval(folder.resolve().name, queries, corpus, qrels, tuple(notes))
 
 
 def read_squad_retrieval(path: Path, split: Role = "test") -> Retrieval:
-    """Read the questions of SQuAD's json as queries, for which their paragraph is relevant. Raises DataError."""
+    """Read the questions of SQuAD's json as queries, for which their paragraph is
+    relevant. Raises DataError."""
     path = Path(path)
     examples = squad.read(path)
     if examples is None:
-        raise DataError(f"{path}: no question has an answer, so no paragraph is known to be relevant.")
+        raise DataError(
+            f"{path}: no question has an answer, so no paragraph is known to be "
+            "relevant."
+        )
     queries: dict[str, str] = {}
     passages: dict[str, str] = {}
     judged: dict[str, dict[str, float]] = {}
@@ -100,17 +141,21 @@ def read_squad_retrieval(path: Path, split: Role = "test") -> Retrieval:
             judged[query] = {passage: 1.0}
     notes = list(examples.notes)
     if left_out := len(rows) - len(queries):
-        notes.append(f"{path.name}: left out {left_out:,} of {len(rows):,} questions that have no answer")
+        notes.append(
+            f"{path.name}: left out {left_out:,} of {len(rows):,} questions that have "
+            "no answer"
+        )
     corpus = {passage: text for text, passage in passages.items()}
     return Retrieval(path.name, queries, corpus, {split: judged}, tuple(notes))
 
 
 @dataclass(frozen=True)
 class WordIndex:
-    """Index passages for BM25 as Lucene computes it (Robertson & Zaragoza 2009, The Probabilistic Relevance Framework).
+    """Index passages for BM25 as Lucene computes it (Robertson & Zaragoza 2009, The
+    Probabilistic Relevance Framework).
 
-    Words are runs of letters and digits in lower case. weights: (passages, words), sparse; words: scikit-learn's
-    CountVectorizer.
+    Words are runs of letters and digits in lower case. weights: (passages, words),
+    sparse; words: scikit-learn's CountVectorizer.
     """
 
     words: Any
@@ -126,33 +171,48 @@ class WordIndex:
         try:
             counts = words.fit_transform(texts)
         except ValueError as error:
-            raise DataError(f"BM25: the passages have no words ({error}); check their texts.") from error
+            raise DataError(
+                f"BM25: the passages have no words ({error}); check their texts."
+            ) from error
         passages, lengths = counts.shape[0], np.asarray(counts.sum(axis=1)).ravel()
         containing = np.bincount(counts.indices, minlength=counts.shape[1])
         rarity = np.log1p((passages - containing + 0.5) / (containing + 0.5))
         saturation = K1 * (1 - B + B * lengths / lengths.mean())
-        counts.data /= counts.data + np.repeat(saturation, np.diff(counts.indptr)).astype(np.float32)
+        counts.data /= counts.data + np.repeat(
+            saturation, np.diff(counts.indptr)
+        ).astype(np.float32)
         return WordIndex(words, csr_matrix(counts @ diags(rarity.astype(np.float32))))
 
-    def search(self, queries: Sequence[str], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def search(
+        self, queries: Sequence[str], k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Find the k best passages of each query.
 
-        Returns the numbers of passages (Q, k), best first and ties in the order of the corpus, and their scores (Q, k);
-        k is at most the number of passages.
+        Returns the numbers of passages (Q, k), best first and ties in the order of the
+        corpus, and their scores (Q, k); k is at most the number of passages.
         """
         passages = self.weights.shape[0]
         k, step = min(k, passages), max(1, BLOCK // passages)
         words, weights = self.words.transform(queries), self.weights.T.tocsr()
-        best, scores = np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)
+        best, scores = (
+            np.zeros((len(queries), k), np.int64),
+            np.zeros((len(queries), k), np.float32),
+        )
         for start in range(0, len(queries), step):
-            for n, row in enumerate((words[start : start + step] @ weights).toarray(), start=start):
+            for n, row in enumerate(
+                (words[start : start + step] @ weights).toarray(), start=start
+            ):
                 best[n] = take_best(row, k)
                 scores[n] = row[best[n]]
         return best, scores
 
-    def score(self, queries: Sequence[str], passages: NDArray[np.int64]) -> NDArray[np.float32]:
+    def score(
+        self, queries: Sequence[str], passages: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
         """Score each query with one passage, given by its number: (Q,)."""
-        return np.asarray(self.words.transform(queries).multiply(self.weights[passages]).sum(axis=1)).ravel()
+        return np.asarray(
+            self.words.transform(queries).multiply(self.weights[passages]).sum(axis=1)
+        ).ravel()
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
@@ -160,16 +220,29 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
     for place, row in json_objects(lines(path), str(path)):
         name, text, title = (row.get(key) for key in ("_id", "text", "title"))
-        if not isinstance(name, str | int) or not isinstance(text, str) or not isinstance(title, str | None):
-            raise DataError(f'{place}: expected {{"_id": "...", "text": "..."}}, found {str(row)[:80]}')
+        if (
+            not isinstance(name, str | int)
+            or not isinstance(text, str)
+            or not isinstance(title, str | None)
+        ):
+            raise DataError(
+                f'{place}: expected {{"_id": "...", "text": "..."}}, found '
+                f"{str(row)[:80]}"
+            )
         if str(name) in seen:
-            raise DataError(f"{place}: an earlier line has the id {name!r} too. Give every text a unique id.")
+            raise DataError(
+                f"{place}: an earlier line has the id {name!r} too. Give every text a "
+                "unique id."
+            )
         seen.add(str(name))
         yield str(name), f"{title or ''} {text}".strip()
 
 
-def _judgements(path: Path, queries: Mapping[str, Any], corpus: Mapping[str, Any]) -> Judgements:
-    """Read the judgements of a split. DataError for an invalid line, and for unknown ids."""
+def _judgements(
+    path: Path, queries: Mapping[str, Any], corpus: Mapping[str, Any]
+) -> Judgements:
+    """Read the judgements of a split. DataError for an invalid line, and for unknown
+    ids."""
     judged: dict[str, dict[str, float]] = {}
     for n, line in enumerate(lines(path), start=1):
         cells = line.rstrip("\r\n").split("\t")
@@ -178,12 +251,22 @@ def _judgements(path: Path, queries: Mapping[str, Any], corpus: Mapping[str, Any
             continue
         if len(cells) != 3 or score is None or not np.isfinite(score):
             raise DataError(
-                f"{path}, line {n}: expected query-id, corpus-id and score between tabs, found {line[:80]!r}"
+                f"{path}, line {n}: expected query-id, corpus-id and score between "
+                f"tabs, found {line[:80]!r}"
             )
-        for name, known, file in ((cells[0], queries, "queries.jsonl"), (cells[1], corpus, "corpus.jsonl")):
+        for name, known, file in (
+            (cells[0], queries, "queries.jsonl"),
+            (cells[1], corpus, "corpus.jsonl"),
+        ):
             if name not in known:
-                raise DataError(f"{path}, line {n}: {file} has no id {name!r}. Add it there, or remove this line.")
+                raise DataError(
+                    f"{path}, line {n}: {file} has no id {name!r}. Add it there, or "
+                    "remove this line."
+                )
         judged.setdefault(cells[0], {})[cells[1]] = score
     if not judged:
-        raise DataError(f"{path}: has no judgement; expected query-id, corpus-id and score between tabs.")
+        raise DataError(
+            f"{path}: has no judgement; expected query-id, corpus-id and score between "
+            "tabs."
+        )
     return judged

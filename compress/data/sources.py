@@ -1,17 +1,23 @@
-"""Find where data comes from: an embedded set, a local folder or file, a file for each split, or the hub.
+"""Find where data comes from: an embedded set, a local folder or file, a file for each
+split, or the hub.
 
-`intents` has what people ask of an assistant on a phone or at home: 25 intents, generated from templates
-(benchmarks/intents) that the splits do not share, and hard for a bag of words. Scores on it compare models; they do not
-estimate how well a model understands people.
+`intents` has what people ask of an assistant on a phone or at home: 25 intents,
+generated from templates (benchmarks/intents) that the splits do not share, and hard for
+a bag of words. Scores on it compare models; they do not estimate how well a model
+understands people.
 
-Stated rules. A file of a folder belongs to the split that its name contains as a word: train; validation, valid, val or
-dev; test; the last such word counts. If no file of a folder has one, its subfolders are searched, and their names count
-too (`data/train-00000.parquet`, `train/rows.csv`); a subfolder for each split with a folder for each class has one text
-per file (`train/pos/1.txt`, as in IMDb); a single file is the training split. Files that differ only in digits are
-shards of one split. Of several validation files the first in the order validation, valid, val, dev (then by name) is
-taken. The task is that of the training split: columns and classes are detected only there.
+Stated rules. A file of a folder belongs to the split that its name contains as a word:
+train; validation, valid, val or dev; test; the last such word counts. If no file of a
+folder has one, its subfolders are searched, and their names count too
+(`data/train-00000.parquet`, `train/rows.csv`); a subfolder for each split with a folder
+for each class has one text per file (`train/pos/1.txt`, as in IMDb); a single file is
+the training split. Files that differ only in digits are shards of one split. Of several
+validation files the first in the order validation, valid, val, dev (then by name) is
+taken. The task is that of the training split: columns and classes are detected only
+there.
 
-This module imports no heavy library, so that `check` and `check_corpus` refuse a wrong name at once.
+This module imports no heavy library, so that `check` and `check_corpus` refuse a wrong
+name at once.
 """
 
 from __future__ import annotations
@@ -49,15 +55,21 @@ WORDS: Final[Mapping[str, Role]] = {
 }
 """The words that name a split, preferred ones first."""
 
-SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_eval": "cardiffnlp/tweet_eval"}
+SUITES: Final = {
+    "glue": "nyu-mll/glue",
+    "super_glue": "aps/super_glue",
+    "tweet_eval": "cardiffnlp/tweet_eval",
+}
 """Hub ids of benchmarks, whose tasks are named `suite/task`."""
 
 ANSWER_SECONDS: Final = 5.0
-"""Seconds that the hub may take to answer; without this check its client retries for minutes."""
+"""Seconds that the hub may take to answer; without this check its client retries for
+minutes."""
 
 
 def check(source: str) -> None:
-    """Refuse a source of labelled data that is missing or empty, or has no training split.
+    """Refuse a source of labelled data that is missing or empty, or has no training
+    split.
 
     `load_task` checks its rows, and whether the hub has it.
     """
@@ -77,13 +89,15 @@ def check(source: str) -> None:
 
 
 def is_beir(folder: Path) -> bool:
-    """Check whether a folder has the layout of BEIR's retrieval sets: see `data.retrieval`."""
+    """Check whether a folder has the layout of BEIR's retrieval sets: see
+    `data.retrieval`."""
     files = (folder / "corpus.jsonl", folder / "queries.jsonl")
     return all(file.is_file() for file in files) and (folder / "qrels").is_dir()
 
 
 def check_corpus(source: str) -> None:
-    """Refuse a source of unlabelled text that is missing; reading it shows whether it has text."""
+    """Refuse a source of unlabelled text that is missing; reading it shows whether it
+    has text."""
     kind, files = find_corpus(source)
     with reading(source):
         for file in files if kind in ("local", "languages") else ():
@@ -91,7 +105,8 @@ def check_corpus(source: str) -> None:
 
 
 def find_corpus(source: str) -> tuple[CorpusKind, list[Path]]:
-    """Return the kind of an unlabelled source, and its files if it is local. DataError if it does not exist."""
+    """Return the kind of an unlabelled source, and its files if it is local. DataError
+    if it does not exist."""
     if source == "pydoc":
         return "pydoc", []
     path = local(source)
@@ -99,10 +114,16 @@ def find_corpus(source: str) -> tuple[CorpusKind, list[Path]]:
         if pair := documents.find_parallel(path):
             return "parallel", pair
         if parts := documents.find_languages(path):
-            return "languages", [file for part in parts.values() for file in find_corpus(str(part))[1]]
+            return "languages", [
+                file for part in parts.values() for file in find_corpus(str(part))[1]
+            ]
         if path.exists():
             return "local", documents.find(path)
-    if _is_hub_id(source) and documents.kind(path.name) is None and not source.startswith("."):
+    if (
+        _is_hub_id(source)
+        and documents.kind(path.name) is None
+        and not source.startswith(".")
+    ):
         return "hub", []
     raise _missing(source)
 
@@ -120,23 +141,34 @@ def local(source: str) -> Path:
 
 
 def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
-    """Return the name of a local source, and its files for each split, preferred ones first and of any type.
+    """Return the name of a local source, and its files for each split, preferred ones
+    first and of any type.
 
     None for a hub id. DataError for anything else.
     """
     if re.match(r"\w+=", source):
         named = _split_files(source)
-        return " + ".join(path.name for path in named.values()), {role: [path] for role, path in named.items()}
+        return " + ".join(path.name for path in named.values()), {
+            role: [path] for role, path in named.items()
+        }
     path = local(source)
     with reading(source):
         if path.is_dir():
             entries = [entry for entry in _entries(path) if not entry.is_dir()]
-            return path.resolve().name, by_role((entry.stem, entry) for entry in entries) or _below(path)
+            return path.resolve().name, by_role(
+                (entry.stem, entry) for entry in entries
+            ) or _below(path)
         if path.exists():
             return path.name, {"train": [path]}
     path = Path(source)
-    looks_like_path = source.startswith((".", "~")) or source.endswith("/") or path.suffix.lower() in SUFFIXES
-    has_local_parent = len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir())
+    looks_like_path = (
+        source.startswith((".", "~"))
+        or source.endswith("/")
+        or path.suffix.lower() in SUFFIXES
+    )
+    has_local_parent = len(path.parts) > 2 or (
+        len(path.parts) == 2 and path.parent.is_dir()
+    )
     if looks_like_path or path.is_absolute() or has_local_parent:
         raise _missing(source)
     if not _is_hub_id(source):
@@ -145,12 +177,20 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
 
 
 def _below(folder: Path) -> dict[Role, list[Path]]:
-    """Find the splits of a folder whose own files name none, by the rules above; empty without a training split."""
-    below = [file for file in sorted(folder.glob("[!.]*/[!.]*")) if file.suffix.lower() in SUFFIXES]
+    """Find the splits of a folder whose own files name none, by the rules above; empty
+    without a training split."""
+    below = [
+        file
+        for file in sorted(folder.glob("[!.]*/[!.]*"))
+        if file.suffix.lower() in SUFFIXES
+    ]
     own = [entry for entry in _entries(folder) if entry.suffix.lower() in SUFFIXES]
     for named in (
         ((entry.name, entry) for entry in _entries(folder) if class_folders(entry)),
-        ((" ".join(file.relative_to(folder).with_suffix("").parts), file) for file in below),
+        (
+            (" ".join(file.relative_to(folder).with_suffix("").parts), file)
+            for file in below
+        ),
         (("train", file) for file in own if len(own) == 1),
     ):
         if "train" in (files := by_role(named)):
@@ -166,21 +206,30 @@ def _split_files(source: str) -> dict[Role, Path]:
         if word not in WORDS:
             raise DataError(f"{source}: no split {word!r}.{did_you_mean(word, WORDS)}")
         if WORDS[word] in files:
-            raise DataError(f"{source}: names two files for the {WORDS[word]} split; expected one.")
+            raise DataError(
+                f"{source}: names two files for the {WORDS[word]} split; expected one."
+            )
         files[WORDS[word]] = path = local(name)
         with reading(name):
             if not path.exists():
                 raise DataError(f"{source}: {name}: no such file.{_neighbours(path)}")
             _refuse_empty(path)
     if "train" not in files:
-        raise DataError(f"{source}: names no training split; expected train=FILE among them.")
+        raise DataError(
+            f"{source}: names no training split; expected train=FILE among them."
+        )
     return files
 
 
 def by_role(parts: Iterable[tuple[str, Item]]) -> dict[Role, list[Item]]:
-    """Group parts by the split that their names contain, preferred names first; leave out parts without one."""
+    """Group parts by the split that their names contain, preferred names first; leave
+    out parts without one."""
     order = list(WORDS)
-    ranked = [(order.index(word), stem != word, stem, part) for stem, part in parts if (word := split_word(stem))]
+    ranked = [
+        (order.index(word), stem != word, stem, part)
+        for stem, part in parts
+        if (word := split_word(stem))
+    ]
     groups: dict[Role, list[Item]] = {}
     for rank, *_, part in sorted(ranked, key=lambda entry: entry[:3]):
         groups.setdefault(WORDS[order[rank]], []).append(part)
@@ -195,7 +244,8 @@ def split_word(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Source:
-    """Hold the splits of a source, not yet read, by role; the preferred one of a role first."""
+    """Hold the splits of a source, not yet read, by role; the preferred one of a role
+    first."""
 
     name: str
     train: Table
@@ -205,7 +255,8 @@ class Source:
 
 
 def find(source: str, columns: Sequence[str]) -> Source:
-    """Open the splits of a source; the requested `columns` help to recognise headers. Raises DataError."""
+    """Open the splits of a source; the requested `columns` help to recognise headers.
+    Raises DataError."""
     name, notes = source, ()  # type: str, tuple[str, ...]
     if (local_splits := local_files(source)) is None:
         hub, notes = load_hub_splits(source)
@@ -215,35 +266,60 @@ def find(source: str, columns: Sequence[str]) -> Source:
         description = ""
         if local(source).is_dir():
             files = {
-                role: [path for path in paths if path.is_dir() or path.suffix.lower() in SUFFIXES]
+                role: [
+                    path
+                    for path in paths
+                    if path.is_dir() or path.suffix.lower() in SUFFIXES
+                ]
                 for role, paths in files.items()
             }
             description = _list_entries(local(source))
         every = [path for paths in files.values() for path in paths]
         if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:
-            raise DataError(f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}.")
-        opened = {path: table.check() for path, table in open_tables(every, columns).items()}
-        splits = {role: _join_shards({path: opened[path] for path in paths}) for role, paths in files.items()}
+            raise DataError(
+                f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}."
+            )
+        opened = {
+            path: table.check() for path, table in open_tables(every, columns).items()
+        }
+        splits = {
+            role: _join_shards({path: opened[path] for path in paths})
+            for role, paths in files.items()
+        }
     train = splits.get("train")
     if not train:
         raise _no_training_split(name, description)
     if len(train) > 1:
         places = " and ".join(split.place for split in train)
-        raise DataError(f"{name}: several training splits, {places}. Keep one of them in the folder.")
-    return Source(name, train[0], splits.get("validation", []), splits.get("test", []), notes)
+        raise DataError(
+            f"{name}: several training splits, {places}. Keep one of them in the "
+            "folder."
+        )
+    return Source(
+        name, train[0], splits.get("validation", []), splits.get("test", []), notes
+    )
 
 
 def _join_shards(files: Mapping[Path, Table]) -> list[Table]:
     """Join files whose names differ only in digits into one split."""
     shards: dict[tuple[str, str], list[Table]] = {}
     for path, split in files.items():
-        shards.setdefault((re.sub(r"\d+", "0", path.stem), path.suffix), []).append(split)
+        shards.setdefault((re.sub(r"\d+", "0", path.stem), path.suffix), []).append(
+            split
+        )
     joined = []
     for first, *others in shards.values():
         for other in others:
             if other.columns != first.columns:
-                raise DataError(f"{other.place}: its columns differ from those of {first.place}, another shard.")
-        joined.append(replace(first, batches=partial(_read_all, (first, *others))) if others else first)
+                raise DataError(
+                    f"{other.place}: its columns differ from those of {first.place}, "
+                    "another shard."
+                )
+        joined.append(
+            replace(first, batches=partial(_read_all, (first, *others)))
+            if others
+            else first
+        )
     return joined
 
 
@@ -253,7 +329,8 @@ def _read_all(parts: Sequence[Table], columns: Sequence[str]) -> Iterator[Record
 
 
 def load_hub_splits(source: str) -> tuple[dict[str, Table], tuple[str, ...]]:
-    """Load the splits of a hub data set by the hub's names, and notes. DataError within 30 seconds if it fails."""
+    """Load the splits of a hub data set by the hub's names, and notes. DataError within
+    30 seconds if it fails."""
     from datasets import config, load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -264,25 +341,37 @@ def load_hub_splits(source: str) -> tuple[dict[str, Table], tuple[str, ...]]:
     if suite in SUITES and task:
         path, configuration = SUITES[suite], task
     before, reached = config.HF_HUB_OFFLINE, is_hub_reachable()
-    config.HF_HUB_OFFLINE = not reached  # `datasets` reads the environment only when it is imported
+    # `datasets` reads the environment only when it is imported
+    config.HF_HUB_OFFLINE = not reached
     try:
         loaded = load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = str(error).strip().splitlines()[-1].rstrip(".")
         if not reached:
-            reason = f"the hub cannot be reached, and its local cache does not have it ({reason})"
+            reason = (
+                "the hub cannot be reached, and its local cache does not have it "
+                f"({reason})"
+            )
         raise DataError(
-            f"{source}: {reason}. Use a folder with train.tsv (csv, jsonl, parquet), the embedded set 'intents', or a "
-            "hub cache that has it (set HF_HOME)."
+            f"{source}: {reason}. Use a folder with train.tsv (csv, jsonl, parquet), "
+            "the embedded set 'intents', or a hub cache that has it (set HF_HOME)."
         ) from error
     finally:
         config.HF_HUB_OFFLINE = before
-    notes = () if reached else (f"the hub cannot be reached: {source} comes from the local cache",)
-    return {str(name): from_dataset(f"{source} [{name}]", split).check() for name, split in loaded.items()}, notes
+    notes = (
+        ()
+        if reached
+        else (f"the hub cannot be reached: {source} comes from the local cache",)
+    )
+    return {
+        str(name): from_dataset(f"{source} [{name}]", split).check()
+        for name, split in loaded.items()
+    }, notes
 
 
 def hub_id(name: str) -> tuple[str, str] | None:
-    """Return the hub's id and the configuration of a data set `owner/name:part` or `suite/task`.
+    """Return the hub's id and the configuration of a data set `owner/name:part` or
+    `suite/task`.
 
     None for other names: one without an owner may also be a folder's.
     """
@@ -294,7 +383,8 @@ def hub_id(name: str) -> tuple[str, str] | None:
 
 
 def is_hub_reachable() -> bool:
-    """Check whether the hub, or the mirror in HF_ENDPOINT, answers; False if HF_HUB_OFFLINE is set.
+    """Check whether the hub, or the mirror in HF_ENDPOINT, answers; False if
+    HF_HUB_OFFLINE is set.
 
     The hub's clients would wait for minutes, or for ever.
     """
@@ -304,7 +394,8 @@ def is_hub_reachable() -> bool:
 
 
 def is_reachable(endpoint: str) -> bool:
-    """Check whether a server answers a request, through the proxies in force, within ANSWER_SECONDS."""
+    """Check whether a server answers a request, through the proxies in force, within
+    ANSWER_SECONDS."""
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
@@ -316,7 +407,8 @@ def is_reachable(endpoint: str) -> bool:
 
 
 def _is_hub_id(source: str) -> bool:
-    """Check whether a source is written like the hub's data sets: `name`, `owner/name`, `owner/name:part`."""
+    """Check whether a source is written like the hub's data sets: `name`, `owner/name`,
+    `owner/name:part`."""
     return re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", source) is not None
 
 
@@ -326,14 +418,15 @@ def _missing(source: str) -> DataError:
 
 def _no_source(source: str) -> DataError:
     return DataError(
-        f"{source!r} is not a data source: expected a folder, a file, a hub id such as glue/sst2, or 'intents'."
+        f"{source!r} is not a data source: expected a folder, a file, a hub id such as "
+        "glue/sst2, or 'intents'."
     )
 
 
 def _no_training_split(name: str, description: str) -> DataError:
     return DataError(
-        f"{name}: no training split; {description}. Expected a file with 'train' as a word of its name, "
-        f"ending in {', '.join(SUFFIXES)}."
+        f"{name}: no training split; {description}. Expected a file with 'train' as a "
+        f"word of its name, ending in {', '.join(SUFFIXES)}."
     )
 
 
@@ -342,7 +435,10 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _list_entries(folder: Path) -> str:
-    return f"{folder} holds {', '.join(entry.name for entry in _entries(folder)[:20]) or 'nothing'}"
+    return (
+        f"{folder} holds "
+        f"{', '.join(entry.name for entry in _entries(folder)[:20]) or 'nothing'}"
+    )
 
 
 def _neighbours(path: Path) -> str:

@@ -1,13 +1,16 @@
-"""Read questions on texts, in the json of SQuAD 1.1 and 2.0 (and of MLQA, XQuAD, TyDi's gold passages and many more),
-or in tables, as the hub has the same sets: columns question, context, answers.text and answers.answer_start (lists).
+"""Read questions on texts, in the json of SQuAD 1.1 and 2.0 (and of MLQA, XQuAD, TyDi's
+gold passages and many more), or in tables, as the hub has the same sets: columns
+question, context, answers.text and answers.answer_start (lists).
 
     {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
-        {"id": ..., "question": ..., "is_impossible": false, "answers": [{"text": ..., "answer_start": 159}]}]}]}]}
+        {"id": ..., "question": ..., "is_impossible": false, "answers": [{"text": ...,
+        "answer_start": 159}]}]}]}]}
 
-Stated rules. A question marked as impossible has no answer, whatever else it lists; nor has a question without answers
-in a file where others have some. A file in which none has an answer, and none is marked, is unlabelled. An answer that
-is not at its stated position is searched in its context, the nearest match counts; a question none of whose answers is
-found is left out, with a note.
+Stated rules. A question marked as impossible has no answer, whatever else it lists; nor
+has a question without answers in a file where others have some. A file in which none
+has an answer, and none is marked, is unlabelled. An answer that is not at its stated
+position is searched in its context, the nearest match counts; a question none of whose
+answers is found is left out, with a note.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from compress.data.tables import Table
 
 FEW_ARTICLES = 20
-"""The number of articles from which whole ones are held out; of fewer, single paragraphs are."""
+"""The number of articles from which whole ones are held out; of fewer, single
+paragraphs are."""
 
 _SCHEMA = pa.schema(
     {
@@ -42,22 +46,27 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class _Place:
-    """Hold a value of the file, and its path for messages: `data[3].paragraphs[0].qas[2].question`."""
+    """Hold a value of the file, and its path for messages:
+    `data[3].paragraphs[0].qas[2].question`."""
 
     value: Any
     path: str
 
     def get(self, key: str, kind: type) -> _Place:
-        if not isinstance(self.value, Mapping) or not isinstance(self.value.get(key), kind):
+        if not isinstance(self.value, Mapping) or not isinstance(
+            self.value.get(key), kind
+        ):
             raise DataError(
-                f"{self.path}: expected an object with {key!r} ({kind.__name__}), as in the json of SQuAD; "
-                f"found {str(self.value)[:80]}"
+                f"{self.path}: expected an object with {key!r} ({kind.__name__}), as "
+                f"in the json of SQuAD; found {str(self.value)[:80]}"
             )
         return _Place(self.value[key], f"{self.path}.{key}")
 
     def items(self, key: str) -> Iterator[_Place]:
         values = self.get(key, list)
-        return (_Place(value, f"{values.path}[{n}]") for n, value in enumerate(values.value))
+        return (
+            _Place(value, f"{values.path}[{n}]") for n, value in enumerate(values.value)
+        )
 
 
 def is_squad(path: Path) -> bool:
@@ -69,7 +78,8 @@ def is_squad(path: Path) -> bool:
 
 
 class _Question(NamedTuple):
-    """Hold a question; answers: the stated texts, with their stated positions in the context."""
+    """Hold a question; answers: the stated texts, with their stated positions in the
+    context."""
 
     id: str | None
     question: str
@@ -83,7 +93,9 @@ class _Question(NamedTuple):
 def read(path: Path) -> Examples | None:
     """Read the questions of a file; None if it is unlabelled. Raises DataError."""
     text = whole(path, "Remove some articles.")
-    return _examples(_read_json(_Place(parse_json(text, str(path)), str(path))), str(path), path.name)
+    return _examples(
+        _read_json(_Place(parse_json(text, str(path)), str(path))), str(path), path.name
+    )
 
 
 def _read_json(data: _Place) -> Iterator[_Question]:
@@ -92,12 +104,26 @@ def _read_json(data: _Place) -> Iterator[_Question]:
             context = paragraph.get("context", str).value
             for qa in paragraph.items("qas"):
                 answers = [
-                    (answer.get("text", str).value, answer.get("answer_start", int).value)
+                    (
+                        answer.get("text", str).value,
+                        answer.get("answer_start", int).value,
+                    )
                     for answer in (qa.items("answers") if "answers" in qa.value else ())
                 ]
-                impossible, name = qa.value.get("is_impossible") is True, qa.value.get("id")
+                impossible, name = (
+                    qa.value.get("is_impossible") is True,
+                    qa.value.get("id"),
+                )
                 question = qa.get("question", str).value
-                yield _Question(name and str(name), question, context, answers, impossible, number, (number, at))
+                yield _Question(
+                    name and str(name),
+                    question,
+                    context,
+                    answers,
+                    impossible,
+                    number,
+                    (number, at),
+                )
 
 
 COLUMNS = ("question", "context", "answers.text", "answers.answer_start")
@@ -109,26 +135,44 @@ def is_table(split: Table) -> bool:
 
 
 def read_table(split: Table) -> Examples | None:
-    """Read the questions of a table, as `read` does. Rows of one `title`, or one context, are held out together."""
+    """Read the questions of a table, as `read` does. Rows of one `title`, or one
+    context, are held out together."""
     return _examples(_read_rows(split), split.place, split.name)
 
 
 def _read_rows(split: Table) -> Iterator[_Question]:
-    others = [name for name in ("id", "title", "is_impossible") if name in split.columns]
+    others = [
+        name for name in ("id", "title", "is_impossible") if name in split.columns
+    ]
     at = split.first
     for batch in split.read([*COLUMNS, *others]):
         for row in batch.to_pylist():
             question, context, texts, starts = (row[name] for name in COLUMNS)
             texts, starts = texts or [], starts or []
-            whole_numbers = all(start is not None and start.removeprefix("-").isdigit() for start in starts)
-            if not question or not context or None in texts or len(texts) != len(starts) or not whole_numbers:
+            whole_numbers = all(
+                start is not None and start.removeprefix("-").isdigit()
+                for start in starts
+            )
+            if (
+                not question
+                or not context
+                or None in texts
+                or len(texts) != len(starts)
+                or not whole_numbers
+            ):
                 raise DataError(
-                    f"{split.place}, row {at}: expected a question, a context, and as many answers.text as "
-                    f"answers.answer_start; found {str(row)[:200]}. Correct or remove the row."
+                    f"{split.place}, row {at}: expected a question, a context, and as "
+                    "many answers.text as answers.answer_start; found "
+                    f"{str(row)[:200]}. Correct or remove the row."
                 )
             answers = list(zip(texts, map(int, starts), strict=True))
-            impossible, article = row.get("is_impossible") == "true", row.get("title") or context
-            yield _Question(row.get("id"), question, context, answers, impossible, article, context)
+            impossible, article = (
+                row.get("is_impossible") == "true",
+                row.get("title") or context,
+            )
+            yield _Question(
+                row.get("id"), question, context, answers, impossible, article, context
+            )
             at += 1
 
 
@@ -143,18 +187,36 @@ def _examples(questions: Iterable[_Question], place: str, name: str) -> Examples
         if each.answers and not each.impossible and not answers:
             lost += 1
             continue
-        row = {"id": each.id or str(len(rows)), "question": each.question, "context": each.context}
-        rows.append({**row, "answers": [text for text, _ in answers], "starts": [start for _, start in answers]})
+        row = {
+            "id": each.id or str(len(rows)),
+            "question": each.question,
+            "context": each.context,
+        }
+        rows.append(
+            {
+                **row,
+                "answers": [text for text, _ in answers],
+                "starts": [start for _, start in answers],
+            }
+        )
         articles.append(each.article)
         paragraphs.append(each.paragraph)
     if not rows:
         raise DataError(f"{place}: has no question whose answer is in its context.")
     if not any_marked and not any(row["answers"] for row in rows):
         return None
-    notes = (f"{name}: left out {lost} questions, whose answers are not in their contexts",) if lost else ()
+    notes = (
+        (f"{name}: left out {lost} questions, whose answers are not in their contexts",)
+        if lost
+        else ()
+    )
     groups = articles if len(set(articles)) >= FEW_ARTICLES else paragraphs
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    return Examples(pa.Table.from_pylist(rows, schema=_SCHEMA), [numbers[group] for group in groups], notes)
+    return Examples(
+        pa.Table.from_pylist(rows, schema=_SCHEMA),
+        [numbers[group] for group in groups],
+        notes,
+    )
 
 
 def _find_answers(question: _Question) -> list[tuple[str, int]]:
@@ -162,15 +224,27 @@ def _find_answers(question: _Question) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     for text, start in question.answers:
         plain = text.strip()
-        at = _nearest(question.context, plain, start + len(text) - len(text.lstrip())) if plain else -1
+        at = (
+            _nearest(question.context, plain, start + len(text) - len(text.lstrip()))
+            if plain
+            else -1
+        )
         if at >= 0 and (plain, at) not in found:
             found.append((plain, at))
     return found
 
 
 def _nearest(context: str, text: str, start: int) -> int:
-    """Return the position of `text` in the context that is nearest to `start`; -1 if there is none."""
+    """Return the position of `text` in the context that is nearest to `start`; -1 if
+    there is none."""
     if start >= 0 and context.startswith(text, start):
         return start
-    before, after = context.rfind(text, 0, max(0, start) + len(text)), context.find(text, max(0, start))
-    return min((at for at in (before, after) if at >= 0), key=lambda at: abs(at - start), default=-1)
+    before, after = (
+        context.rfind(text, 0, max(0, start) + len(text)),
+        context.find(text, max(0, start)),
+    )
+    return min(
+        (at for at in (before, after) if at >= 0),
+        key=lambda at: abs(at - start),
+        default=-1,
+    )

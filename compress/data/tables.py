@@ -1,12 +1,16 @@
-"""Read rows of files as tables of named columns: a row at a time for `predict`, in Arrow batches for training.
+"""Read rows of files as tables of named columns: a row at a time for `predict`, in
+Arrow batches for training.
 
-This module and those it imports read text files without Arrow, so that `predict` starts fast.
+This module and those it imports read text files without Arrow, so that `predict` starts
+fast.
 
-Stated rules. A cell is a string, a list of strings, or None. Labels keep the spelling of the file; whether a column
-has numbers or strings is known from its type, or in JSON from its first rows, and unknown in csv, tsv and txt. The
-fields of an object are columns: `meta.stars`. JSON is an object per line; a list of objects, perhaps the only list in
-an object; columns, as lists or as objects of cells by row; or rows by their names, as pandas writes them. Columns of
-lists of objects or of lists are not read; a message names them.
+Stated rules. A cell is a string, a list of strings, or None. Labels keep the spelling
+of the file; whether a column has numbers or strings is known from its type, or in JSON
+from its first rows, and unknown in csv, tsv and txt. The fields of an object are
+columns: `meta.stars`. JSON is an object per line; a list of objects, perhaps the only
+list in an object; columns, as lists or as objects of cells by row; or rows by their
+names, as pandas writes them. Columns of lists of objects or of lists are not read; a
+message names them.
 """
 
 from __future__ import annotations
@@ -47,14 +51,16 @@ SHOWN: Final = 40
 SAMPLE_ROWS: Final = 1000
 SAMPLE_CHARACTERS: Final = 4_000_000
 LARGEST_LIST: Final = 64 * 2**20
-"""Bytes of a json list, which is read as a whole and takes up to twenty times as much memory."""
+"""Bytes of a json list, which is read as a whole and takes up to twenty times as much
+memory."""
 
 
 class Row(NamedTuple):
     """Hold a row of a table.
 
     number  its line, item or row in the file: `Table.unit` says which
-    record  what the file has in every column, by name or in their order; objects stay objects
+    record  what the file has in every column, by name or in their order; objects stay
+            objects
     cells   the requested columns, in their order
     error   why the row cannot be read, with its place; it then has no cells
     """
@@ -80,10 +86,13 @@ class Table:
     place    its name in messages: a file, or a hub data set and split
     columns  the source's column names; numbers from "1" if it has none
     sample   the cells of the first rows, by column, for detection
-    rows     reads all rows with the cells of the given columns; rows that cannot be read have an error
-    batches  reads the given columns as Arrow batches, where that is faster than row by row
+    rows     reads all rows with the cells of the given columns; rows that cannot be
+             read have an error
+    batches  reads the given columns as Arrow batches, where that is faster than row by
+             row
     kinds    the columns of numbers, and of strings, where the source tells them apart
-    classes  the class names that the source declares for a column, in the order of their ids
+    classes  the class names that the source declares for a column, in the order of
+             their ids
     first    the number of its first row in messages: 2 after a header
     unit     what `Row.number` counts: line, item or row
     notes    what was guessed
@@ -111,7 +120,8 @@ class Table:
         return Path(self.place).name
 
     def read(self, columns: Sequence[str]) -> Iterator[RecordBatch]:
-        """Read columns as batches of strings, or of lists of strings if the sample has lists.
+        """Read columns as batches of strings, or of lists of strings if the sample has
+        lists.
 
         Raises DataError for a row that cannot be read.
         """
@@ -123,30 +133,45 @@ class Table:
 
     def values(self, row: Row) -> Record:
         """Return what the file has in every column of a row, by name."""
-        return row.record if isinstance(row.record, Mapping) else dict(zip(self.columns, row.record, strict=False))
+        return (
+            row.record
+            if isinstance(row.record, Mapping)
+            else dict(zip(self.columns, row.record, strict=False))
+        )
 
     def check(self) -> Table:
-        """Return the table. Raises DataError if it has no rows, or some that cannot be read among the first."""
+        """Return the table. Raises DataError if it has no rows, or some that cannot be
+        read among the first."""
         if self.refusal:
             raise DataError(self.refusal)
         return self
 
     def examples(self) -> str:
-        """List the columns with an example each, one per line, for messages that ask the user to choose."""
+        """List the columns with an example each, one per line, for messages that ask
+        the user to choose."""
         listed = []
         for name in self.columns[:SHOWN]:
             text = repr(next((cell for cell in self.sample[name] if cell), ""))
             listed.append(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}")
         more = len(self.columns) - SHOWN
         listed += [f"  and {more:,} more"] if more > 0 else []
-        return "\n".join([*listed, *(f"  {name}: lists of objects or lists, not read" for name in self.nested)])
+        return "\n".join(
+            [
+                *listed,
+                *(
+                    f"  {name}: lists of objects or lists, not read"
+                    for name in self.nested
+                ),
+            ]
+        )
 
     def has_lists(self, column: str) -> bool:
         return any(isinstance(cell, list) for cell in self.sample[column])
 
 
 def open_table(path: Path, named: Sequence[str] = ()) -> Table:
-    """Open a file of rows, or a folder of classes; `named` are the requested columns, which help to find a header.
+    """Open a file of rows, or a folder of classes; `named` are the requested columns,
+    which help to find a header.
 
     Raises DataError.
     """
@@ -154,16 +179,22 @@ def open_table(path: Path, named: Sequence[str] = ()) -> Table:
 
 
 def open_tables(paths: Sequence[Path], named: Sequence[str] = ()) -> dict[Path, Table]:
-    """Open the files of one folder; those without a header, or without proof of quoting, follow their siblings."""
+    """Open the files of one folder; those without a header, or without proof of
+    quoting, follow their siblings."""
     from compress.data import delimited
 
-    together = [path for path in paths if path.suffix.lower() in delimited.DELIMITED and not path.is_dir()]
+    together = [
+        path
+        for path in paths
+        if path.suffix.lower() in delimited.DELIMITED and not path.is_dir()
+    ]
     opened = delimited.open_texts(together, named)
     return {path: opened[path] if path in opened else open_file(path) for path in paths}
 
 
 def open_file(path: Path) -> Table:
-    """Open a jsonl, ndjson, json or parquet file, or a folder of classes. All but json lists are streamed."""
+    """Open a jsonl, ndjson, json or parquet file, or a folder of classes. All but json
+    lists are streamed."""
     place = str(path)
     if path.is_dir():
         return from_records(place, lambda position: _class_texts(path))
@@ -173,13 +204,19 @@ def open_file(path: Path) -> Table:
         return open_parquet(path)
     if path.suffix.lower() == ".json" and not _has_object_lines(path):
         return from_records(place, lambda position: _items(path), unit="item")
-    return from_records(place, lambda position: _object_lines(path, position), unit="line")
+    return from_records(
+        place, lambda position: _object_lines(path, position), unit="line"
+    )
 
 
 def chunks(
-    rows: Iterable[Item], size: Callable[[Item], int], most_rows: int, most_characters: int
+    rows: Iterable[Item],
+    size: Callable[[Item], int],
+    most_rows: int,
+    most_characters: int,
 ) -> Iterator[list[Item]]:
-    """Yield lists of rows, bounded in number and in characters; `size` counts the characters of a row."""
+    """Yield lists of rows, bounded in number and in characters; `size` counts the
+    characters of a row."""
     chunk: list[Item] = []
     total = 0
     for row in rows:
@@ -215,29 +252,49 @@ def explain_empty(place: object, what: str = "is empty") -> str:
 
 def class_folders(folder: Path) -> list[Path]:
     """List the folders with the texts of a class; none if there are fewer than two."""
-    entries = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-    named = [entry for entry in entries if not entry.name.startswith(".") and entry.name != UNLABELLED]
+    entries = (
+        sorted(entry for entry in folder.iterdir() if entry.is_dir())
+        if folder.is_dir()
+        else []
+    )
+    named = [
+        entry
+        for entry in entries
+        if not entry.name.startswith(".") and entry.name != UNLABELLED
+    ]
     classes = [entry for entry in named if next(entry.glob("*.txt"), None)]
     return classes if len(classes) > 1 else []
 
 
 def _class_texts(folder: Path) -> Iterator[NumberedRecord]:
-    files = [(each.name, file) for each in class_folders(folder) for file in sorted(each.glob("*.txt"))]
+    files = [
+        (each.name, file)
+        for each in class_folders(folder)
+        for file in sorted(each.glob("*.txt"))
+    ]
     for number, (label, file) in enumerate(files, start=1):
-        yield NumberedRecord(number, {"text": whole(file, "Remove it."), "label": label})
+        yield NumberedRecord(
+            number, {"text": whole(file, "Remove it."), "label": label}
+        )
 
 
 def _object_lines(path: Path, position: Position | None) -> Iterator[NumberedRecord]:
     start = first_bytes(path)
     place = str(path)
-    for number, line in enumerate(lines(path, checked=False, position=position), start=1):
+    for number, line in enumerate(
+        lines(path, checked=False, position=position), start=1
+    ):
         if line.isspace():
             continue
         try:
             if "\0" in line or not line.isascii():
                 check_line(line, place, number, start)
             value = parse_json(line, place, number, " Expected one object per line.")
-            record = value if isinstance(value, dict) else json_object(value, f"{place}, line {number}")
+            record = (
+                value
+                if isinstance(value, dict)
+                else json_object(value, f"{place}, line {number}")
+            )
         except DataError as error:
             yield NumberedRecord(number, {}, str(error))
         else:
@@ -245,7 +302,8 @@ def _object_lines(path: Path, position: Position | None) -> Iterator[NumberedRec
 
 
 def _has_object_lines(path: Path) -> bool:
-    """Check whether the first line of a file is an object, and the next one begins another."""
+    """Check whether the first line of a file is an object, and the next one begins
+    another."""
     if not head(path).lstrip().startswith("{"):
         return False
     filled = filter(str.strip, lines(path, longest=LARGEST_LIST))
@@ -258,7 +316,10 @@ def _has_object_lines(path: Path) -> bool:
 
 def _items(path: Path) -> Iterator[NumberedRecord]:
     place = str(path)
-    remedy = f"Write one object per line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl"
+    remedy = (
+        f"Write one object per line: jq -c '.[]' {shlex.quote(path.name)} > "
+        f"{path.stem}.jsonl"
+    )
     value = parse_json(whole(path, remedy, LARGEST_LIST), place)
     rows = value if isinstance(value, list) else _rows_of(json_object(value, place))
     for number, item in enumerate(rows, start=1):
@@ -269,34 +330,61 @@ def _items(path: Path) -> Iterator[NumberedRecord]:
 
 
 def _rows_of(table: Record) -> Iterable[Any]:
-    """Return the rows of an object: its only list of objects; those of its columns; those by name; or itself.
+    """Return the rows of an object: its only list of objects; those of its columns;
+    those by name; or itself.
 
-    pandas writes `{"text": {"0": "a text", "1": "another"}, "label": {"0": 1, "1": 0}}`, and with orient="index"
-    `{"0": {"text": "a text", "label": 1}, "1": {"text": "another", "label": 0}}`.
+    pandas writes `{"text": {"0": "a text", "1": "another"}, "label": {"0": 1, "1":
+    0}}`, and with orient="index" `{"0": {"text": "a text", "label": 1}, "1": {"text":
+    "another", "label": 0}}`.
     """
     values = list(table.values())
-    lists = [value for value in values if isinstance(value, list) and value and isinstance(value[0], dict)]
+    lists = [
+        value
+        for value in values
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
     if len(lists) == 1:
         return lists[0]
     if values and all(isinstance(value, dict) for value in values):
         names = [name for value in values for name in value]
         if all(map(str.isdigit, table)) and not all(map(str.isdigit, names)):
             return values
-    columns = [list(value.values()) if isinstance(value, dict) else value for value in values]
-    if lists or not all(isinstance(column, list) and column for column in columns) or len(set(map(len, columns))) != 1:
+    columns = [
+        list(value.values()) if isinstance(value, dict) else value for value in values
+    ]
+    if (
+        lists
+        or not all(isinstance(column, list) and column for column in columns)
+        or len(set(map(len, columns))) != 1
+    ):
         return [table]
-    return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return [
+        dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)
+    ]
 
 
 def from_records(
-    place: str, records: Callable[[Position | None], Iterator[NumberedRecord]], unit: str = "row"
+    place: str,
+    records: Callable[[Position | None], Iterator[NumberedRecord]],
+    unit: str = "row",
 ) -> Table:
-    """Make a table of records; every reading calls `records` again, which yields errors in the place of some."""
+    """Make a table of records; every reading calls `records` again, which yields errors
+    in the place of some."""
     first = take_first_rows(records(None), _size)
-    refusal = next((each.error for each in first if each.error), "" if first else explain_empty(place))
+    refusal = next(
+        (each.error for each in first if each.error),
+        "" if first else explain_empty(place),
+    )
     flat = [_flatten(each.record) for each in first if not each.error]
-    nested = {name: repr(value) for record in reversed(flat) for name, value in record.items() if _is_nested(value)}
-    columns = tuple(dict.fromkeys(name for record in flat for name in record if name not in nested))
+    nested = {
+        name: repr(value)
+        for record in reversed(flat)
+        for name, value in record.items()
+        if _is_nested(value)
+    }
+    columns = tuple(
+        dict.fromkeys(name for record in flat for name in record if name not in nested)
+    )
     values = {name: [record.get(name) for record in flat] for name in columns}
 
     def rows(wanted: Sequence[str], position: Position | None) -> Iterator[Row]:
@@ -311,7 +399,10 @@ def from_records(
                 value = record[name] if name in record else written.get(name)
                 if _is_nested(value):
                     found = "has an object, or a list of lists or objects,"
-                    problem = f"{place}, {unit} {number}: {found} in {name!r}; expected a text or a number."
+                    problem = (
+                        f"{place}, {unit} {number}: {found} in {name!r}; expected a "
+                        "text or a number."
+                    )
                     break
                 cells.append(value if isinstance(value, str) else to_cell(value))
             yield Row(number, written, () if problem else cells, problem)
@@ -321,7 +412,9 @@ def from_records(
         columns,
         {name: [to_cell(value) for value in cells] for name, cells in values.items()},
         rows,
-        kinds={name: kind for name, cells in values.items() if (kind := kind_of(cells))},
+        kinds={
+            name: kind for name, cells in values.items() if (kind := kind_of(cells))
+        },
         unit=unit,
         nested=dict(sorted(nested.items())),
         refusal=refusal,
@@ -339,16 +432,23 @@ def _flatten(record: Record) -> Record:
     flat: dict[str, Any] = {}
     for name, value in record.items():
         fields = _flatten(value) if isinstance(value, dict) and value else None
-        flat |= {name: value} if fields is None else {f"{name}.{key}": field for key, field in fields.items()}
+        flat |= (
+            {name: value}
+            if fields is None
+            else {f"{name}.{key}": field for key, field in fields.items()}
+        )
     return flat
 
 
 def _is_nested(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, list | dict) for item in value))
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    )
 
 
 def to_cell(value: object) -> Cell:
-    """Write a value of JSON as a cell: numbers as Python does, NaN as a missing value. DataError for objects."""
+    """Write a value of JSON as a cell: numbers as Python does, NaN as a missing value.
+    DataError for objects."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -361,8 +461,14 @@ def to_cell(value: object) -> Cell:
 
 
 def kind_of(values: Iterable[object]) -> CellKind | None:
-    """Return whether all values, or items of lists, are numbers or all are strings; None if there are both or none."""
-    items = [item for value in values for item in (value if isinstance(value, list) else [value]) if item is not None]
+    """Return whether all values, or items of lists, are numbers or all are strings;
+    None if there are both or none."""
+    items = [
+        item
+        for value in values
+        for item in (value if isinstance(value, list) else [value])
+        if item is not None
+    ]
     if not items:
         return None
     if all(isinstance(item, int | float) for item in items):

@@ -1,7 +1,7 @@
 """Read text files in bounded memory, with errors that name the file, line and byte.
 
-UTF-8 is read, and UTF-16 and UTF-32 with a byte order mark. Lines end in \\n or \\r\\n, or in \\r if the
-beginning of the file has no other line end.
+UTF-8 is read, and UTF-16 and UTF-32 with a byte order mark. Lines end in \\n or \\r\\n,
+or in \\r if the beginning of the file has no other line end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from typing import Any, Final
 from compress.errors import DataError
 
 LONGEST: Final = 16 * 2**20
-"""Characters of a line, a cell or a document; a longer one is a file without line ends, or an attack."""
+"""Characters of a line, a cell or a document; a longer one is a file without line ends,
+or an attack."""
 LARGEST: Final = 256 * 2**20
 """Bytes of a file that is read as a whole; SQuAD 2.0 has 42 million."""
 
 SMALL: Final = 16 * 2**20
 MOST_EXPANSION: Final = 100
-"""Larger compressed texts never unpack to this many times their size: prose to 4, the most repetitive log to 50."""
+"""Larger compressed texts never unpack to this many times their size: prose to 4, the
+most repetitive log to 50."""
 TOO_EXPANSIVE: Final = (
-    f"unpacks to more than {MOST_EXPANSION} times its size, which no text does. Unpack it yourself if you trust it."
+    f"unpacks to more than {MOST_EXPANSION} times its size, which no text does. Unpack "
+    "it yourself if you trust it."
 )
 
 _MARKS: Final = (  # longer ones first, as UTF-16's begins UTF-32's
@@ -46,7 +49,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclass
 class Position:
-    """Tell how far a file has been read, as a share of it. The function that reads the file sets `tell`."""
+    """Tell how far a file has been read, as a share of it. The function that reads the
+    file sets `tell`."""
 
     tell: Callable[[], float] = lambda: 0.0
 
@@ -58,31 +62,40 @@ def limit_unpacked(packed: int) -> int:
 
 @contextmanager
 def reading(place: str | Path) -> Iterator[None]:
-    """Re-raise the system's errors about a file or folder as a DataError that names it."""
+    """Re-raise the system's errors about a file or folder as a DataError that names
+    it."""
     try:
         yield
     except OSError as error:
         if error.strerror is None:  # raised by a library, with its own message
             raise
         raise DataError(
-            f"{error.filename or place}: cannot be read: {error.strerror}. Check its path and permissions."
+            f"{error.filename or place}: cannot be read: {error.strerror}. Check its "
+            "path and permissions."
         ) from error
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse anything but a regular file: a pipe or device may never end, or be readable only once."""
+    """Refuse anything but a regular file: a pipe or device may never end, or be
+    readable only once."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise DataError(f"{path}: is a folder, not a file.")
     if not stat.S_ISREG(mode):
-        raise DataError(f"{path}: is a pipe, socket or device. Data is read several times; write it to a file first.")
+        raise DataError(
+            f"{path}: is a pipe, socket or device. Data is read several times; write "
+            "it to a file first."
+        )
 
 
 def refuse_large(path: Path, remedy: str, most: int = LARGEST) -> None:
     """Refuse a file that is too large to be read as a whole, as its format requires."""
     refuse_special(path)
     if (size := path.stat().st_size) > most:
-        raise DataError(f"{path}: has {size:,} bytes; expected at most {most:,}, as it is read as a whole. {remedy}")
+        raise DataError(
+            f"{path}: has {size:,} bytes; expected at most {most:,}, as it is read as "
+            f"a whole. {remedy}"
+        )
 
 
 def whole(path: Path, remedy: str, most: int = LARGEST) -> str:
@@ -100,9 +113,11 @@ def lines(
     checked: bool = True,
     position: Position | None = None,
 ) -> Iterator[str]:
-    """Yield the lines of a file with their ends. DataError if it is unreadable, is not text, or has too long a line.
+    """Yield the lines of a file with their ends. DataError if it is unreadable, is not
+    text, or has too long a line.
 
-    checked   raise DataError for bytes that are not text; without it the caller checks each line with `check_line`
+    checked   raise DataError for bytes that are not text; without it the caller checks
+              each line with `check_line`
     position  is told how much of the file has been read
     """
     with reading(path):
@@ -111,13 +126,16 @@ def lines(
         with io.BufferedReader(path.open("rb", buffering=0), _HEAD) as file:
             if position is not None:
                 position.tell = lambda: file.tell() / size
-            yield from decode_lines(file, str(path), newline=newline, longest=longest, checked=checked)
+            yield from decode_lines(
+                file, str(path), newline=newline, longest=longest, checked=checked
+            )
             if position is not None:
                 position.tell = lambda: 1.0
 
 
 def stripped_lines(path: Path) -> list[str]:
-    """Read the lines of a file without the white space around them. Raises what `lines` does."""
+    """Read the lines of a file without the white space around them. Raises what `lines`
+    does."""
     return [line.strip() for line in lines(path)]
 
 
@@ -130,15 +148,18 @@ def decode_lines(
     cut: bool = False,
     checked: bool = True,
 ) -> Iterator[str]:
-    """Yield the lines of a stream with their ends; `cut` yields lines above `longest` characters in pieces.
+    """Yield the lines of a stream with their ends; `cut` yields lines above `longest`
+    characters in pieces.
 
-    DataError if it is not text, and for a longer line without `cut`. See `lines` for `checked`.
+    DataError if it is not text, and for a longer line without `cut`. See `lines` for
+    `checked`.
     """
     start = stream.peek(_HEAD)
     encoding = _encoding(start)
     if newline == "\n" and b"\r" in start and b"\n" not in start:
         newline = ""
-    # Bytes that are not UTF-8 become surrogates, which valid UTF-8 never contains, so that their line is known.
+    # Bytes that are not UTF-8 become surrogates, which valid UTF-8 never contains, so
+    # that their line is known.
     errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
     number, before = 1, 0
     with io.TextIOWrapper(stream, encoding, errors=errors, newline=newline) as text:
@@ -147,17 +168,23 @@ def decode_lines(
                 ended = line.endswith(("\n", "\r"))
                 if not (cut or ended) and len(line) > longest:
                     raise DataError(
-                        f"{place}, line {number}: is longer than {longest:,} characters. Check that it is text with "
-                        "line ends; break the line, or remove it."
+                        f"{place}, line {number}: is longer than {longest:,} "
+                        "characters. Check that it is text with line ends; break the "
+                        "line, or remove it."
                     )
                 if checked and ("\0" in line or not line.isascii()):
                     check_line(line, place, number, start, before)
                 yield line
-                number, before = (number + 1, 0) if ended else (number, before + len(line.encode(errors=errors)))
+                number, before = (
+                    (number + 1, 0)
+                    if ended
+                    else (number, before + len(line.encode(errors=errors)))
+                )
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{place}, line {number} or soon after: is not valid {encoding}, as which it begins: {error.reason}. "
-                "Download it again, or save it as UTF-8."
+                f"{place}, line {number} or soon after: is not valid {encoding}, as "
+                f"which it begins: {error.reason}. Download it again, or save it as "
+                "UTF-8."
             ) from None
 
 
@@ -165,27 +192,43 @@ def _encoding(start: bytes) -> str:
     return next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
 
 
-def check_line(line: str, place: str, number: int, start: bytes, before: int = 0) -> None:
-    """Raise DataError for NUL bytes, and for bytes that are not UTF-8, and suggest a command that converts the file.
+def check_line(
+    line: str, place: str, number: int, start: bytes, before: int = 0
+) -> None:
+    """Raise DataError for NUL bytes, and for bytes that are not UTF-8, and suggest a
+    command that converts the file.
 
     start   the first bytes of the file, which show whether it is UTF-16
     before  bytes of the line before this piece of it
     """
     name = shlex.quote(Path(place).name)
     if "\0" in line:
-        endian = next((each for each, byte in (("LE", start[1:2]), ("BE", start[:1])) if byte == b"\0"), None)
-        command = f"iconv -f UTF-16{endian} -t UTF-8 {name} > new" if endian else f"tr -d '\\000' < {name} > new"
+        endian = next(
+            (
+                each
+                for each, byte in (("LE", start[1:2]), ("BE", start[:1]))
+                if byte == b"\0"
+            ),
+            None,
+        )
+        command = (
+            f"iconv -f UTF-16{endian} -t UTF-8 {name} > new"
+            if endian
+            else f"tr -d '\\000' < {name} > new"
+        )
         raise DataError(
-            f"{place}, line {number}: has a NUL byte, so it is {'UTF-16' if endian else 'not a text file'}; "
-            f"expected UTF-8. Convert it, for example: {command}"
+            f"{place}, line {number}: has a NUL byte, so it is "
+            f"{'UTF-16' if endian else 'not a text file'}; expected UTF-8. Convert it, "
+            f"for example: {command}"
         )
     try:
         line.encode()
     except UnicodeEncodeError as error:
         byte = before + len(line[: error.start].encode()) + 1
         raise DataError(
-            f"{place}, line {number}, byte {byte}: 0x{ord(line[error.start]) - 0xDC00:02x} is not UTF-8. "
-            f"Save it as UTF-8, for example: iconv -f latin1 -t UTF-8 {name} > new"
+            f"{place}, line {number}, byte {byte}: "
+            f"0x{ord(line[error.start]) - 0xDC00:02x} is not UTF-8. Save it as UTF-8, "
+            f"for example: iconv -f latin1 -t UTF-8 {name} > new"
         ) from None
 
 
@@ -198,13 +241,15 @@ def first_bytes(path: Path) -> bytes:
 
 
 def head(path: Path) -> str:
-    """Read the beginning of a file, to detect its format; bytes that cannot be decoded are replaced."""
+    """Read the beginning of a file, to detect its format; bytes that cannot be decoded
+    are replaced."""
     start = first_bytes(path)
     return start.decode(_encoding(start), errors="replace")
 
 
 class _DuplicateKeyError(Exception):
-    """An object of JSON has two values of one name, of which Python would keep the last."""
+    """An object of JSON has two values of one name, of which Python would keep the
+    last."""
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -218,8 +263,11 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_refuse_duplicates)
 
 
-def parse_json(text: str, place: str, line: int | None = None, expected: str = "") -> Any:
-    """Parse JSON. DataError if it is invalid, or contains invalid Unicode; `line` is its number, if it is one line."""
+def parse_json(
+    text: str, place: str, line: int | None = None, expected: str = ""
+) -> Any:
+    """Parse JSON. DataError if it is invalid, or contains invalid Unicode; `line` is
+    its number, if it is one line."""
     try:
         value = _DECODER.decode(text)
         if _SURROGATE.search(text):
@@ -232,7 +280,10 @@ def parse_json(text: str, place: str, line: int | None = None, expected: str = "
     except _DuplicateKeyError as error:
         problem = f"an object has {str(error)!r} twice; remove one"
     except UnicodeEncodeError as error:
-        problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is not text; write both halves"
+        problem = (
+            f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is not "
+            "text; write both halves"
+        )
     except ValueError:
         problem = f"a number of more than {sys.get_int_max_str_digits()} digits"
     raise DataError(f"{place}{f', line {line}' if line else ''}: {problem}.{expected}")
@@ -241,7 +292,8 @@ def parse_json(text: str, place: str, line: int | None = None, expected: str = "
 def json_objects(
     lines: Iterable[str], place: str, expected: str = " Expected one object per line."
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the JSON object of each line that is not blank. DataError for anything else."""
+    """Yield the place and the JSON object of each line that is not blank. DataError for
+    anything else."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{place}, line {number}"
@@ -252,5 +304,7 @@ def json_object(value: object, place: str) -> dict[str, Any]:
     """Return the value if it is an object, else raise DataError."""
     if not isinstance(value, dict):
         found = type(value).__name__
-        raise DataError(f"{place}: expected an object of column names and values, found {found}.")
+        raise DataError(
+            f"{place}: expected an object of column names and values, found {found}."
+        )
     return value

@@ -38,7 +38,8 @@ _BYTES: Final = ("attention_mask", "token_type_ids")
 Row = Mapping[str, Any]
 
 Builder = Callable[..., Iterator[dict[str, Any]]]
-"""(split, task, tokenizer, *, max_length, options) -> rows of input_ids and labels, the target's token ids."""
+"""(split, task, tokenizer, *, max_length, options) -> rows of input_ids and labels, the
+target's token ids."""
 
 
 def encode(
@@ -48,22 +49,30 @@ def encode(
     *,
     prompts: tuple[str, str] = ("", ""),
 ) -> Dataset:
-    """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
-    the split has any), length (in tokens), index (row number). No padding.
+    """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer
+    makes them), labels and query (if the split has any), length (in tokens), index (row
+    number). No padding.
 
-    Texts are `text` and, for pairs, `text_pair`, encoded as `Encoder.encode` says. `prompts` are prepended to queries
-    and to passages; texts without judgements get the one and the other in turn. Words and questions take several rows
-    if they are too long for one (see `windows`), with more columns: example (their number in the split), and
+    Texts are `text` and, for pairs, `text_pair`, encoded as `Encoder.encode` says.
+    `prompts` are prepended to queries and to passages; texts without judgements get the
+    one and the other in turn. Words and questions take several rows if they are too
+    long for one (see `windows`), with more columns: example (their number in the
+    split), and
 
-    words       labels: the tag at the first token of each word, -100 elsewhere; word: the number of the word there, -1
-    questions   labels: [first, last] token of the answer, both `null` if the row does not contain it; null: the token
-                that stands for no answer; starts, ends: the characters of the context that each token covers, -1
+    words       labels: the tag at the first token of each word, -100 elsewhere; word:
+                the number of the word there, -1
+    questions   labels: [first, last] token of the answer, both `null` if the row does
+                not contain it; null: the token that stands for no answer; starts, ends:
+                the characters of the context that each token covers, -1
 
-    Written to the cache once, keyed by the fingerprints of split and tokenizer, and memory-mapped.
+    Written to the cache once, keyed by the fingerprints of split and tokenizer, and
+    memory-mapped.
     """
     encoder = encoder_of(tokenizer)
     more = prompts if any(prompts) else ()
-    key = cache.digest(ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more)
+    key = cache.digest(
+        ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more
+    )
 
     def batches() -> Iterator[pa.RecordBatch]:
         if "question" in split.column_names:
@@ -72,7 +81,9 @@ def encode(
             return row_batches(_sentences(split, encoder, max_length))
         return _texts(split, encoder, max_length, prompts)
 
-    return cache.rows("encoded", key, batches, empty="the split has no rows to tokenise.")
+    return cache.rows(
+        "encoded", key, batches, empty="the split has no rows to tokenise."
+    )
 
 
 def encode_task(
@@ -84,24 +95,52 @@ def encode_task(
     *,
     max_length: int,
 ) -> Dataset:
-    """Write the rows that `builder` makes from a split, in its order: input_ids, attention_mask, labels, length, index.
+    """Write the rows that `builder` makes from a split, in its order: input_ids,
+    attention_mask, labels, length, index.
 
-    length counts source and target. Written to the cache once, keyed by everything that determines the rows, and
-    memory-mapped. DataError for no rows, and for a row without a source or a target.
+    length counts source and target. Written to the cache once, keyed by everything that
+    determines the rows, and memory-mapped. DataError for no rows, and for a row without
+    a source or a target.
     """
-    about = json.dumps([builder.__qualname__, dict(options), max_length, task.kind, task.text, task.labels])
+    about = json.dumps(
+        [
+            builder.__qualname__,
+            dict(options),
+            max_length,
+            task.kind,
+            task.text,
+            task.labels,
+        ]
+    )
     key = cache.digest(
-        "seq2seq", SEQ2SEQ_ENCODING, about, split._fingerprint, fingerprint(tokenizer), *source_files(builder)
+        "seq2seq",
+        SEQ2SEQ_ENCODING,
+        about,
+        split._fingerprint,
+        fingerprint(tokenizer),
+        *source_files(builder),
     )
 
     def rows() -> Iterator[Row]:
-        for number, row in enumerate(builder(split, task, tokenizer, max_length=max_length, **options)):
+        for number, row in enumerate(
+            builder(split, task, tokenizer, max_length=max_length, **options)
+        ):
             if not row.get("input_ids") or not row.get("labels"):
-                raise DataError(f"row {number} has {dict(row)}; expected input_ids and labels, neither of them empty.")
+                raise DataError(
+                    f"row {number} has {dict(row)}; expected input_ids and labels, "
+                    "neither of them empty."
+                )
             source, target = row["input_ids"], row["labels"]
-            yield {"input_ids": source, "labels": target, "length": len(source) + len(target)}
+            yield {
+                "input_ids": source,
+                "labels": target,
+                "length": len(source) + len(target),
+            }
 
-    empty = f"{builder.__qualname__} makes no rows from the split, which needs at least one example."
+    empty = (
+        f"{builder.__qualname__} makes no rows from the split, which needs at least "
+        "one example."
+    )
     return cache.rows("encoded", key, lambda: row_batches(rows()), empty=empty)
 
 
@@ -111,16 +150,18 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def source_files(function: Callable[..., Any]) -> list[Path]:
-    """Return the source file of a function, if there is one: part of the cache keys of its results."""
+    """Return the source file of a function, if there is one: part of the cache keys of
+    its results."""
     source = inspect.getsourcefile(inspect.unwrap(function))
     return [Path(source)] if source and Path(source).is_file() else []
 
 
 def row_batches(rows: Iterable[Row], *, first: int = 0) -> Iterator[pa.RecordBatch]:
-    """Write rows with the same columns as Arrow batches, and add attention_mask, length (in tokens) and index.
+    """Write rows with the same columns as Arrow batches, and add attention_mask, length
+    (in tokens) and index.
 
-    Lists of ints become int32 (_BYTES: int8), ints int64. Rows may have a `length` already. `first` is the index of the
-    first row.
+    Lists of ints become int32 (_BYTES: int8), ints int64. Rows may have a `length`
+    already. `first` is the index of the first row.
     """
     rows = iter(rows)
     while batch := list(islice(rows, ROWS_PER_WRITE)):
@@ -137,28 +178,39 @@ def _record_batch(rows: Sequence[Row], first: int) -> pa.RecordBatch:
         if isinstance(cell, list):
             lengths = np.fromiter((len(row[name]) for row in rows), np.int32, len(rows))
             flat = chain.from_iterable(row[name] for row in rows)
-            values = np.fromiter(flat, np.int8 if name in _BYTES else np.int32, lengths.sum())
+            values = np.fromiter(
+                flat, np.int8 if name in _BYTES else np.int32, lengths.sum()
+            )
             arrays[name] = _lists(lengths, values)
         else:
             arrays[name] = pa.array([int(row[name]) for row in rows], pa.int64())
     arrays["attention_mask"] = _lists(sizes, np.ones(sizes.sum(), np.int8))
-    arrays["length"] = arrays["length"].cast(pa.int32()) if "length" in arrays else pa.array(sizes)
+    arrays["length"] = (
+        arrays["length"].cast(pa.int32()) if "length" in arrays else pa.array(sizes)
+    )
     arrays["index"] = pa.array(np.arange(first, first + len(rows)))
     return pa.record_batch(arrays)
 
 
 def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
-    return pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values)
+    return pa.ListArray.from_arrays(
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values
+    )
 
 
-def _texts(split: Dataset, encoder: Encoder, max_length: int, prompts: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+def _texts(
+    split: Dataset, encoder: Encoder, max_length: int, prompts: tuple[str, str]
+) -> Iterator[pa.RecordBatch]:
     first = 0
     is_passage = _find_passages(split) if any(prompts) else None
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
             texts = table["text"].to_pylist()
             if is_passage is not None:
-                texts = [prompts[is_passage[first + at]] + text for at, text in enumerate(texts)]
+                texts = [
+                    prompts[is_passage[first + at]] + text
+                    for at, text in enumerate(texts)
+                ]
             if "text_pair" in table.column_names:
                 texts = list(zip(texts, table["text_pair"].to_pylist(), strict=True))
             rows = encoder.encode(texts, max_length)
@@ -172,7 +224,8 @@ def _texts(split: Dataset, encoder: Encoder, max_length: int, prompts: tuple[str
 
 
 def _find_passages(split: Dataset) -> NDArray[np.int64]:
-    """Return 1 for passages and 0 for queries; 0 and 1 in turn if there are no judgements."""
+    """Return 1 for passages and 0 for queries; 0 and 1 in turn if there are no
+    judgements."""
     passages = np.asarray(split["passage"][:]).astype(np.int64)
     unjudged = not passages.any() and not any(map(len, split["related"][:]))
     return np.arange(len(split)) % 2 if unjudged else passages
@@ -184,14 +237,24 @@ def _questions(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Ro
     for part in split.iter(ROWS_PER_WRITE):
         all_windows = encoder.questions(part["question"], part["context"], max_length)
         columns = (part["context"], part["answers"], part["starts"])
-        for of_question, context, answers, starts in zip(all_windows, *columns, strict=True):
+        for of_question, context, answers, starts in zip(
+            all_windows, *columns, strict=True
+        ):
             for window in of_question:
                 labels = [window.null, window.null]
                 if answers:
                     assert context.startswith(answers[0], starts[0])
                     labels = window.span(starts[0], starts[0] + len(answers[0]))
-                spots = {"starts": window.starts, "ends": window.ends, "null": window.null}
-                yield encoder.row(window.row) | {"labels": labels, "example": example, **spots}
+                spots = {
+                    "starts": window.starts,
+                    "ends": window.ends,
+                    "null": window.null,
+                }
+                yield encoder.row(window.row) | {
+                    "labels": labels,
+                    "example": example,
+                    **spots,
+                }
             example += 1
 
 
@@ -202,6 +265,12 @@ def _sentences(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Ro
         all_windows = encoder.words(part["words"], max_length)
         for of_sentence, tags in zip(all_windows, part["tags"], strict=True):
             for window in of_sentence:
-                labels = [IGNORE_INDEX if word < 0 else tags[word] for word in window.word]
-                yield encoder.row(window.row) | {"labels": labels, "example": example, "word": window.word}
+                labels = [
+                    IGNORE_INDEX if word < 0 else tags[word] for word in window.word
+                ]
+                yield encoder.row(window.row) | {
+                    "labels": labels,
+                    "example": example,
+                    "word": window.word,
+                }
             example += 1

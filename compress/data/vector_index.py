@@ -1,13 +1,18 @@
-"""Store the vectors of texts in 4 bytes, 1 byte or 1 bit a number, and find those nearest to a query.
+"""Store the vectors of texts in 4 bytes, 1 byte or 1 bit a number, and find those
+nearest to a query.
 
     float32  the numbers as they are
-    int8     each vector scaled so that its largest number is 127 or -127, and rounded; the cosine ignores the scale
-    binary   the signs, eight in a byte, as `numpy.packbits` and faiss's binary indexes hold them: 1 is above 0
+    int8     each vector scaled so that its largest number is 127 or -127, and rounded;
+             the cosine ignores the scale
+    binary   the signs, eight in a byte, as `numpy.packbits` and faiss's binary indexes
+             hold them: 1 is above 0
 
-Each vector is packed alone, so nothing is calibrated, and texts added later fit. Queries are not packed: a float32
-query finds more in packed vectors than a packed one does.
+Each vector is packed alone, so nothing is calibrated, and texts added later fit.
+Queries are not packed: a float32 query finds more in packed vectors than a packed one
+does.
 
-Shapes: N texts, Q queries, E numbers of a vector, P bytes or numbers of it when packed, K nearest texts.
+Shapes: N texts, Q queries, E numbers of a vector, P bytes or numbers of it when packed,
+K nearest texts.
 """
 
 from __future__ import annotations
@@ -30,7 +35,8 @@ TYPES: Final[Mapping[Form, str]] = {"float32": "<f4", "int8": "|i1", "binary": "
 BLOCK: Final = 2**24
 """Scores of queries and texts in memory at once."""
 ROWS: Final = 1024
-"""Packed vectors that are unpacked at a time, so that they stay in the processor's cache."""
+"""Packed vectors that are unpacked at a time, so that they stay in the processor's
+cache."""
 
 
 def pack(vectors_NE: Array, form: Form) -> Array:
@@ -39,35 +45,51 @@ def pack(vectors_NE: Array, form: Form) -> Array:
         return np.packbits(vectors_NE > 0, axis=1)
     if form == "int8":
         largest = np.abs(vectors_NE).max(axis=1, keepdims=True)
-        return np.rint(vectors_NE * (127 / np.maximum(largest, 1e-12))).astype(TYPES[form])
+        return np.rint(vectors_NE * (127 / np.maximum(largest, 1e-12))).astype(
+            TYPES[form]
+        )
     return np.asarray(vectors_NE, TYPES[form])
 
 
 def unpack(packed_NP: Array, width: int) -> NDArray[np.float32]:
-    """Return packed vectors as (N, E) numbers whose cosines are those of the vectors, nearly: signs are 1 and -1."""
+    """Return packed vectors as (N, E) numbers whose cosines are those of the vectors,
+    nearly: signs are 1 and -1."""
     if packed_NP.dtype == TYPES["binary"]:
         return 2 * np.unpackbits(packed_NP, axis=1, count=width).astype(np.float32) - 1
     return packed_NP.astype(np.float32, copy=False)
 
 
-def find_nearest(queries_QE: Array, packed_NP: Array, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the numbers (Q, K) and the cosines of the `count` vectors nearest to each query, the nearest first.
+def find_nearest(
+    queries_QE: Array, packed_NP: Array, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the numbers (Q, K) and the cosines of the `count` vectors nearest to each
+    query, the nearest first.
 
     The search is exact. Raises DataError for vectors that are not finite.
     """
     queries_QE = np.asarray(queries_QE, np.float32)
-    queries_QE = queries_QE / np.maximum(np.linalg.norm(queries_QE, axis=1, keepdims=True), 1e-12)
+    queries_QE = queries_QE / np.maximum(
+        np.linalg.norm(queries_QE, axis=1, keepdims=True), 1e-12
+    )
     total = len(packed_NP)
     step, count = max(1, BLOCK // total), min(count, total)
-    nearest, found = np.empty((len(queries_QE), count), np.int64), np.empty((len(queries_QE), count), np.float32)
+    nearest, found = (
+        np.empty((len(queries_QE), count), np.int64),
+        np.empty((len(queries_QE), count), np.float32),
+    )
     for start in range(0, len(queries_QE), step):
         some = queries_QE[start : start + step]
         cosines = np.empty((len(some), total), np.float32)
         for at in range(0, total, ROWS):
             block = unpack(packed_NP[at : at + ROWS], queries_QE.shape[1])
-            cosines[:, at : at + ROWS] = some @ block.T / np.maximum(np.linalg.norm(block, axis=1), 1e-12)
+            cosines[:, at : at + ROWS] = (
+                some @ block.T / np.maximum(np.linalg.norm(block, axis=1), 1e-12)
+            )
         if not (finite := np.isfinite(cosines).all(axis=0)).all():
-            raise DataError(f"the vector in row {int(finite.argmin()) + 1:,} is not finite; compute the vectors again")
+            raise DataError(
+                f"the vector in row {int(finite.argmin()) + 1:,} is not finite; "
+                "compute the vectors again"
+            )
         for query, row in enumerate(cosines, start):
             nearest[query] = take_best(row, count)
             found[query] = row[nearest[query]]
@@ -75,44 +97,62 @@ def find_nearest(queries_QE: Array, packed_NP: Array, count: int) -> tuple[NDArr
 
 
 def take_best(scores: Array, count: int) -> NDArray[np.int64]:
-    """Return the places of the `count` highest of at least as many scores, the highest first; ties in their order."""
+    """Return the places of the `count` highest of at least as many scores, the highest
+    first; ties in their order."""
     lowest = np.partition(scores, len(scores) - count)[len(scores) - count]
     candidates = np.flatnonzero(scores >= lowest)
-    return np.asarray(candidates[np.argsort(-scores[candidates], kind="stable")][:count])
+    return np.asarray(
+        candidates[np.argsort(-scores[candidates], kind="stable")][:count]
+    )
 
 
 def read_index(path: Path, width: int) -> Array:
-    """Read packed vectors of `width` numbers from an .npy file. Raises DataError for another width or type."""
+    """Read packed vectors of `width` numbers from an .npy file. Raises DataError for
+    another width or type."""
     packed = load_array(path)
     numbers = {TYPES["binary"]: -(-width // 8)}.get(packed.dtype.str, width)
-    if packed.dtype.str not in TYPES.values() or packed.shape[1:] != (numbers,) or not len(packed):
+    if (
+        packed.dtype.str not in TYPES.values()
+        or packed.shape[1:] != (numbers,)
+        or not len(packed)
+    ):
         raise DataError(
-            f"{path}: holds {packed.dtype} of shape {packed.shape}; expected vectors of {width} numbers as this bundle "
-            "gives them: float32, int8, or uint8 with eight signs in a byte. Write them with: compress predict BUNDLE "
+            f"{path}: holds {packed.dtype} of shape {packed.shape}; expected vectors "
+            f"of {width} numbers as this bundle gives them: float32, int8, or uint8 "
+            "with eight signs in a byte. Write them with: compress predict BUNDLE "
             f"--input {path.with_suffix('.txt').name} --output {path.name}"
         )
     return packed
 
 
 def load_array(path: Path) -> Array:
-    """Open an .npy file without reading all of it, and without unpickling. Raises DataError."""
+    """Open an .npy file without reading all of it, and without unpickling. Raises
+    DataError."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (ValueError, OSError) as error:
-        raise DataError(f"{path}: cannot be read as an array of numbers ({error})") from None
+        raise DataError(
+            f"{path}: cannot be read as an array of numbers ({error})"
+        ) from None
 
 
-def load_texts(path: Path, count: int, beside: Path, read: Callable[[Path], list[str]] = stripped_lines) -> list[str]:
-    """Read the texts of the `count` vectors of an .npy file from a file beside it. Raises DataError if not as many."""
+def load_texts(
+    path: Path,
+    count: int,
+    beside: Path,
+    read: Callable[[Path], list[str]] = stripped_lines,
+) -> list[str]:
+    """Read the texts of the `count` vectors of an .npy file from a file beside it.
+    Raises DataError if not as many."""
     if not beside.is_file():
         raise DataError(
-            f"{path}: its texts are missing; expected {beside.name} beside it, with a line for each of its {count:,} "
-            "rows"
+            f"{path}: its texts are missing; expected {beside.name} beside it, with a "
+            f"line for each of its {count:,} rows"
         )
     texts = read(beside)
     if len(texts) != count:
         raise DataError(
-            f"{path}: {count:,} vectors, but {beside.name} has {len(texts):,} texts; expected one for each vector, in "
-            "the same order"
+            f"{path}: {count:,} vectors, but {beside.name} has {len(texts):,} texts; "
+            "expected one for each vector, in the same order"
         )
     return texts

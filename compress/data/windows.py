@@ -1,9 +1,11 @@
-"""Encode questions and words as rows of tokens, called windows: a long text takes several of them.
+"""Encode questions and words as rows of tokens, called windows: a long text takes
+several of them.
 
-`data.encoder` calls it, with a tokenizer that neither pads nor truncates. Each window of a long text repeats the last
-tokens of the window before; each answer, and each word, belongs to the window that has more context around it. Windows
-begin at the start of a text; with a tokenizer that truncates on the left they end at its end, so that the row which a
-truncated text would have is one of them.
+`data.encoder` calls it, with a tokenizer that neither pads nor truncates. Each window
+of a long text repeats the last tokens of the window before; each answer, and each word,
+belongs to the window that has more context around it. Windows begin at the start of a
+text; with a tokenizer that truncates on the left they end at its end, so that the row
+which a truncated text would have is one of them.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from tokenizers import Encoding, Tokenizer
 from compress.errors import DataError
 
 LONGEST_QUESTION = 64
-"""The most tokens of a question, which also takes at most half of a row (Devlin et al. 2019, the authors' code)."""
+"""The most tokens of a question, which also takes at most half of a row (Devlin et al.
+2019, the authors' code)."""
 SHARED_CONTEXT = 128
-"""Tokens that two windows of a context share, at most a third of a row: 128 of 384 (the authors' code)."""
+"""Tokens that two windows of a context share, at most a third of a row: 128 of 384 (the
+authors' code)."""
 SHARED_WORDS = 32
 """Tokens that two windows of a sentence share, at most a quarter of a row."""
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
-"""The pattern of a word: a URL, a name with its @ or #, letters and digits joined by single marks; any other mark
-alone. Data sets of tagged words are split about like this."""
+"""The pattern of a word: a URL, a name with its @ or #, letters and digits joined by
+single marks; any other mark alone. Data sets of tagged words are split about like
+this."""
 
 
 Side = Literal["right", "left"]
@@ -35,14 +40,16 @@ Side = Literal["right", "left"]
 
 @dataclass(frozen=True)
 class Window:
-    """Hold a row: token ids, their segments, and the positions of the text's tokens among the special ones."""
+    """Hold a row: token ids, their segments, and the positions of the text's tokens
+    among the special ones."""
 
     ids: list[int]
     types: list[int]
     text: list[int]
 
     def per_token(self, values: Sequence[int]) -> list[int]:
-        """Place `values`, one for each token of the text, in the row, with -1 at special tokens."""
+        """Place `values`, one for each token of the text, in the row, with -1 at
+        special tokens."""
         row = [-1] * len(self.ids)
         for at, value in zip(self.text, values, strict=True):
             row[at] = value
@@ -51,8 +58,8 @@ class Window:
 
 @dataclass(frozen=True)
 class QuestionWindow:
-    """Hold a question with a window of its context: the characters that each token covers (-1 outside the context), and
-    the token that stands for no answer."""
+    """Hold a question with a window of its context: the characters that each token
+    covers (-1 outside the context), and the token that stands for no answer."""
 
     row: Window
     starts: list[int]
@@ -60,8 +67,13 @@ class QuestionWindow:
     null: int
 
     def span(self, start: int, end: int) -> list[int]:
-        """Find the [first, last] token of the characters `start` to `end`; both `null` if the window lacks any."""
-        inside = [at for at in self.row.text if self.starts[at] < end and self.ends[at] > start]
+        """Find the [first, last] token of the characters `start` to `end`; both `null`
+        if the window lacks any."""
+        inside = [
+            at
+            for at in self.row.text
+            if self.starts[at] < end and self.ends[at] > start
+        ]
         if not inside or self.starts[inside[0]] > start or self.ends[inside[-1]] < end:
             return [self.null, self.null]
         return [inside[0], inside[-1]]
@@ -69,19 +81,27 @@ class QuestionWindow:
 
 @dataclass(frozen=True)
 class WordWindow:
-    """Hold a window of words: the number of the word that begins at each token and is predicted there, -1 elsewhere."""
+    """Hold a window of words: the number of the word that begins at each token and is
+    predicted there, -1 elsewhere."""
 
     row: Window
     word: list[int]
 
 
 def read_questions(
-    tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], max_length: int, *, side: Side = "right"
+    tokenizer: Tokenizer,
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    max_length: int,
+    *,
+    side: Side = "right",
 ) -> list[list[QuestionWindow]]:
-    """Return the windows of every question and its context, at least one, of at most `max_length` tokens each.
+    """Return the windows of every question and its context, at least one, of at most
+    `max_length` tokens each.
 
-    A question that is too long is cut off at `side`. Raises DataError for rows too short for a question and some
-    context, and for a tokenizer without a special token at either end, which stands for no answer.
+    A question that is too long is cut off at `side`. Raises DataError for rows too
+    short for a question and some context, and for a tokenizer without a special token
+    at either end, which stands for no answer.
     """
     special = tokenizer.num_special_tokens_to_add(is_pair=True)
     heads = tokenizer.encode_batch(list(questions), add_special_tokens=False)
@@ -91,32 +111,51 @@ def read_questions(
         head.truncate(min(LONGEST_QUESTION, max_length // 2), direction=side)
         room = max_length - special - len(head.ids)
         if room < 1:
-            raise DataError(f"max_length {max_length} is too short for a question and its context; raise it.")
+            raise DataError(
+                f"max_length {max_length} is too short for a question and its context; "
+                "raise it."
+            )
         shared = min(SHARED_CONTEXT, max_length // 3, room - 1)
         of_question = []
         for window in _split(body, room, shared, side):
             whole = tokenizer.post_process(head, window)
-            marks = whole.special_tokens_mask  # sequence_ids are not kept for the first of a pair
+            # sequence_ids are not kept for the first of a pair
+            marks = whole.special_tokens_mask
             if not (marks[0] or marks[-1]):
                 raise DataError(
-                    "this tokenizer adds no special token before or after a question and its context, so none can "
-                    "stand for 'no answer'; choose a model with one, such as BERT or RoBERTa."
+                    "this tokenizer adds no special token before or after a question "
+                    "and its context, so none can stand for 'no answer'; choose a "
+                    "model with one, such as BERT or RoBERTa."
                 )
-            row = Window(whole.ids, whole.type_ids, [at for at, of in enumerate(whole.sequence_ids) if of == 1])
-            starts, ends = (row.per_token([offset[edge] for offset in window.offsets]) for edge in (0, 1))
-            null = 0 if marks[0] else len(whole.ids) - 1  # XLNet ends with its classification token
+            row = Window(
+                whole.ids,
+                whole.type_ids,
+                [at for at, of in enumerate(whole.sequence_ids) if of == 1],
+            )
+            starts, ends = (
+                row.per_token([offset[edge] for offset in window.offsets])
+                for edge in (0, 1)
+            )
+            # XLNet ends with its classification token
+            null = 0 if marks[0] else len(whole.ids) - 1
             of_question.append(QuestionWindow(row, starts, ends, null))
         found.append(of_question)
     return found
 
 
 def read_words(
-    tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int, *, side: Side = "right"
+    tokenizer: Tokenizer,
+    sentences: Sequence[Sequence[str]],
+    max_length: int,
+    *,
+    side: Side = "right",
 ) -> list[list[WordWindow]]:
-    """Return the windows, of at most `max_length` tokens, of every sentence of words; a word is predicted in one.
+    """Return the windows, of at most `max_length` tokens, of every sentence of words; a
+    word is predicted in one.
 
-    Every word is read as after a space. A word without tokens (a zero-width space) is predicted in none, and a sentence
-    without any tokens, special ones included, has no window. Raises DataError if a window has no room for a word.
+    Every word is read as after a space. A word without tokens (a zero-width space) is
+    predicted in none, and a sentence without any tokens, special ones included, has no
+    window. Raises DataError if a window has no room for a word.
     """
     room = max_length - tokenizer.num_special_tokens_to_add(is_pair=False)
     if room < 1:
@@ -124,9 +163,14 @@ def read_words(
     shared = min(SHARED_WORDS, max_length // 4, room - 1)
     spaced = [[f" {word}" for word in words] for words in sentences]
     found = []
-    for body in tokenizer.encode_batch(spaced, is_pretokenized=True, add_special_tokens=False):
+    for body in tokenizer.encode_batch(
+        spaced, is_pretokenized=True, add_special_tokens=False
+    ):
         numbers = body.word_ids
-        begins = [now if now != before and now is not None else -1 for before, now in pairwise([None, *numbers])]
+        begins = [
+            now if now != before and now is not None else -1
+            for before, now in pairwise([None, *numbers])
+        ]
         windows = _split(body, room, shared, side)
         of_sentence, at = [], 0
         for n, window in enumerate(windows):
@@ -146,7 +190,8 @@ def read_words(
 
 
 def _split(body: Encoding, room: int, shared: int, side: Side) -> list[Encoding]:
-    """Split an encoding into windows of at most `room` tokens, in order, each sharing `shared` tokens with the next."""
+    """Split an encoding into windows of at most `room` tokens, in order, each sharing
+    `shared` tokens with the next."""
     body.truncate(room, stride=shared, direction=side)
     parts = [body, *body.overflowing]
     return parts if side == "right" else parts[::-1]

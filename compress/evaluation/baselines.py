@@ -1,4 +1,5 @@
-"""Score predictions without a neural model: a constant one, and ones from single words."""
+"""Score predictions without a neural model: a constant one, and ones from single
+words."""
 
 from __future__ import annotations
 
@@ -34,37 +35,68 @@ _SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
 def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-    """Score baselines on `split`, by the name that tables show; the first is `majority`'s, but for vectors."""
+    """Score baselines on `split`, by the name that tables show; the first is
+    `majority`'s, but for vectors."""
     match data.task.kind:
         case "embedding":
-            return {"BM25" if any(split["passage"][:]) else "shared words": embedding.word_scores(split)}
+            return {
+                "BM25"
+                if any(split["passage"][:])
+                else "shared words": embedding.word_scores(split)
+            }
         case "tagging":
-            return {"majority": majority(data, split), "tag of each word": tag_of_each_word(data, split)}
+            return {
+                "majority": majority(data, split),
+                "tag of each word": tag_of_each_word(data, split),
+            }
         case "qa":
-            return {"majority": majority(data, split), "nearest sentence": nearest_sentence(split)}
+            return {
+                "majority": majority(data, split),
+                "nearest sentence": nearest_sentence(split),
+            }
         case "ranking":
-            texts, numbers = np.unique(np.asarray(split["text_pair"][:], dtype=object), return_inverse=True)
+            texts, numbers = np.unique(
+                np.asarray(split["text_pair"][:], dtype=object), return_inverse=True
+            )
             bm25 = WordIndex.from_texts(texts.tolist()).score(split["text"][:], numbers)
-            return {"random order": majority(data, split), "BM25": _ranking_scores(split, bm25)}
+            return {
+                "random order": majority(data, split),
+                "BM25": _ranking_scores(split, bm25),
+            }
     found = {"majority": majority(data, split)}
-    return found | ({"bag of words": bag_of_words(data, split)} if "label" in data.train.column_names else {})
+    return found | (
+        {"bag of words": bag_of_words(data, split)}
+        if "label" in data.train.column_names
+        else {}
+    )
 
 
 def majority(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score a constant prediction: the training set's most frequent class or tag, its mean, or its frequent labels; no
-    answer to any question; passages in random order. A training set without labels is replaced by the validation set.
+    """Score a constant prediction: the training set's most frequent class or tag, its
+    mean, or its frequent labels; no answer to any question; passages in random order. A
+    training set without labels is replaced by the validation set.
     """
     match data.task.kind:
         case "ranking":
-            return _ranking_scores(split, np.zeros(len(split)))  # ties are broken at random
+            # ties are broken at random
+            return _ranking_scores(split, np.zeros(len(split)))
         case "qa":
-            return qa.answer_scores([""] * len(split), split["answers"][:], split["context"][:])
+            return qa.answer_scores(
+                [""] * len(split), split["answers"][:], split["context"][:]
+            )
         case "tagging":
-            commonest = Counter(tag for tags in data.train["tags"] for tag in tags).most_common(1)[0][0]
-            return _tag_scores(data, [[commonest] * len(tags) for tags in split["tags"][:]], split)
+            commonest = Counter(
+                tag for tags in data.train["tags"] for tag in tags
+            ).most_common(1)[0][0]
+            return _tag_scores(
+                data, [[commonest] * len(tags) for tags in split["tags"][:]], split
+            )
         case "embedding":  # the same vector for all
             return dict.fromkeys(METRICS["embedding"], 0.0)
-    known, labels = _labels(data.train if "label" in data.train.column_names else data.validation), _labels(split)
+    known, labels = (
+        _labels(data.train if "label" in data.train.column_names else data.validation),
+        _labels(split),
+    )
     if data.task.kind == "regression":
         constant = np.array([known.mean()])
     elif data.task.kind == "multilabel":
@@ -74,60 +106,84 @@ def majority(data: TaskData, split: Dataset) -> dict[str, float]:
     return metrics.scores(data.task, np.tile(constant, (len(labels), 1)), labels)
 
 
-def lead_over_majority(data: TaskData, evaluator: Evaluator, logits: Array) -> tuple[float, float]:
-    """Measure by how much logits score above `majority`, and the standard error of that.
+def lead_over_majority(
+    data: TaskData, evaluator: Evaluator, logits: Array
+) -> tuple[float, float]:
+    """Measure by how much logits score above `majority`, and the standard error of
+    that.
 
-    The error is the jackknife's over GROUPS groups of at most EXAMPLES examples (Efron & Tibshirani 1993, chapter 11),
-    which holds for every metric; infinite for a single example.
+    The error is the jackknife's over GROUPS groups of at most EXAMPLES examples (Efron
+    & Tibshirani 1993, chapter 11), which holds for every metric; infinite for a single
+    example.
     """
 
     def difference(part: Evaluator, part_logits: Array) -> float:
         metric = data.task.metric
         return part.scores(part_logits)[metric] - majority(data, part.split)[metric]
 
-    if data.task.kind == "embedding":  # texts are compared with each other, so no group can be left out
+    # texts are compared with each other, so no group can be left out
+    if data.task.kind == "embedding":
         low, high = evaluator.interval(logits)
         return evaluator.scores(logits)[data.task.metric], (high - low) / (2 * 1.96)
     groups = min(GROUPS, len(evaluator))
     if groups < 2:
         return difference(evaluator, logits), math.inf
-    without = np.array([difference(*part) for part in evaluator.leave_groups_out(logits, groups, EXAMPLES)])
+    without = np.array(
+        [
+            difference(*part)
+            for part in evaluator.leave_groups_out(logits, groups, EXAMPLES)
+        ]
+    )
     error = math.sqrt((groups - 1) * float(without.var()))
-    return difference(evaluator, logits), error * math.sqrt(min(len(evaluator), EXAMPLES) / len(evaluator))
+    return difference(evaluator, logits), error * math.sqrt(
+        min(len(evaluator), EXAMPLES) / len(evaluator)
+    )
 
 
 def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
     """Score linear models on the TF-IDF weights of words and pairs of words.
 
-    Logistic regression (one against the rest) for classes and labels, ridge regression for numbers. Pairs of texts give
-    the features of both, their product, their difference and their cosine. Learns from at most BAG_ROWS evenly spaced
-    training rows, with at most about BAG_CHARACTERS characters. Raises DataError for training texts without a word.
+    Logistic regression (one against the rest) for classes and labels, ridge regression
+    for numbers. Pairs of texts give the features of both, their product, their
+    difference and their cosine. Learns from at most BAG_ROWS evenly spaced training
+    rows, with at most about BAG_CHARACTERS characters. Raises DataError for training
+    texts without a word.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge
 
     texts, known = _bag(data)
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]")
+    words = TfidfVectorizer(
+        ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]"
+    )
     try:
         words.fit([text for column in texts for text in column])
     except ValueError as error:
-        raise DataError(f"{data.name}: the training texts have no words ({error}); check the text columns.") from error
+        raise DataError(
+            f"{data.name}: the training texts have no words ({error}); check the text "
+            "columns."
+        ) from error
     features, inputs = _features(words, texts), _features(words, _texts(split))
     if data.task.kind == "regression":
         logits = Ridge(alpha=1.0).fit(features, known).predict(inputs)[:, None]
     elif data.task.kind == "multilabel":
-        logits = np.stack([_log_odds(features, column > 0.5, inputs) for column in known.T], axis=1)
+        logits = np.stack(
+            [_log_odds(features, column > 0.5, inputs) for column in known.T], axis=1
+        )
     elif data.task.outputs == 2:
         log_odds = _log_odds(features, known == 1, inputs)
         logits = np.stack([-log_odds, log_odds], axis=1)
     else:
-        logits = np.stack([_log_odds(features, known == n, inputs) for n in range(data.task.outputs)], axis=1)
+        logits = np.stack(
+            [_log_odds(features, known == n, inputs) for n in range(data.task.outputs)],
+            axis=1,
+        )
     return metrics.scores(data.task, logits, _labels(split))
 
 
 def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Score giving every word its most frequent tag in the training set, in any case; the most frequent tag of all to
-    words that the training set does not have."""
+    """Score giving every word its most frequent tag in the training set, in any case;
+    the most frequent tag of all to words that the training set does not have."""
     counts: dict[str, Counter[int]] = {}
     for words, tags in zip(data.train["words"], data.train["tags"], strict=True):
         for word, tag in zip(words, tags, strict=True):
@@ -135,34 +191,55 @@ def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
     commonest = sum(counts.values(), Counter()).most_common(1)[0][0]
     tag_of = {word: of_word.most_common(1)[0][0] for word, of_word in counts.items()}
     return _tag_scores(
-        data, [[tag_of.get(word.lower(), commonest) for word in words] for words in split["words"][:]], split
+        data,
+        [
+            [tag_of.get(word.lower(), commonest) for word in words]
+            for words in split["words"][:]
+        ],
+        split,
     )
 
 
-def _tag_scores(data: TaskData, predicted: Sequence[Sequence[int]], split: Dataset) -> dict[str, float]:
+def _tag_scores(
+    data: TaskData, predicted: Sequence[Sequence[int]], split: Dataset
+) -> dict[str, float]:
     names = data.task.labels
     return metrics.entity_scores(
-        *([[names[n] for n in tags] for tags in every] for every in (predicted, split["tags"][:]))
+        *(
+            [[names[n] for n in tags] for tags in every]
+            for every in (predicted, split["tags"][:])
+        )
     )
 
 
 def nearest_sentence(split: Dataset) -> dict[str, float]:
-    """Score answering with the sentence of the context that shares the most words with the question, each weighted by
-    its rarity among the sentences of the context; the first of equals."""
+    """Score answering with the sentence of the context that shares the most words with
+    the question, each weighted by its rarity among the sentences of the context; the
+    first of equals."""
     nearest = []
     for question, context in zip(split["question"], split["context"], strict=True):
         sentences = _SENTENCES.split(context)
         unspaced = qa.is_unspaced(context)
-        bags = [set(qa.normalise_answer(sentence, unspaced=unspaced).split()) for sentence in sentences]
+        bags = [
+            set(qa.normalise_answer(sentence, unspaced=unspaced).split())
+            for sentence in sentences
+        ]
         words = set(qa.normalise_answer(question, unspaced=unspaced).split())
-        weights = {w: math.log(1 + len(bags) / count) for w in words if (count := sum(w in bag for bag in bags))}
+        weights = {
+            w: math.log(1 + len(bags) / count)
+            for w in words
+            if (count := sum(w in bag for bag in bags))
+        }
         shares = [sum(weights[word] for word in bag & weights.keys()) for bag in bags]
         nearest.append(sentences[int(np.argmax(shares))])
     return qa.answer_scores(nearest, split["answers"][:], split["context"][:])
 
 
 def _ranking_scores(split: Dataset, score_R: Array) -> dict[str, float]:
-    return {name: float(values.mean()) for name, values in Candidates.from_split(split).scores(score_R).items()}
+    return {
+        name: float(values.mean())
+        for name, values in Candidates.from_split(split).scores(score_R).items()
+    }
 
 
 def _labels(split: Dataset) -> Array:
@@ -170,7 +247,9 @@ def _labels(split: Dataset) -> Array:
 
 
 def _texts(split: Dataset) -> list[list[str]]:
-    return [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
+    return [
+        split[name][:] for name in ("text", "text_pair") if name in split.column_names
+    ]
 
 
 def _bag(data: TaskData) -> tuple[list[list[str]], Array]:
@@ -178,7 +257,12 @@ def _bag(data: TaskData) -> tuple[list[list[str]], Array]:
     rows = np.arange(0, len(data.train), math.ceil(len(data.train) / BAG_ROWS))
     train = data.train.select(rows)
     texts = _texts(train)
-    stride = max(1, math.ceil(sum(len(text) for column in texts for text in column) / BAG_CHARACTERS))
+    stride = max(
+        1,
+        math.ceil(
+            sum(len(text) for column in texts for text in column) / BAG_CHARACTERS
+        ),
+    )
     return [column[::stride] for column in texts], _labels(train)[::stride]
 
 
@@ -190,11 +274,14 @@ def _features(words: Any, texts: Sequence[list[str]]) -> Any:
         return words.transform(texts[0])
     one, other = (words.transform(column) for column in texts)
     shared = one.multiply(other)
-    return hstack([one, other, shared, abs(one - other), csr_matrix(shared.sum(axis=1))]).tocsr()
+    return hstack(
+        [one, other, shared, abs(one - other), csr_matrix(shared.sum(axis=1))]
+    ).tocsr()
 
 
 def _log_odds(features: Any, inside: Array, inputs: Any) -> Array:
-    """Predict the log odds of a class for the rows of `inputs`; certain if all training rows have it, or none."""
+    """Predict the log odds of a class for the rows of `inputs`; certain if all training
+    rows have it, or none."""
     from sklearn.linear_model import LogisticRegression
 
     if inside.all() or not inside.any():

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 RESAMPLES = 200
-"""Resamples for the interval of an F1 or a correlation: each takes some milliseconds."""
+"""Resamples for the interval of an F1 or a correlation: each takes some
+milliseconds."""
 
 
 def count_examples(task: Task, split: Dataset) -> int:
-    """Count the examples of a split that the task's metric is computed over: see `Evaluator.__len__`."""
+    """Count the examples of a split that the task's metric is computed over: see
+    `Evaluator.__len__`."""
     match task.kind:
         case "ranking":
             return len(Candidates.from_split(split))
@@ -48,10 +50,16 @@ def count_examples(task: Task, split: Dataset) -> int:
     return len(split)
 
 
-def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
-    """Count the examples whose answers differ: texts, normalised as the score normalises them, or tags."""
+def count_differing(
+    one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]
+) -> int:
+    """Count the examples whose answers differ: texts, normalised as the score
+    normalises them, or tags."""
     plain = [
-        [qa.normalise_answer(answer) if isinstance(answer, str) else answer for answer in answers]
+        [
+            qa.normalise_answer(answer) if isinstance(answer, str) else answer
+            for answer in answers
+        ]
         for answers in (one, other)
     ]
     return sum(a != b for a, b in zip(*plain, strict=True))
@@ -59,7 +67,8 @@ def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[st
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Hold a split and its tokenised rows, and score the logits that a model gives for these rows."""
+    """Hold a split and its tokenised rows, and score the logits that a model gives for
+    these rows."""
 
     task: Task
     split: Dataset
@@ -67,54 +76,84 @@ class Evaluator:
 
     @staticmethod
     def from_split(
-        task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase | Encoder, max_length: int
+        task: Task,
+        split: Dataset,
+        tokenizer: PreTrainedTokenizerBase | Encoder,
+        max_length: int,
     ) -> Evaluator:
-        return Evaluator(task, split, encode(split, tokenizer, max_length, prompts=task.prompts))
+        return Evaluator(
+            task, split, encode(split, tokenizer, max_length, prompts=task.prompts)
+        )
 
     def __len__(self) -> int:
-        """Count the examples that are scored: texts, sentences, questions, queries with their passages, or pairs."""
+        """Count the examples that are scored: texts, sentences, questions, queries with
+        their passages, or pairs."""
         return count_examples(self.task, self.split)
 
     def subsample(self, count: int) -> Evaluator:
-        """Keep at most `count` rows of the split, evenly spaced; of a ranking, whole queries."""
+        """Keep at most `count` rows of the split, evenly spaced; of a ranking, whole
+        queries."""
         if self.task.kind == "ranking":
             count = max(1, count * len(self) // len(self.split))
         return self._select(self._evenly_spaced(count))[0]
 
-    def leave_groups_out(self, logits: Array, groups: int, most: int) -> list[tuple[Evaluator, Array]]:
-        """Divide at most `most` examples, evenly spaced and shuffled the same way every time, into groups, and return
-        for each group an evaluator of all other examples, with their logits."""
+    def leave_groups_out(
+        self, logits: Array, groups: int, most: int
+    ) -> list[tuple[Evaluator, Array]]:
+        """Divide at most `most` examples, evenly spaced and shuffled the same way every
+        time, into groups, and return for each group an evaluator of all other examples,
+        with their logits."""
         chosen = np.random.default_rng(0).permutation(self._evenly_spaced(most))
         parts = []
         for group in range(groups):
-            part, rows = self._select(np.sort(np.delete(chosen, np.arange(group, len(chosen), groups))))
+            part, rows = self._select(
+                np.sort(np.delete(chosen, np.arange(group, len(chosen), groups)))
+            )
             mask = np.isin(np.arange(len(self.rows)), rows)
-            parts.append((part, logits[np.repeat(mask, self._lengths) if self.task.tokenwise else mask]))
+            parts.append(
+                (
+                    part,
+                    logits[
+                        np.repeat(mask, self._lengths) if self.task.tokenwise else mask
+                    ],
+                )
+            )
         return parts
 
     def _evenly_spaced(self, count: int) -> Array:
         if self.task.kind == "embedding":
             return embedding.subsample(self.split, count)
-        return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int))
+        return np.unique(
+            np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int)
+        )
 
     def _select(self, examples: Array) -> tuple[Evaluator, Array]:
         """Select examples, and return the numbers of their rows too."""
         if self.task.kind == "embedding":
-            return Evaluator(self.task, embedding.select(self.split, examples), self.rows.select(examples)), examples
+            return Evaluator(
+                self.task,
+                embedding.select(self.split, examples),
+                self.rows.select(examples),
+            ), examples
         rows = examples
         if self.task.tokenwise or self.task.kind == "ranking":
             rows = np.flatnonzero(np.isin(self._examples, examples))
         split = self.split.select(rows if self.task.kind == "ranking" else examples)
         return Evaluator(self.task, split, self.rows.select(rows)), rows
 
-    def scores(self, logits: Array, *, threshold: float | None = None) -> dict[str, float]:
-        """Compute every metric of the task's kind by name; `task.metric` is always one of them.
+    def scores(
+        self, logits: Array, *, threshold: float | None = None
+    ) -> dict[str, float]:
+        """Compute every metric of the task's kind by name; `task.metric` is always one
+        of them.
 
         classification, multilabel, regression    see `metrics.scores`
-        tagging    f1, precision and recall of entities, accuracy of words; see `metrics.entity_scores`
+        tagging    f1, precision and recall of entities, accuracy of words; see
+                   `metrics.entity_scores`
         embedding  see `embedding.scores`
-        qa         f1, exact, and more if some questions have no answer; see `qa.answer_scores`, `f1_of_spans`. No
-                   answer is given if it beats the best span by more than `threshold`; None: the best threshold here
+        qa         f1, exact, and more if some questions have no answer; see
+                   `qa.answer_scores`, `f1_of_spans`. No answer is given if it beats the
+                   best span by more than `threshold`; None: the best threshold here
         ranking    the mean over queries of each of `ranking.MEASURES`
 
         Raises CompressError for logits that are not finite or do not match the rows.
@@ -123,14 +162,22 @@ class Evaluator:
             case "embedding":
                 return embedding.scores(self.split, logits)
             case "ranking":
-                return {name: float(values.mean()) for name, values in self._query_scores(logits).items()}
+                return {
+                    name: float(values.mean())
+                    for name, values in self._query_scores(logits).items()
+                }
             case "tagging":
                 return metrics.entity_scores(self.tags(logits), self._true_tags)
             case "qa":
                 spans = self.spans(logits)
                 contexts, answers = self.split["context"][:], self.split["answers"][:]
-                values = qa.answer_scores(self._texts(spans, threshold), answers, contexts)
-                if self.task.unanswerable and (always := qa.f1_of_spans(spans, contexts, answers)) is not None:
+                values = qa.answer_scores(
+                    self._texts(spans, threshold), answers, contexts
+                )
+                if (
+                    self.task.unanswerable
+                    and (always := qa.f1_of_spans(spans, contexts, answers)) is not None
+                ):
                     values["f1_of_spans"] = always
                 return values
             case _:
@@ -140,39 +187,60 @@ class Evaluator:
         """Score each label, or each type of entity; () for tasks without labels."""
         if self.task.kind == "tagging":
             return metrics.scores_by_label(self.tags(logits), self._true_tags)
-        return metrics.scores_by_class(self.task, logits, self._labels) if self.task.labels else ()
+        return (
+            metrics.scores_by_class(self.task, logits, self._labels)
+            if self.task.labels
+            else ()
+        )
 
     def agreement(
-        self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
+        self,
+        student: Array,
+        teacher: Array,
+        *,
+        thresholds: tuple[float | None, float | None] = (None, None),
     ) -> float:
         """Measure how much the student predicts what the teacher predicts.
 
-        For vectors see `embedding.similarity`; for tagging it is the share of words with the same tag; for qa the share
-        of questions with the same answer, each model with its own threshold; for rankings the share of pairs of a
-        query's passages in the same order; for other tasks see `metrics.agreement`.
+        For vectors see `embedding.similarity`; for tagging it is the share of words
+        with the same tag; for qa the share of questions with the same answer, each
+        model with its own threshold; for rankings the share of pairs of a query's
+        passages in the same order; for other tasks see `metrics.agreement`.
         """
         match self.task.kind:
             case "embedding":
                 return embedding.similarity(student, teacher)
             case "ranking":
-                return self.candidates.pair_agreement(*map(self._row_scores, (student, teacher)))
+                return self.candidates.pair_agreement(
+                    *map(self._row_scores, (student, teacher))
+                )
             case "tagging":
                 return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
             case "qa":
-                return (len(self) - self._count_other_texts(student, teacher, thresholds)) / len(self)
+                return (
+                    len(self) - self._count_other_texts(student, teacher, thresholds)
+                ) / len(self)
             case _:
                 return metrics.agreement(self.task, student, teacher)
 
     def count_changed(
-        self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
+        self,
+        student: Array,
+        teacher: Array,
+        *,
+        thresholds: tuple[float | None, float | None] = (None, None),
     ) -> int | None:
-        """Count the examples with different predictions: the class, any label, any word's tag, the answer, or the first
-        passage. None for regression and vectors, where every prediction differs slightly."""
+        """Count the examples with different predictions: the class, any label, any
+        word's tag, the answer, or the first passage. None for regression and vectors,
+        where every prediction differs slightly."""
         match self.task.kind:
             case "regression" | "embedding":
                 return None
             case "ranking":
-                one, other = (self.candidates.first(self._row_scores(logits)) for logits in (student, teacher))
+                one, other = (
+                    self.candidates.first(self._row_scores(logits))
+                    for logits in (student, teacher)
+                )
                 return int((one != other).sum())
             case "qa":
                 return self._count_other_texts(student, teacher, thresholds)
@@ -183,7 +251,12 @@ class Evaluator:
             case "classification":
                 return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
 
-    def _count_other_texts(self, student: Array, teacher: Array, thresholds: tuple[float | None, float | None]) -> int:
+    def _count_other_texts(
+        self,
+        student: Array,
+        teacher: Array,
+        thresholds: tuple[float | None, float | None],
+    ) -> int:
         own, other = thresholds
         answers = zip(
             self.texts(student, threshold=own),
@@ -192,29 +265,46 @@ class Evaluator:
             strict=True,
         )
         return sum(
-            qa.normalise_answer(one, unspaced=unspaced) != qa.normalise_answer(another, unspaced=unspaced)
+            qa.normalise_answer(one, unspaced=unspaced)
+            != qa.normalise_answer(another, unspaced=unspaced)
             for one, another, unspaced in answers
         )
 
     def distance(self, student: Array, teacher: Array) -> float:
-        """Measure how far the student's logits are from the teacher's: see `metrics.distance`. For rankings, a constant
-        added to all scores of a query does not count."""
+        """Measure how far the student's logits are from the teacher's: see
+        `metrics.distance`. For rankings, a constant added to all scores of a query does
+        not count."""
         if self.task.kind == "ranking":
-            difference = self.candidates.centre(student[:, 0].astype(np.float64) - teacher[:, 0])
+            difference = self.candidates.centre(
+                student[:, 0].astype(np.float64) - teacher[:, 0]
+            )
             return float(np.square(difference).mean())
         return metrics.distance(self.task, student, teacher)
 
-    def example_scores(self, logits: Array, *, threshold: float | None = None) -> Array | None:
-        """Compute the value of each example if the task's metric is their mean; None for other metrics."""
+    def example_scores(
+        self, logits: Array, *, threshold: float | None = None
+    ) -> Array | None:
+        """Compute the value of each example if the task's metric is their mean; None
+        for other metrics."""
         metric = self.task.metric
         if self.task.kind == "ranking":
             return self._query_scores(logits)[metric]
         if self.task.kind == "embedding":
             return embedding.example_values(self.split, logits).get(metric)
         if self.task.kind == "qa":
-            answers, score = map(qa.right_answers, self.split["answers"][:]), {"f1": qa.f1, "exact": qa.exact}[metric]
-            questions = zip(self.texts(logits, threshold=threshold), answers, self.split["context"][:], strict=True)
-            return np.array([score(text, right, context) for text, right, context in questions])
+            answers, score = (
+                map(qa.right_answers, self.split["answers"][:]),
+                {"f1": qa.f1, "exact": qa.exact}[metric],
+            )
+            questions = zip(
+                self.texts(logits, threshold=threshold),
+                answers,
+                self.split["context"][:],
+                strict=True,
+            )
+            return np.array(
+                [score(text, right, context) for text, right, context in questions]
+            )
         if metric != "accuracy" or self.task.tokenwise:
             return None
         if self.task.kind == "multilabel":
@@ -222,42 +312,64 @@ class Evaluator:
         return (logits.argmax(axis=1) == self._labels).astype(float)
 
     def metric_of_examples(self, logits: Array) -> tuple[Callable[[Array], float], int]:
-        """Return a function that computes the task's metric over the examples of these numbers, which may repeat, and
-        the number of examples. It serves metrics that are not a mean over examples: see `example_scores`."""
+        """Return a function that computes the task's metric over the examples of these
+        numbers, which may repeat, and the number of examples. It serves metrics that
+        are not a mean over examples: see `example_scores`."""
         metric = self.task.metric
         if self.task.kind == "embedding":
             values = embedding.example_values(self.split, logits)
-            return lambda drawn: embedding.mean(values, drawn)[metric], len(next(iter(values.values())))
+            return lambda drawn: embedding.mean(values, drawn)[metric], len(
+                next(iter(values.values()))
+            )
         if self.task.kind == "tagging":
             tags, true = self.tags(logits), self._true_tags
 
             def score(drawn: Array) -> float:
-                return metrics.entity_scores([tags[n] for n in drawn], [true[n] for n in drawn])[metric]
+                return metrics.entity_scores(
+                    [tags[n] for n in drawn], [true[n] for n in drawn]
+                )[metric]
 
             return score, len(self)
         labels = self._labels
-        return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric], len(self)
+        return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[
+            metric
+        ], len(self)
 
-    def interval(self, logits: Array, *, threshold: float | None = None) -> tuple[float, float]:
-        """Compute the 95 % interval of the task's metric: Wilson's for a share of examples, else by resampling."""
+    def interval(
+        self, logits: Array, *, threshold: float | None = None
+    ) -> tuple[float, float]:
+        """Compute the 95 % interval of the task's metric: Wilson's for a share of
+        examples, else by resampling."""
         values = self.example_scores(logits, threshold=threshold)
         if values is None:
-            return bootstrap_interval(*self.metric_of_examples(logits), resamples=RESAMPLES)
+            return bootstrap_interval(
+                *self.metric_of_examples(logits), resamples=RESAMPLES
+            )
         if np.isin(values, (0.0, 1.0)).all():
             return wilson_interval(float(values.mean()), len(values))
-        return bootstrap_interval(lambda drawn: float(values[drawn].mean()), len(values))
+        return bootstrap_interval(
+            lambda drawn: float(values[drawn].mean()), len(values)
+        )
 
     def threshold(self, logits: Array) -> float:
-        """Choose the margin of no answer over the best span that gives the highest score; 0.0 for tasks other than qa.
+        """Choose the margin of no answer over the best span that gives the highest
+        score; 0.0 for tasks other than qa.
 
         It is infinite if every question has an answer, so that one is always given.
         """
-        return self._best_threshold(self.spans(logits)) if self.task.kind == "qa" else 0.0
+        return (
+            self._best_threshold(self.spans(logits)) if self.task.kind == "qa" else 0.0
+        )
 
     def _best_threshold(self, spans: Spans) -> float:
         if not self.task.unanswerable:
             return math.inf
-        return qa.best_threshold(spans, self.split["context"][:], self.split["answers"][:], metric=self.task.metric)
+        return qa.best_threshold(
+            spans,
+            self.split["context"][:],
+            self.split["answers"][:],
+            metric=self.task.metric,
+        )
 
     def texts(self, logits: Array, *, threshold: float | None = None) -> list[str]:
         """Return the answers of a qa task."""
@@ -277,20 +389,28 @@ class Evaluator:
         return [self._names(ids) for ids in np.split(self._tag_ids(logits), ends[:-1])]
 
     def _tag_ids(self, logits: Array) -> Array:
-        """Return the tag of every word of all sentences: "O" for a word that has no token, and so no logits."""
+        """Return the tag of every word of all sentences: "O" for a word that has no
+        token, and so no logits."""
         predicted_T = self._check_tokens(logits).argmax(axis=1)
         place_T, words = self._word_places
-        tags = np.full(words, self.task.labels.index(OUTSIDE) if OUTSIDE in self.task.labels else 0)
+        tags = np.full(
+            words, self.task.labels.index(OUTSIDE) if OUTSIDE in self.task.labels else 0
+        )
         tags[place_T[place_T >= 0]] = predicted_T[place_T >= 0]
         return tags
 
     @cached_property
     def _word_places(self) -> tuple[Array, int]:
-        """Return the word that begins at each token, numbered over all sentences, -1 elsewhere; and the word count."""
-        sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
+        """Return the word that begins at each token, numbered over all sentences, -1
+        elsewhere; and the word count."""
+        sizes = np.array(
+            [len(words) for words in self.split["words"][:]], dtype=np.int64
+        )
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         word_T = self._column("word")
-        return np.where(word_T >= 0, begins[np.repeat(self._examples, self._lengths)] + word_T, -1), int(sizes.sum())
+        return np.where(
+            word_T >= 0, begins[np.repeat(self._examples, self._lengths)] + word_T, -1
+        ), int(sizes.sum())
 
     @cached_property
     def _true_tags(self) -> list[list[str]]:
@@ -305,7 +425,9 @@ class Evaluator:
 
     def _check_tokens(self, logits: Array) -> Array:
         logits = np.asarray(logits, dtype=np.float64)
-        metrics.check_finite(logits, (int(self._lengths.sum()), self.task.outputs), "tokens")
+        metrics.check_finite(
+            logits, (int(self._lengths.sum()), self.task.outputs), "tokens"
+        )
         return logits
 
     @cached_property
@@ -333,7 +455,13 @@ class Evaluator:
     @cached_property
     def _windows(self) -> Windows:
         nulls_R = np.asarray(self.rows["null"][:])
-        return Windows(self._column("starts"), self._column("ends"), self._lengths, nulls_R, self._examples)
+        return Windows(
+            self._column("starts"),
+            self._column("ends"),
+            self._lengths,
+            nulls_R,
+            self._examples,
+        )
 
     def _column(self, name: str) -> Array:
         """Flatten a column of one number per token."""
@@ -343,9 +471,11 @@ class Evaluator:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationBatches:
-    """Hold an evaluator's rows as padded batches on a device, for models that are scored many times.
+    """Hold an evaluator's rows as padded batches on a device, for models that are
+    scored many times.
 
-    tokens_U: the token ids that occur; order_R: the numbers of the rows in the order of the batches, longest first.
+    tokens_U: the token ids that occur; order_R: the numbers of the rows in the order of
+    the batches, longest first.
     """
 
     evaluator: Evaluator
@@ -355,7 +485,11 @@ class EvaluationBatches:
 
     @staticmethod
     def from_evaluator(
-        evaluator: Evaluator, collate: Batching, *, batch: int = 64, device: torch.device | str = "cpu"
+        evaluator: Evaluator,
+        collate: Batching,
+        *,
+        batch: int = 64,
+        device: torch.device | str = "cpu",
     ) -> EvaluationBatches:
         """Batch rows of similar length, so that little is padded."""
         import torch
@@ -366,18 +500,26 @@ class EvaluationBatches:
         for start in range(0, len(order_R), batch):
             inputs = collate([rows[int(n)] for n in order_R[start : start + batch]])
             batches.append(
-                {name: tensor.to(device) for name, tensor in inputs.items() if name not in ("labels", "index", "query")}
+                {
+                    name: tensor.to(device)
+                    for name, tensor in inputs.items()
+                    if name not in ("labels", "index", "query")
+                }
             )
-        tokens_U = torch.cat([inputs["input_ids"].flatten() for inputs in batches]).unique()
+        tokens_U = torch.cat(
+            [inputs["input_ids"].flatten() for inputs in batches]
+        ).unique()
         return EvaluationBatches(evaluator, tuple(batches), tokens_U, order_R)
 
     def answers(self, logits: Sequence[Tensor]) -> NDArray[Any]:
-        """Join the batches' logits in the order of the rows: (rows, outputs), or (tokens, outputs)."""
+        """Join the batches' logits in the order of the rows: (rows, outputs), or
+        (tokens, outputs)."""
         parts: list[Array] = []
         for values, inputs in zip(logits, self.batches, strict=True):
             parts += metrics.split_rows(values.numpy(), inputs["attention_mask"])
         return np.concatenate([parts[n] for n in np.argsort(self.order_R)])
 
     def score(self, logits: Sequence[Tensor]) -> float:
-        """Compute the task's metric. Raises CompressError for logits that are not finite."""
+        """Compute the task's metric. Raises CompressError for logits that are not
+        finite."""
         return self.evaluator.scores(self.answers(logits))[self.evaluator.task.metric]

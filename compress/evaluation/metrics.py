@@ -1,7 +1,9 @@
-"""Compute a model's logits for a split, the metrics of a task, and the agreement of two models.
+"""Compute a model's logits for a split, the metrics of a task, and the agreement of two
+models.
 
-Logits are float arrays of shape (rows, outputs); of a tokenwise task (tokens, outputs), with the tokens of all rows one
-after another and without padding. All results are deterministic.
+Logits are float arrays of shape (rows, outputs); of a tokenwise task (tokens, outputs),
+with the tokens of all rows one after another and without padding. All results are
+deterministic.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ Collate = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     """Compute every metric of a classification, multilabel or regression task, by name.
 
-    classification  accuracy, f1 (with two classes, of the last; with more, macro over the classes that occur), matthews
-    multilabel      f1 (micro), f1_macro, accuracy (rows with every label right); a label is predicted where logit > 0
+    classification  accuracy, f1 (with two classes, of the last; with more, macro over
+                    the classes that occur), matthews
+    multilabel      f1 (micro), f1_macro, accuracy (rows with every label right); a
+                    label is predicted where logit > 0
     regression      pearson, spearman, mse
 
-    `labels` are those of the split. A metric that constant predictions leave undefined is 0.0. Raises CompressError for
-    logits that are not finite or do not match the labels, DataError for invalid labels.
+    `labels` are those of the split. A metric that constant predictions leave undefined
+    is 0.0. Raises CompressError for logits that are not finite or do not match the
+    labels, DataError for invalid labels.
     """
     logits, labels = check_logits(task, logits, labels)
     if task.kind == "regression":
@@ -56,8 +61,12 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
 
     if task.kind == "multilabel":
         predicted, labels = logits > 0, labels > 0.5
-        # Column by column: scikit-learn takes a (rows, 1) array for a binary task and would count the zeros as a class.
-        columns = [f1_score(labels[:, n], predicted[:, n], zero_division=0.0) for n in range(labels.shape[1])]
+        # Column by column: scikit-learn takes a (rows, 1) array for a binary task and
+        # would count the zeros as a class.
+        columns = [
+            f1_score(labels[:, n], predicted[:, n], zero_division=0.0)
+            for n in range(labels.shape[1])
+        ]
         return {
             "f1": float(f1_score(labels.ravel(), predicted.ravel(), zero_division=0.0)),
             "f1_macro": float(np.mean(columns)),
@@ -74,29 +83,38 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
 
 
 def scores_by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
-    """Score each class of a classification or multilabel task; () for other tasks. Raises as `scores` does."""
+    """Score each class of a classification or multilabel task; () for other tasks.
+    Raises as `scores` does."""
     if task.numeric:
         return ()
     logits, labels = check_logits(task, logits, labels)
     if task.kind == "multilabel":
         predicted, true = logits > 0, labels > 0.5
     else:
-        predicted, true = (ids[:, None] == np.arange(task.outputs) for ids in (logits.argmax(axis=1), labels))
+        predicted, true = (
+            ids[:, None] == np.arange(task.outputs)
+            for ids in (logits.argmax(axis=1), labels)
+        )
     columns = ((predicted & true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0))
     counts = zip(task.labels, *columns, strict=True)
-    return tuple(ClassScore.from_counts(label, *map(int, numbers)) for label, *numbers in counts)
+    return tuple(
+        ClassScore.from_counts(label, *map(int, numbers)) for label, *numbers in counts
+    )
 
 
 def agreement(task: Task, student: Array, teacher: Array) -> float:
-    """Measure how often student and teacher predict the same, from their logits for the same rows.
+    """Measure how often student and teacher predict the same, from their logits for the
+    same rows.
 
-    classification: the share of rows with the same class; multilabel: the share of (row, label) decisions that are the
-    same; regression: Pearson's r, 0.0 where either is constant.
+    classification: the share of rows with the same class; multilabel: the share of
+    (row, label) decisions that are the same; regression: Pearson's r, 0.0 where either
+    is constant.
     """
     if student.shape != teacher.shape:
         raise CompressError(
-            f"agreement: the student's logits have shape {student.shape}, the teacher's {teacher.shape}; "
-            "both must come from the same rows and the same labels."
+            f"agreement: the student's logits have shape {student.shape}, the "
+            f"teacher's {teacher.shape}; both must come from the same rows and the "
+            "same labels."
         )
     if task.kind == "regression":
         return _pearson(student[:, 0], teacher[:, 0])
@@ -106,31 +124,51 @@ def agreement(task: Task, student: Array, teacher: Array) -> float:
 
 
 def distance(task: Task, student: Array, teacher: Array) -> float:
-    """Measure how far the student's logits are from the teacher's; smooth, where `agreement` counts.
+    """Measure how far the student's logits are from the teacher's; smooth, where
+    `agreement` counts.
 
-    For classes it is the mean KL divergence from the teacher's probabilities to the student's, in nats, summed over the
-    labels of a multilabel task; for numbers and spans the mean squared difference; for vectors 1 minus the mean cosine.
+    For classes it is the mean KL divergence from the teacher's probabilities to the
+    student's, in nats, summed over the labels of a multilabel task; for numbers and
+    spans the mean squared difference; for vectors 1 minus the mean cosine.
     """
     student, teacher = student.astype(np.float64), teacher.astype(np.float64)
     if task.kind == "embedding":
         lengths = np.linalg.norm(student, axis=1) * np.linalg.norm(teacher, axis=1)
-        return float(1 - ((student * teacher).sum(1) / np.maximum(lengths, 1e-12)).mean())
+        return float(
+            1 - ((student * teacher).sum(1) / np.maximum(lengths, 1e-12)).mean()
+        )
     if task.kind in ("regression", "qa"):
         return float(np.square(student - teacher).mean())
     if task.kind == "multilabel":
-        student, teacher = (np.stack([values, np.zeros_like(values)], axis=-1) for values in (student, teacher))
-    student, teacher = (values - logsumexp(values, axis=-1, keepdims=True) for values in (student, teacher))
+        student, teacher = (
+            np.stack([values, np.zeros_like(values)], axis=-1)
+            for values in (student, teacher)
+        )
+    student, teacher = (
+        values - logsumexp(values, axis=-1, keepdims=True)
+        for values in (student, teacher)
+    )
     divergence = (np.exp(teacher) * (teacher - student)).sum(axis=-1)
     return float(divergence.sum(axis=tuple(range(1, student.ndim - 1))).mean())
 
 
-def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64, bf16: bool = False) -> Array:
-    """Compute the logits of every row of `encoded`, in its order: float32 (rows, outputs) or (tokens, outputs).
+def logits(
+    model: Module,
+    encoded: Dataset,
+    collate: Collate,
+    *,
+    batch: int = 64,
+    bf16: bool = False,
+) -> Array:
+    """Compute the logits of every row of `encoded`, in its order: float32 (rows,
+    outputs) or (tokens, outputs).
 
-    A head that answers with spans has two outputs per token, for starts and ends. `encoded` has a column `length`, in
-    tokens: the longest rows come first, so that little is padded and memory runs out at once or never. `collate` makes
-    a batch of tensors from a list of rows; labels, and what `model.forward` does not take, are left out. Runs without
-    gradients, in eval mode (every module's mode is restored), on the model's device, with `bf16` under autocast.
+    A head that answers with spans has two outputs per token, for starts and ends.
+    `encoded` has a column `length`, in tokens: the longest rows come first, so that
+    little is padded and memory runs out at once or never. `collate` makes a batch of
+    tensors from a list of rows; labels, and what `model.forward` does not take, are
+    left out. Runs without gradients, in eval mode (every module's mode is restored), on
+    the model's device, with `bf16` under autocast.
     """
     import torch
 
@@ -145,12 +183,29 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
     rows_only = encoded.remove_columns("length")
     parts: list[Array] = []
     tokens = np.append(0, np.cumsum(lengths[order]))
-    bar = Progress("scoring", len(order), "rows", share=lambda done: float(tokens[int(done)] / tokens[-1]))
-    with evaluating(model), torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16), bar:
+    bar = Progress(
+        "scoring",
+        len(order),
+        "rows",
+        share=lambda done: float(tokens[int(done)] / tokens[-1]),
+    )
+    with (
+        evaluating(model),
+        torch.inference_mode(),
+        torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+        bar,
+    ):
         for start in range(0, len(order), batch):
             columns = rows_only[order[start : start + batch].tolist()]
-            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-            inputs = {name: tensor.to(device) for name, tensor in collate(rows).items() if name in accepted}
+            rows = [
+                dict(zip(columns, row, strict=True))
+                for row in zip(*columns.values(), strict=True)
+            ]
+            inputs = {
+                name: tensor.to(device)
+                for name, tensor in collate(rows).items()
+                if name in accepted
+            }
             values = logits_of(model(**inputs)).float().cpu().numpy()
             parts += split_rows(values, inputs.get("attention_mask"))
             bar.advance(len(rows))
@@ -158,7 +213,8 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
 
 
 def split_rows(logits: Array, attention_mask: Tensor | None) -> list[Array]:
-    """Split the logits of a batch by row, each (1, outputs) or, without padding, (tokens, outputs)."""
+    """Split the logits of a batch by row, each (1, outputs) or, without padding,
+    (tokens, outputs)."""
     if logits.ndim == 3:
         assert attention_mask is not None
         real = attention_mask.bool().cpu().numpy()
@@ -170,28 +226,41 @@ def check_logits(task: Task, logits: Array, labels: Array) -> tuple[Array, Array
     """Return logits, as float64, and labels. Raises as `scores` does."""
     labels = np.asarray(labels)
     logits = np.asarray(logits, dtype=np.float64)
-    check_finite(logits, labels.shape if task.kind == "multilabel" else (len(labels), task.outputs), "rows")
-    if task.kind == "classification" and not ((labels >= 0) & (labels < task.outputs)).all():
+    check_finite(
+        logits,
+        labels.shape if task.kind == "multilabel" else (len(labels), task.outputs),
+        "rows",
+    )
+    if (
+        task.kind == "classification"
+        and not ((labels >= 0) & (labels < task.outputs)).all()
+    ):
         raise DataError(
-            f"scores: labels from {labels.min()} to {labels.max()}, but {task.outputs} classes allow "
-            f"0 to {task.outputs - 1}; a split with hidden labels (-1) cannot be scored, choose another."
+            f"scores: labels from {labels.min()} to {labels.max()}, but {task.outputs} "
+            f"classes allow 0 to {task.outputs - 1}; a split with hidden labels (-1) "
+            "cannot be scored, choose another."
         )
     if task.kind != "classification" and not np.isfinite(labels).all():
-        raise DataError("scores: some labels are not finite numbers; remove or correct these rows.")
+        raise DataError(
+            "scores: some labels are not finite numbers; remove or correct these rows."
+        )
     return logits, labels
 
 
 def check_finite(values: Array, expected: tuple[int, ...], unit: str) -> None:
-    """Raise CompressError for model outputs of another shape than `expected`, for no `unit`s, or values not finite."""
+    """Raise CompressError for model outputs of another shape than `expected`, for no
+    `unit`s, or values not finite."""
     if values.shape != expected or not len(values):
         raise CompressError(
-            f"scores: the model's outputs have shape {values.shape}; expected {expected}, one row for each of at least "
-            f"one of the {unit}. Check that the model's head is that of the task."
+            f"scores: the model's outputs have shape {values.shape}; expected "
+            f"{expected}, one row for each of at least one of the {unit}. Check that "
+            "the model's head is that of the task."
         )
     if broken := int((~np.isfinite(values)).any(axis=1).sum()):
         raise CompressError(
-            f"scores: the model's outputs for {broken} of {len(values)} {unit} are not finite, so its weights or its "
-            "precision are broken. Look at the training loss; try a lower learning rate or fp32."
+            f"scores: the model's outputs for {broken} of {len(values)} {unit} are not "
+            "finite, so its weights or its precision are broken. Look at the training "
+            "loss; try a lower learning rate or fp32."
         )
 
 
@@ -204,27 +273,41 @@ def _pearson(one: Array, other: Array) -> float:
 
 
 def _is_constant(values: Array) -> bool:
-    """Check that all values are equal up to the rounding of float64: scipy would warn, or return noise."""
+    """Check that all values are equal up to the rounding of float64: scipy would warn,
+    or return noise."""
     return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
 
 
-def scores_by_label(predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
+def scores_by_label(
+    predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]
+) -> tuple[ClassScore, ...]:
     """Score the entities of each label, in alphabetical order; see `entity_scores`."""
     found, true = _entities(predicted), _entities(truth)
-    right, given, support = (Counter(entity.label for _, entity in group) for group in (found & true, found, true))
+    right, given, support = (
+        Counter(entity.label for _, entity in group)
+        for group in (found & true, found, true)
+    )
     return tuple(
-        ClassScore.from_counts(label, right[label], given[label], support[label]) for label in sorted(given | support)
+        ClassScore.from_counts(label, right[label], given[label], support[label])
+        for label in sorted(given | support)
     )
 
 
-def entity_scores(predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Compute f1, precision and recall over the entities of all sentences, and accuracy over their words; 0.0 of none.
+def entity_scores(
+    predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Compute f1, precision and recall over the entities of all sentences, and accuracy
+    over their words; 0.0 of none.
 
     Sentences come in the same order and have the same number of words.
     """
     found, true = _entities(predicted), _entities(truth)
     right = len(found & true)
-    same = sum(one == other for pair in zip(predicted, truth, strict=True) for one, other in zip(*pair, strict=True))
+    same = sum(
+        one == other
+        for pair in zip(predicted, truth, strict=True)
+        for one, other in zip(*pair, strict=True)
+    )
     return {
         "f1": 2 * right / max(1, len(found) + len(true)),
         "precision": right / max(1, len(found)),
@@ -234,4 +317,6 @@ def entity_scores(predicted: Sequence[Sequence[str]], truth: Sequence[Sequence[s
 
 
 def _entities(sentences: Sequence[Sequence[str]]) -> set[tuple[int, Entity]]:
-    return {(n, entity) for n, tags in enumerate(sentences) for entity in entities(tags)}
+    return {
+        (n, entity) for n, tags in enumerate(sentences) for entity in entities(tags)
+    }

@@ -1,4 +1,5 @@
-"""Measure the negative log-likelihood and the perplexity of a language model on held-out text.
+"""Measure the negative log-likelihood and the perplexity of a language model on
+held-out text.
 
 Shapes: B examples, L tokens, R predicted positions in row order, V vocabulary.
 """
@@ -26,9 +27,11 @@ LOGITS = frozenset({"logits"})
 
 
 def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> Tensor:
-    """Compute the logits (R, V) at the positions that are True, in row order, and no others if the head allows it.
+    """Compute the logits (R, V) at the positions that are True, in row order, and no
+    others if the head allows it.
 
-    A model that is not read through its own head, such as DeBERTa's mask decoder, has a method of this name.
+    A model that is not read through its own head, such as DeBERTa's mask decoder, has a
+    method of this name.
     """
     decode = getattr(model, "logits_at", None)
     if decode is not None:
@@ -50,34 +53,47 @@ def measure_perplexity(
     bf16: bool = False,
     limit: int = 2000,
 ) -> dict[str, float]:
-    """Return {"nll": mean -log p(label) in nats over the labelled positions, "perplexity": its exponential}.
+    """Return {"nll": mean -log p(label) in nats over the labelled positions,
+    "perplexity": its exponential}.
 
-    `model` is a language model (masked, causal or encoder-decoder), or a step whose `student` is one. `rows` are
-    encoded, with a column `length`; `collate` makes a batch of them; `prepare` adds `labels` (-100: not predicted), as
-    the stage's corruption does. At most `limit` rows count, evenly spaced. Masks drawn from torch's global generator
-    are the same in every call with the same `rows`, `batch` and `limit`; the generator's state is restored. Runs in
-    eval mode without gradients, with `bf16` under autocast. Raises DataError if no position is predicted.
+    `model` is a language model (masked, causal or encoder-decoder), or a step whose
+    `student` is one. `rows` are encoded, with a column `length`; `collate` makes a
+    batch of them; `prepare` adds `labels` (-100: not predicted), as the stage's
+    corruption does. At most `limit` rows count, evenly spaced. Masks drawn from torch's
+    global generator are the same in every call with the same `rows`, `batch` and
+    `limit`; the generator's state is restored. Runs in eval mode without gradients,
+    with `bf16` under autocast. Raises DataError if no position is predicted.
     """
     language_model: nn.Module = getattr(model, "student", model)
     device = next(language_model.parameters()).device
     lengths = np.asarray(rows["length"][:])
-    chosen = np.unique(np.linspace(0, max(len(rows) - 1, 0), min(limit, len(rows))).astype(np.int64))
-    chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]  # little padding, and the widest batch first
+    chosen = np.unique(
+        np.linspace(0, max(len(rows) - 1, 0), min(limit, len(rows))).astype(np.int64)
+    )
+    # little padding, and the widest batch first
+    chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]
     total, count = 0.0, 0
     devices = [device] if device.type == "cuda" else []
     with evaluating(language_model), torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(SEED)
         for start in range(0, len(chosen), batch):
             collated = collate(list(rows.select(chosen[start : start + batch])))
-            inputs = prepare({name: tensor.to(device) for name, tensor in collated.items()})
+            inputs = prepare(
+                {name: tensor.to(device) for name, tensor in collated.items()}
+            )
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 predicted_BL = inputs["labels"] != IGNORE_INDEX
                 labels_R = inputs["labels"][predicted_BL]
                 if len(labels_R):
                     logits_RV = logits_at(language_model, inputs, predicted_BL)
-                    total += cross_entropy(logits_RV.float(), labels_R, reduction="sum").item()
+                    total += cross_entropy(
+                        logits_RV.float(), labels_R, reduction="sum"
+                    ).item()
             count += len(labels_R)
     if not count:
-        raise DataError("perplexity: the held-out rows have no position to predict; provide more or longer text")
+        raise DataError(
+            "perplexity: the held-out rows have no position to predict; provide more "
+            "or longer text"
+        )
     nll = total / count
     return {"nll": nll, "perplexity": math.exp(nll) if nll < 700 else math.inf}

@@ -1,17 +1,22 @@
-"""Extract answers to questions, spans of a text, from logits, and score them (SQuAD 1.1 and 2.0).
+"""Extract answers to questions, spans of a text, from logits, and score them (SQuAD 1.1
+and 2.0).
 
-Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822: exact match and F1 over the words of normalised
-answers, the best over a question's gold answers; a question without an answer is right if nothing is answered. Lewis
-et al. 2020, arXiv:1910.07475, and their mlqa_evaluation_v1.py: answers in Chinese have no articles and no punctuation
-of any script, and each of their characters is a word. Devlin et al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span
-scores the start logit of its first plus the end logit of its last token, and no answer scores those of the
-classification token; no answer is given if it beats the best span by more than a threshold.
+Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822: exact match and F1
+over the words of normalised answers, the best over a question's gold answers; a
+question without an answer is right if nothing is answered. Lewis et al. 2020,
+arXiv:1910.07475, and their mlqa_evaluation_v1.py: answers in Chinese have no articles
+and no punctuation of any script, and each of their characters is a word. Devlin et al.
+2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span scores the start logit of its first
+plus the end logit of its last token, and no answer scores those of the classification
+token; no answer is given if it beats the best span by more than a threshold.
 
-Shapes: T tokens of all rows, one row after another; R rows (windows of a text); Q questions.
+Shapes: T tokens of all rows, one row after another; R rows (windows of a text); Q
+questions.
 
-Deviation from MLQA's script, which is told the language: a question is compared as in Chinese if its context is written
-without spaces between words, and that goes for Japanese, Thai, Lao, Khmer and Burmese too. All other languages are
-compared as SQuAD's script does; MLQA's also removes the articles and the punctuation of five of them.
+Deviation from MLQA's script, which is told the language: a question is compared as in
+Chinese if its context is written without spaces between words, and that goes for
+Japanese, Thai, Lao, Khmer and Burmese too. All other languages are compared as SQuAD's
+script does; MLQA's also removes the articles and the punctuation of five of them.
 """
 
 import re
@@ -34,19 +39,24 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
-    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana and marks of repetition
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"  # Chinese characters
+    # kana and marks of repetition
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"
+    # Chinese characters
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 """A character of a script that puts no space between words."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Describe the rows of questions; a text that is too long for one row takes several.
+    """Describe the rows of questions; a text that is too long for one row takes
+    several.
 
-    starts_T, ends_T   the characters of the context that a token covers; -1 for tokens outside the context
+    starts_T, ends_T   the characters of the context that a token covers; -1 for tokens
+                       outside the context
     lengths_R          the length of each row in tokens
-    nulls_R            the token of the row that stands for "no answer": the classification token
+    nulls_R            the token of the row that stands for "no answer": the
+                       classification token
     question_R         the question of each row, counted from 0, ascending
     """
 
@@ -59,10 +69,11 @@ class Windows:
 
 @dataclass(frozen=True)
 class Spans:
-    """Hold the best span of every question: its characters, its tokens (among the T of all rows), and its margin.
+    """Hold the best span of every question: its characters, its tokens (among the T of
+    all rows), and its margin.
 
-    margin_Q is the score of no answer (the lowest of the question's rows) minus the span's; infinite if no row has a
-    token of the context.
+    margin_Q is the score of no answer (the lowest of the question's rows) minus the
+    span's; infinite if no row has a token of the context.
     """
 
     starts_Q: Ints
@@ -74,11 +85,15 @@ class Spans:
     def texts(self, contexts: Sequence[str], threshold: float) -> list[str]:
         """Return the answers; '' if the margin is above the threshold."""
         spans = zip(contexts, self.starts_Q, self.ends_Q, self.margin_Q, strict=True)
-        return ["" if margin > threshold else context[start:end].strip() for context, start, end, margin in spans]
+        return [
+            "" if margin > threshold else context[start:end].strip()
+            for context, start, end, margin in spans
+        ]
 
 
 def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
-    """Find the span of at most LONGEST tokens of one row with the highest start + end logit, for every question."""
+    """Find the span of at most LONGEST tokens of one row with the highest start + end
+    logit, for every question."""
     begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)
     row_T = np.repeat(np.arange(len(windows.lengths_R)), windows.lengths_R)
     first_T, last_T = logits_T2.astype(np.float64).T
@@ -94,7 +109,9 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
     first_rows_Q = np.flatnonzero(np.diff(windows.question_R, prepend=-1))
     begins_Q = begins_R[first_rows_Q]
     best_Q = np.maximum.reduceat(score_T, begins_Q)
-    question_T = np.repeat(np.arange(len(first_rows_Q)), np.diff(begins_Q, append=len(first_T)))
+    question_T = np.repeat(
+        np.arange(len(first_rows_Q)), np.diff(begins_Q, append=len(first_T))
+    )
     hits = np.flatnonzero(score_T == best_Q[question_T])
     _, firsts = np.unique(question_T[hits], return_index=True)
     token_Q = hits[firsts]
@@ -109,7 +126,8 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
 
 
 def is_unspaced(context: str) -> bool:
-    """Return True if a text's language puts no space between words: if a quarter of its letters are of such a script.
+    """Return True if a text's language puts no space between words: if a quarter of its
+    letters are of such a script.
 
     A text in another language may quote words of such a script.
     """
@@ -121,39 +139,54 @@ def is_unspaced(context: str) -> bool:
 
 
 def normalise_answer(answer: str, *, unspaced: bool = False) -> str:
-    """Normalise an answer: lower case, without ASCII punctuation, English articles and extra spaces.
+    """Normalise an answer: lower case, without ASCII punctuation, English articles and
+    extra spaces.
 
-    unspaced: without any punctuation, with a space around each character of a script that has none between words.
+    unspaced: without any punctuation, with a space around each character of a script
+    that has none between words.
     """
     lower = answer.lower()
     if unspaced:
-        plain = "".join(letter for letter in lower.translate(_PUNCTUATION) if unicodedata.category(letter)[0] != "P")
+        plain = "".join(
+            letter
+            for letter in lower.translate(_PUNCTUATION)
+            if unicodedata.category(letter)[0] != "P"
+        )
         return " ".join(_UNSPACED.sub(r" \g<0> ", plain).split())
     plain = lower.translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
-def _compared_as_unspaced(answer: str, golds: Sequence[str], context: str | None) -> bool:
+def _compared_as_unspaced(
+    answer: str, golds: Sequence[str], context: str | None
+) -> bool:
     if context is None:
         return any(_UNSPACED.search(text) for text in (answer, *golds))
     return is_unspaced(context)
 
 
 def exact(answer: str, golds: Sequence[str], context: str | None = None) -> float:
-    """Return 1.0 if the normalised answer equals a normalised gold answer (see `right_answers`), else 0.0.
+    """Return 1.0 if the normalised answer equals a normalised gold answer (see
+    `right_answers`), else 0.0.
 
-    context: what tells whether its language puts spaces between words; None: the answers themselves.
+    context: what tells whether its language puts spaces between words; None: the
+    answers themselves.
     """
     unspaced = _compared_as_unspaced(answer, golds, context)
     normalised = normalise_answer(answer, unspaced=unspaced)
-    return float(any(normalised == normalise_answer(gold, unspaced=unspaced) for gold in golds))
+    return float(
+        any(normalised == normalise_answer(gold, unspaced=unspaced) for gold in golds)
+    )
 
 
 def f1(answer: str, golds: Sequence[str], context: str | None = None) -> float:
-    """Compute the F1 of the words that answer and gold share, the best over the golds. context: as for `exact`."""
+    """Compute the F1 of the words that answer and gold share, the best over the golds.
+    context: as for `exact`."""
     unspaced = _compared_as_unspaced(answer, golds, context)
     words = normalise_answer(answer, unspaced=unspaced).split()
-    return max(_f1(words, normalise_answer(gold, unspaced=unspaced).split()) for gold in golds)
+    return max(
+        _f1(words, normalise_answer(gold, unspaced=unspaced).split()) for gold in golds
+    )
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:
@@ -164,17 +197,21 @@ def _f1(answer: list[str], gold: list[str]) -> float:
 
 
 def right_answers(golds: Sequence[str]) -> list[str]:
-    """Return the golds that are not empty when normalised, or [""] (no answer) if there are none."""
+    """Return the golds that are not empty when normalised, or [""] (no answer) if there
+    are none."""
     return [gold for gold in golds if normalise_answer(gold)] or [""]
 
 
 def answer_scores(
-    answers: Sequence[str], golds: Sequence[Sequence[str]], contexts: Sequence[str] | None = None
+    answers: Sequence[str],
+    golds: Sequence[Sequence[str]],
+    contexts: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Compute f1 and exact, means over questions. contexts: the text of each question, as for `exact`.
+    """Compute f1 and exact, means over questions. contexts: the text of each question,
+    as for `exact`.
 
-    If some questions have an answer and some have none, also f1_answerable, of the former, and no_answer, the share of
-    the latter that were left unanswered.
+    If some questions have an answer and some have none, also f1_answerable, of the
+    former, and no_answer, the share of the latter that were left unanswered.
     """
     right = list(map(right_answers, golds))
     of_questions: Sequence[str | None] = contexts or [None] * len(right)
@@ -184,25 +221,44 @@ def answer_scores(
     none_Q = np.array([golds == [""] for golds in right])
     values = {"f1": float(f1_Q.mean()), "exact": float(exact_Q.mean())}
     if none_Q.any() and not none_Q.all():
-        values |= {"f1_answerable": float(f1_Q[~none_Q].mean()), "no_answer": float(f1_Q[none_Q].mean())}
+        values |= {
+            "f1_answerable": float(f1_Q[~none_Q].mean()),
+            "no_answer": float(f1_Q[none_Q].mean()),
+        }
     return values
 
 
-def f1_of_spans(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]]) -> float | None:
-    """Compute the mean F1 of the best spans over the questions that have an answer, without any threshold.
+def f1_of_spans(
+    spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]]
+) -> float | None:
+    """Compute the mean F1 of the best spans over the questions that have an answer,
+    without any threshold.
 
     None if no question has one.
     """
-    questions = zip(spans.texts(contexts, np.inf), map(right_answers, golds), contexts, strict=True)
-    values = [f1(answer, right, context) for answer, right, context in questions if right != [""]]
+    questions = zip(
+        spans.texts(contexts, np.inf), map(right_answers, golds), contexts, strict=True
+    )
+    values = [
+        f1(answer, right, context)
+        for answer, right, context in questions
+        if right != [""]
+    ]
     return float(np.mean(values)) if values else None
 
 
-def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]], *, metric: str) -> float:
-    """Choose the threshold on the margin that gives the highest mean of `metric` (f1 or exact) on these questions.
+def best_threshold(
+    spans: Spans,
+    contexts: Sequence[str],
+    golds: Sequence[Sequence[str]],
+    *,
+    metric: str,
+) -> float:
+    """Choose the threshold on the margin that gives the highest mean of `metric` (f1 or
+    exact) on these questions.
 
-    It lies halfway between the margins of two questions, or 1 below the lowest (nothing is answered), or 1 above the
-    highest (everything is).
+    It lies halfway between the margins of two questions, or 1 below the lowest (nothing
+    is answered), or 1 above the highest (everything is).
     """
     score = {"f1": f1, "exact": exact}[metric]
     right = list(map(right_answers, golds))
@@ -214,7 +270,9 @@ def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequen
     if not len(order):
         return 0.0
     margins = spans.margin_Q[order]
-    between = np.concatenate([[margins[0] - 1], (margins[:-1] + margins[1:]) / 2, [margins[-1] + 1]])
+    between = np.concatenate(
+        [[margins[0] - 1], (margins[:-1] + margins[1:]) / 2, [margins[-1] + 1]]
+    )
     possible = np.concatenate([[True], margins[:-1] < margins[1:], [True]])
     totals = np.concatenate([[0.0], np.cumsum((spans_Q - none_Q)[order])])
     return float(between[np.where(possible, totals, -np.inf).argmax()])

@@ -1,7 +1,8 @@
 """Score rankings: how high the relevant passages of each query rank.
 
-The measures are those of trec_eval (ndcg_cut_10, recip_rank of the first ten, map, recall_10 and recall_100), whose
-values the tests reproduce. They are computed with numpy because trec_eval's bindings have no wheels for Linux on ARM.
+The measures are those of trec_eval (ndcg_cut_10, recip_rank of the first ten, map,
+recall_10 and recall_100), whose values the tests reproduce. They are computed with
+numpy because trec_eval's bindings have no wheels for Linux on ARM.
 """
 
 from __future__ import annotations
@@ -30,18 +31,24 @@ def query_scores(
     """Compute MEASURES for every query: (queries,) each.
 
     ranked  candidate -> score; the highest ranks first
-    judged  candidate -> relevance; relevant if above 0, and the gain of ndcg@10; 0 for others
+    judged  candidate -> relevance; relevant if above 0, and the gain of ndcg@10; 0 for
+            others
 
-    Relevant candidates that are not ranked count as missed. Ties are broken by a hash of the candidates' numbers, so
-    that a model that cannot tell candidates apart gains nothing from their order in a file. A query without relevant
-    candidates scores 0.0.
+    Relevant candidates that are not ranked count as missed. Ties are broken by a hash
+    of the candidates' numbers, so that a model that cannot tell candidates apart gains
+    nothing from their order in a file. A query without relevant candidates scores 0.0.
     """
     values = np.zeros((len(ranked), len(MEASURES)))
     for n, (scores, relevance) in enumerate(zip(ranked, judged, strict=True)):
         ideal = np.sort([gain for gain in relevance.values() if gain > 0])[::-1]
         if not len(ideal):
             continue
-        gains = np.array([max(relevance.get(candidate, 0.0), 0.0) for candidate in rank_candidates(scores)])
+        gains = np.array(
+            [
+                max(relevance.get(candidate, 0.0), 0.0)
+                for candidate in rank_candidates(scores)
+            ]
+        )
         hits = gains > 0
         places = np.flatnonzero(hits)
         precisions = np.cumsum(hits)[places] / (places + 1)
@@ -60,7 +67,8 @@ class Candidates:
 
     query_R   the query of each row, counted from 0 without gaps
     label_R   its relevance
-    key_R     the candidate's number, which does not depend on the other queries of the split: see `query_scores`
+    key_R     the candidate's number, which does not depend on the other queries of the
+              split: see `query_scores`
     """
 
     query_R: NDArray[np.int64]
@@ -86,7 +94,9 @@ class Candidates:
     def group(self, values_R: Array) -> list[dict[int, float]]:
         """Group a value of each row by query: candidate -> value."""
         groups: list[dict[int, float]] = [{} for _ in range(len(self))]
-        for query, key, value in zip(self.query_R.tolist(), self.key_R.tolist(), values_R.tolist(), strict=True):
+        for query, key, value in zip(
+            self.query_R.tolist(), self.key_R.tolist(), values_R.tolist(), strict=True
+        ):
             groups[query][key] = value
         return groups
 
@@ -96,13 +106,18 @@ class Candidates:
 
     def first(self, score_R: Array) -> NDArray[np.int64]:
         """Return the candidate of each query that ranks first: (queries,)."""
-        return np.array([rank_candidates(scores)[0] for scores in self.group(score_R)], dtype=np.int64)
+        return np.array(
+            [rank_candidates(scores)[0] for scores in self.group(score_R)],
+            dtype=np.int64,
+        )
 
     def pair_agreement(self, one_R: Array, other_R: Array) -> float:
-        """Compute the share of pairs of a query's candidates that both scores rank alike, averaged over queries.
+        """Compute the share of pairs of a query's candidates that both scores rank
+        alike, averaged over queries.
 
-        It equals (1 + Kendall's tau) / 2 without ties; ties are broken as in `query_scores`. Queries with one candidate
-        are left out; 1.0 if no query has two.
+        It equals (1 + Kendall's tau) / 2 without ties; ties are broken as in
+        `query_scores`. Queries with one candidate are left out; 1.0 if no query has
+        two.
         """
         shares = []
         for one, other in zip(self.group(one_R), self.group(other_R), strict=True):
@@ -120,7 +135,8 @@ class Candidates:
 
 
 def rank_candidates(scores: Mapping[int, float]) -> list[int]:
-    """Return the candidates from the highest score to the lowest; see `query_scores` for ties."""
+    """Return the candidates from the highest score to the lowest; see `query_scores`
+    for ties."""
     numbers = np.fromiter(scores, np.int64, len(scores))
     # SplitMix64's finaliser (Steele et al. 2014) as the hash that breaks ties
     mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -132,6 +148,7 @@ def rank_candidates(scores: Mapping[int, float]) -> list[int]:
 
 
 def _discounted_gain(gains: Array) -> float:
-    """Compute DCG@10 (Järvelin & Kekäläinen 2002), with the relevance itself as the gain."""
+    """Compute DCG@10 (Järvelin & Kekäläinen 2002), with the relevance itself as the
+    gain."""
     first = gains[:CUT]
     return float((first / np.log2(np.arange(len(first)) + 2)).sum())

@@ -1,11 +1,16 @@
-"""Write and load bundles: one folder in the hub's layout, written as a whole, with the hash of every file.
+"""Write and load bundles: one folder in the hub's layout, written as a whole, with the
+hash of every file.
 
-    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  README.md  manifest.json
+    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  README.md
+    manifest.json
     onnx/model.onnx  onnx/model_quantized.onnx
-    a model with a task        recipe.yaml, and optionally: report.json  onnx/model_fp16.onnx  onnx/model_w8.onnx
+    a model with a task        recipe.yaml, and optionally: report.json
+    onnx/model_fp16.onnx  onnx/model_w8.onnx
                                onnx/model_q4.onnx  onnx/model_text.onnx
-    embeddings                 modules.json  1_Pooling/  as sentence-transformers loads them
-    a generative model         generation_config.json; T5: onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
+    embeddings                 modules.json  1_Pooling/  as sentence-transformers loads
+    them
+    a generative model         generation_config.json; T5: onnx/encoder_model.onnx
+    onnx/decoder_model_merged.onnx
 
 Loading and predicting import neither torch nor transformers.
 """
@@ -59,12 +64,26 @@ if TYPE_CHECKING:
     from compress.data.encoder import Text
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Vector
+    from compress.exporters.predictor import (
+        Answer,
+        Marked,
+        Outcome,
+        Prediction,
+        Predictor,
+        Vector,
+    )
     from compress.exporters.session import EncodedRow
 
-SplitLike = Annotated["Dataset", LikeCheck("a split, as `load_data` returns them", ("column_names", "select"))]
-RowsLike = Annotated["Iterable[EncodedRow]", RowsCheck("encoded rows, as an evaluator holds them")]
-ModelObject = Annotated[Any, LikeCheck("a model of transformers", ("config", "get_input_embeddings"))]
+SplitLike = Annotated[
+    "Dataset",
+    LikeCheck("a split, as `load_data` returns them", ("column_names", "select")),
+]
+RowsLike = Annotated[
+    "Iterable[EncodedRow]", RowsCheck("encoded rows, as an evaluator holds them")
+]
+ModelObject = Annotated[
+    Any, LikeCheck("a model of transformers", ("config", "get_input_embeddings"))
+]
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
 """The precision of the weights; w8, q4: weights alone in 8 and 4 bits, for size."""
 
@@ -75,12 +94,19 @@ FILES: Mapping[Precision, str] = {
     "w8": "onnx/model_w8.onnx",
     "q4": "onnx/model_q4.onnx",
 }
-"""The names transformers.js and optimum look for, except `w8`. Every bundle has the first two."""
+"""The names transformers.js and optimum look for, except `w8`. Every bundle has the
+first two."""
 
 TEXT = "onnx/model_text.onnx"
 """Texts in, labels out: the tokenizer is in the graph."""
 CARD = "README.md"
-FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+FIXED = (
+    "manifest.json",
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 """Files that `attach` must not replace: with others it is another bundle."""
 
 
@@ -106,11 +132,13 @@ class Bundle:
         card: Mapping[str, Any],
         keep: Sequence[str] = (),
     ) -> "Bundle":
-        """Write a model with a task: weights in float32, tokenizer, ONNX in fp32 and int8, card and recipe.
+        """Write a model with a task: weights in float32, tokenizer, ONNX in fp32 and
+        int8, card and recipe.
 
-        An existing bundle at `path` is replaced, anything else is refused. Model and tokenizer are not changed.
-        `recipe` is YAML text, `card` the fields of `Card`, `keep` the graph's nodes that stay float32 in int8.
-        Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
+        An existing bundle at `path` is replaced, anything else is refused. Model and
+        tokenizer are not changed. `recipe` is YAML text, `card` the fields of `Card`,
+        `keep` the graph's nodes that stay float32 in int8. Raises BundleError when
+        model, tokenizer and task do not belong together, ExportError from the export.
         """
         check_parts(model, tokenizer, task, max_length)
         manifest = Manifest.from_model(model, max_length, task=task)
@@ -123,9 +151,11 @@ class Bundle:
     @classmethod
     @check_arguments
     def load(cls, path: BundleLike) -> "Bundle":
-        """Load a bundle, or the bundle of a run, and check every file against the manifest.
+        """Load a bundle, or the bundle of a run, and check every file against the
+        manifest.
 
-        Raises BundleError, with hashes, for files that are missing, truncated or changed.
+        Raises BundleError, with hashes, for files that are missing, truncated or
+        changed.
         """
         given = Path(name_of(path))
         folder = manifests.find_bundle(given) or given
@@ -137,16 +167,25 @@ class Bundle:
     def task(self) -> Task:
         """Return the model's task. Raises BundleError for a bundle of another kind."""
         if self.manifest.task is None:
-            raise BundleError(f"{self.path}: is a bundle of kind {self.manifest.kind}; expected one with a task")
+            raise BundleError(
+                f"{self.path}: is a bundle of kind {self.manifest.kind}; expected one "
+                "with a task"
+            )
         return self.manifest.task
 
     def files(self) -> dict[str, Path]:
-        """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and those added later."""
-        return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}
+        """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and
+        those added later."""
+        return {
+            precision: self.path / name
+            for precision, name in FILES.items()
+            if name in self.manifest.files
+        }
 
     @check_arguments
     def check_has(self, precision: Precision) -> None:
-        """Raise BundleError, with the command that makes it, where there is no file of this precision."""
+        """Raise BundleError, with the command that makes it, where there is no file of
+        this precision."""
         if FILES[precision] in self.manifest.files:
             return
         words = ["export", str(self.path), "--precision", precision]
@@ -156,10 +195,15 @@ class Bundle:
                 words = ["quantize", str(self.path), "--data", data]
         make = f"make it with: {shlex.join(['compress', *words])}"
         make = "write or copy the bundle again" if precision == "fp32" else make
-        raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files()) or 'none'}; {make}")
+        raise BundleError(
+            f"{self.path}: has no {precision} file; it has "
+            f"{', '.join(self.files()) or 'none'}; {make}"
+        )
 
     @check_arguments
-    def open(self, precision: Precision = "int8", *, threads: ThreadCount = 1) -> "Predictor":
+    def open(
+        self, precision: Precision = "int8", *, threads: ThreadCount = 1
+    ) -> "Predictor":
         """Open tokenizer and session for many calls; `threads` rows run at a time."""
         from compress.exporters.predictor import open_predictor
 
@@ -176,24 +220,38 @@ class Bundle:
 
     @overload
     def predict(
-        self, texts: "Sequence[Text]", *, precision: Precision = "int8", threads: int = 1
+        self,
+        texts: "Sequence[Text]",
+        *,
+        precision: Precision = "int8",
+        threads: int = 1,
     ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector]": ...
 
     @overload
     def predict(
-        self, texts: "Iterator[Text]", *, precision: Precision = "int8", threads: int = 1
+        self,
+        texts: "Iterator[Text]",
+        *,
+        precision: Precision = "int8",
+        threads: int = 1,
     ) -> "Iterator[Outcome]": ...
 
     @check_arguments
     def predict(
-        self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: ThreadCount = 1
-    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":
-        """Predict for each text, or pair of texts (a question and its context), in order: see `Predictor.predict`.
+        self,
+        texts: "Iterable[Text]",
+        *,
+        precision: Precision = "int8",
+        threads: ThreadCount = 1,
+    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":  # noqa: E501
+        """Predict for each text, or pair of texts (a question and its context), in
+        order: see `Predictor.predict`.
 
-        texts   a list, a column of a table, or an array; of pairs, where the task has pairs. For one text, give a list
-                of one
+        texts   a list, a column of a table, or an array; of pairs, where the task has
+                pairs. For one text, give a list of one
 
-        Returns a list; for an iterator, such as a generator, an iterator, which reads some hundred texts at a time.
+        Returns a list; for an iterator, such as a generator, an iterator, which reads
+        some hundred texts at a time.
         """
         from compress.exporters.predictor import iterate_batches
 
@@ -212,9 +270,14 @@ class Bundle:
 
     @check_arguments
     def embed(
-        self, texts: TextsLike, *, precision: Precision = "int8", threads: ThreadCount = 1
+        self,
+        texts: TextsLike,
+        *,
+        precision: Precision = "int8",
+        threads: ThreadCount = 1,
     ) -> "NDArray[np.float32]":
-        """Compute the vectors (texts, hidden) of a list or column of texts, as `predict` takes it.
+        """Compute the vectors (texts, hidden) of a list or column of texts, as
+        `predict` takes it.
 
         Raises BundleError for a bundle of another kind.
         """
@@ -223,41 +286,74 @@ class Bundle:
         if self.manifest.task is None or self.manifest.task.kind != "embedding":
             self._check_kind("embeddings")
         self.check_has(precision)
-        return embed(self.path, self.path / FILES[precision], list(texts), self.manifest.max_length, threads)
+        return embed(
+            self.path,
+            self.path / FILES[precision],
+            list(texts),
+            self.manifest.max_length,
+            threads,
+        )
 
     @check_arguments
     def complete(
-        self, texts: TextsLike, *, precision: Literal["fp32", "int8"] = "int8", new: TokenCount = 32
+        self,
+        texts: TextsLike,
+        *,
+        precision: Literal["fp32", "int8"] = "int8",
+        new: TokenCount = 32,
     ) -> list[str]:
-        """Generate at most `new` tokens after each text, or in answer to it, always the most likely one.
+        """Generate at most `new` tokens after each text, or in answer to it, always the
+        most likely one.
 
-        `texts` is a list or column of texts, as for `predict`.
-        Texts are truncated to the bundle's `max_length`. For sampling and beams use optimum or transformers.js.
+        `texts` is a list or column of texts, as for `predict`. Texts are truncated to
+        the bundle's `max_length`. For sampling and beams use optimum or
+        transformers.js.
         """
         from compress.exporters.generation import complete
 
         self._check_kind("generative")
-        return complete(self.path, list(texts), precision, max_length=self.manifest.max_length, new=new)
+        return complete(
+            self.path,
+            list(texts),
+            precision,
+            max_length=self.manifest.max_length,
+            new=new,
+        )
 
     def _check_kind(self, expected: manifests.BundleKind) -> None:
         if self.manifest.kind != expected:
-            raise BundleError(f"{self.path}: is a bundle of kind {self.manifest.kind}; expected {expected}")
+            raise BundleError(
+                f"{self.path}: is a bundle of kind {self.manifest.kind}; expected "
+                f"{expected}"
+            )
 
     @check_arguments
     def load_data(
-        self, data: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: SeedNumber = 0
+        self,
+        data: DataLike,
+        *,
+        text: Sequence[str] | None = None,
+        label: str | None = None,
+        seed: SeedNumber = 0,
     ) -> "TaskData":
-        """Load `data`, named as for `distill`, for the bundle's task. Raises BundleError for data of another task,
-        DataError for data that cannot be read."""
-        from compress.data import load_task  # imports datasets and pyarrow, which prediction does not need
+        """Load `data`, named as for `distill`, for the bundle's task. Raises
+        BundleError for data of another task, DataError for data that cannot be read."""
+        # imports datasets and pyarrow, which prediction does not need
+        from compress.data import load_task
 
         task = self.task
-        loaded = load_task(data, text=text, label=label, kind=task.kind, metric=task.metric, seed=seed)
+        loaded = load_task(
+            data, text=text, label=label, kind=task.kind, metric=task.metric, seed=seed
+        )
         other = loaded.task
-        if (other.kind, other.labels, len(other.text)) != (task.kind, task.labels, len(task.text)):
+        if (other.kind, other.labels, len(other.text)) != (
+            task.kind,
+            task.labels,
+            len(task.text),
+        ):
             raise BundleError(
-                f"{loaded.name}: {_describe(other)}; {self.path} does {_describe(task)}. Give the data that the "
-                "bundle was made from"
+                f"{loaded.name}: {_describe(other)}; {self.path} does "
+                f"{_describe(task)}. Give the data that the bundle was made from"
             )
         return replace(loaded, task=replace(other, width=task.width))
 
@@ -265,55 +361,81 @@ class Bundle:
     def evaluator(self, split: SplitLike) -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
         from compress.data.encoder import TextEncoder
-        from compress.evaluation.evaluator import Evaluator  # imports scipy, which prediction does not need
 
-        return Evaluator.from_split(self.task, split, TextEncoder.from_folder(self.path), self.manifest.max_length)
+        # imports scipy, which prediction does not need
+        from compress.evaluation.evaluator import Evaluator
+
+        return Evaluator.from_split(
+            self.task,
+            split,
+            TextEncoder.from_folder(self.path),
+            self.manifest.max_length,
+        )
 
     @check_arguments
-    def set_threshold(self, threshold: Annotated[float, NumberCheck(infinite=True)]) -> "Bundle":
-        """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""
-        manifest = replace(self.manifest, threshold=threshold if math.isfinite(threshold) else None)
+    def set_threshold(
+        self, threshold: Annotated[float, NumberCheck(infinite=True)]
+    ) -> "Bundle":
+        """Set the margin over the best span from which "no answer" is returned (qa);
+        infinite: always answer."""
+        manifest = replace(
+            self.manifest, threshold=threshold if math.isfinite(threshold) else None
+        )
         manifest.write(self.path)
         return replace(self, manifest=manifest)
 
     @check_arguments
     def card(self, card: Mapping[str, Any]) -> str:
-        """Render a model card, to be attached: `bundle.attach("README.md", bundle.card(...))`."""
+        """Render a model card, to be attached: `bundle.attach("README.md",
+        bundle.card(...))`."""
         return model_card(card, self.manifest)
 
     @check_arguments
-    def attach(self, name: Annotated[str, PathCheck("a plain name", make=str)], text: str) -> "Bundle":
+    def attach(
+        self, name: Annotated[str, PathCheck("a plain name", make=str)], text: str
+    ) -> "Bundle":
         """Add or replace the file `name`, such as report.json or README.md.
 
-        If the process is killed, the bundle still loads: the manifest does not list the file while it changes.
+        If the process is killed, the bundle still loads: the manifest does not list the
+        file while it changes.
         """
         if Path(name).name != name or name in FIXED:
             raise BundleError(
-                f"{self.path / name}: cannot be attached; expected a plain name such as report.json or README.md"
+                f"{self.path / name}: cannot be attached; expected a plain name such "
+                "as report.json or README.md"
             )
-        return self._change({name: lambda partial: partial.write_text(text, encoding="utf-8")})
+        return self._change(
+            {name: lambda partial: partial.write_text(text, encoding="utf-8")}
+        )
 
     @check_arguments
     def put(self, precision: Precision | Literal["text"], source: FileName) -> "Bundle":
-        """Copy the ONNX file `source` into the bundle as the file of this precision; as safe as `attach`.
+        """Copy the ONNX file `source` into the bundle as the file of this precision; as
+        safe as `attach`.
 
         Raises BundleError if there is no such file.
         """
         if not Path(source).is_file():
-            raise BundleError(f"source {source}: no such file; expected an ONNX file to copy into {self.path}")
+            raise BundleError(
+                f"source {source}: no such file; expected an ONNX file to copy into "
+                f"{self.path}"
+            )
         name = TEXT if precision == "text" else FILES[precision]
         return self._change({name: lambda partial: shutil.copyfile(source, partial)})
 
     @check_arguments
     def adopt(self, other: "Bundle", precisions: Iterable[Precision]) -> "Bundle":
-        """Copy the files of these precisions from another bundle, with its report and card; as safe as `attach`: none
-        is listed until all are there."""
+        """Copy the files of these precisions from another bundle, with its report and
+        card; as safe as `attach`: none is listed until all are there."""
         evidence = [name for name in (REPORT, CARD) if name in other.manifest.files]
         names = [*(FILES[precision] for precision in precisions), *evidence]
-        return self._change({name: partial(shutil.copyfile, other.path / name) for name in names})
+        return self._change(
+            {name: partial(shutil.copyfile, other.path / name) for name in names}
+        )
 
     def report(self) -> Report:
-        """Read the bundle's report; where there is none, return an empty one with the bundle's task."""
+        """Read the bundle's report; where there is none, return an empty one with the
+        bundle's task."""
         if (self.path / REPORT).is_file():
             return Report.from_json(self.path / REPORT)
         task = self.task
@@ -343,37 +465,51 @@ class Bundle:
     ) -> "Bundle":
         """Add this evidence to the bundle's report, and certificates to its card.
 
-        A certificate replaces an older one of the same file on the same device and runtime; a race, an older one on
-        the same device; sensitivities, all older ones. Raises BundleError for a value that is not finite: JSON cannot
-        hold it.
+        A certificate replaces an older one of the same file on the same device and
+        runtime; a race, an older one on the same device; sensitivities, all older ones.
+        Raises BundleError for a value that is not finite: JSON cannot hold it.
         """
         for each in (*certificates, *sensitivity, *tuning):
             for name, value in asdict(each).items():  # type: ignore[call-overload]  # mypy joins the three to object
                 if isinstance(value, float) and not math.isfinite(value):
                     kind = type(each).__name__.lower()
-                    raise BundleError(f"{self.path}: {kind}: {name} is {value}; nothing was changed")
+                    raise BundleError(
+                        f"{self.path}: {kind}: {name} is {value}; nothing was changed"
+                    )
         report, card = self.report(), self.path / CARD
         old = {each.artefact: each.sha256 for each in report.certificates}
-        proved = {(each.artefact, each.device, each.runtime): each for each in (*report.certificates, *certificates)}
+        proved = {
+            (each.artefact, each.device, each.runtime): each
+            for each in (*report.certificates, *certificates)
+        }
         raced = {each.device for each in tuning}
         report = replace(
             report,
             certificates=tuple(proved.values()),
             sensitivity=tuple(sensitivity) or report.sensitivity,
-            tuning=(*(each for each in report.tuning if each.device not in raced), *tuning),
+            tuning=(
+                *(each for each in report.tuning if each.device not in raced),
+                *tuning,
+            ),
         )
         bundle = self.attach(REPORT, report.to_json())
         if not certificates or not card.is_file():
             return bundle
         replaced = {
-            str(precision): each.artefact for each in certificates for precision, name in FILES.items()
+            str(precision): each.artefact
+            for each in certificates
+            for precision, name in FILES.items()
             if name == each.artefact and old.get(name, each.sha256) != each.sha256
-        }  # fmt: skip
-        return bundle.attach(CARD, revise(card.read_text(encoding="utf-8"), report.certificates, replaced))
+        }
+        return bundle.attach(
+            CARD,
+            revise(card.read_text(encoding="utf-8"), report.certificates, replaced),
+        )
 
     @check_arguments
     def copy_to(self, path: PathName) -> "Bundle":
-        """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is refused.
+        """Copy the bundle as a whole. A bundle at `path` is replaced, anything else is
+        refused.
 
         Raises BundleError if its files have changed since it was loaded.
         """
@@ -386,8 +522,13 @@ class Bundle:
         return Bundle.load(path)
 
     def _change(self, writers: Mapping[str, Callable[[Path], object]]) -> "Bundle":
-        """Replace files together: each is written to a temporary name, and unlisted while it is renamed."""
-        others = {name: stamp for name, stamp in self.manifest.files.items() if name not in writers}
+        """Replace files together: each is written to a temporary name, and unlisted
+        while it is renamed."""
+        others = {
+            name: stamp
+            for name, stamp in self.manifest.files.items()
+            if name not in writers
+        }
         stamps = {}
         with ExitStack() as stack:
             for name, write in writers.items():
@@ -395,20 +536,27 @@ class Bundle:
                 write(file)
                 stamps[name] = Stamp.of(file)
             replace(self.manifest, files=others).write(self.path)
-        complete = replace(self.manifest, files=dict(sorted({**others, **stamps}.items())))
+        complete = replace(
+            self.manifest, files=dict(sorted({**others, **stamps}.items()))
+        )
         complete.write(self.path)
         return replace(self, manifest=complete)
 
 
 def _describe(task: Task) -> str:
     labels = task.labels
-    of = f" of {len(labels)} labels ({', '.join(labels[:4])}{', ...' if len(labels) > 4 else ''})" if labels else ""
+    of = (
+        f" of {len(labels)} labels "
+        f"({', '.join(labels[:4])}{', ...' if len(labels) > 4 else ''})"
+        if labels
+        else ""
+    )
     return f"{task.kind}{of} over {'pairs of texts' if task.pair else 'single texts'}"
 
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
-    """Raise BundleError unless model, tokenizer and task fit together, and DataError for a tokenizer that a bundle
-    cannot have; quick enough to call before training."""
+    """Raise BundleError unless model, tokenizer and task fit together, and DataError
+    for a tokenizer that a bundle cannot have; quick enough to call before training."""
     from compress.data.encoder import TextEncoder, TokenizerSettings, tokenizer_name
 
     kind = type(model).__name__
@@ -417,26 +565,44 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
         raise BundleError(f"{kind}: {outputs} outputs; the task has {task.outputs}")
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise BundleError(
-            f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle needs; expected a fast "
-            "tokenizer, as AutoTokenizer loads for all common models"
+            f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle "
+            "needs; expected a fast tokenizer, as AutoTokenizer loads for all common "
+            "models"
         )
     if not task.tokenwise:
         settings = TokenizerSettings.from_tokenizer(tokenizer)
-        encoder = TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, tokenizer_name(tokenizer))
+        encoder = TextEncoder.from_backend(
+            tokenizer.backend_tokenizer, settings, tokenizer_name(tokenizer)
+        )
         encoder.check_truncation(max_length, pair=task.pair)
     size = token_rows(model)
     if size is not None and len(tokenizer) > size:
-        raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")
+        raise BundleError(
+            f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they "
+            "do not match"
+        )
     limit = positions(model)
     if limit is not None and max_length > limit:
-        raise BundleError(f"{kind}: max_length {max_length}; this model has {limit} positions")
+        raise BundleError(
+            f"{kind}: max_length {max_length}; this model has {limit} positions"
+        )
 
 
 def _write_model(
-    folder: Path, model: Any, tokenizer: Any, task: "Task", max_length: int, *, keep: Sequence[str]
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    task: "Task",
+    max_length: int,
+    *,
+    keep: Sequence[str],
 ) -> None:
     """Write weights, config, tokenizer and both ONNX files."""
-    from compress.exporters.int8 import quantize_dynamic, quantize_learned, read_learned_ranges
+    from compress.exporters.int8 import (
+        quantize_dynamic,
+        quantize_learned,
+        read_learned_ranges,
+    )
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.models.checkpoints import save_checkpoint
 
@@ -446,34 +612,54 @@ def _write_model(
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
     if task.kind == "embedding":
-        set_pooling(plain.config, replace(pooling_of(plain.config), max_length=max_length))
-    if task.kind == "ranking":  # else sentence-transformers puts the score through a sigmoid
-        plain.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+        set_pooling(
+            plain.config, replace(pooling_of(plain.config), max_length=max_length)
+        )
+    # else sentence-transformers puts the score through a sigmoid
+    if task.kind == "ranking":
+        plain.config.sentence_transformers = {
+            "activation_fn": "torch.nn.modules.linear.Identity"
+        }
     save_checkpoint(folder, plain, tokenizer, max_length)
-    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer), max_length=max_length)
+    to_onnx(
+        plain,
+        folder / FILES["fp32"],
+        segments=makes_segments(tokenizer),
+        max_length=max_length,
+    )
     if learned := read_learned_ranges(plain.config):
-        quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
+        quantize_learned(
+            folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep
+        )
     else:
         quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
 
 
 def check_place(path: Path) -> None:
-    """Raise BundleError where the path exists and is not a bundle, OutputError where no folder can be written."""
+    """Raise BundleError where the path exists and is not a bundle, OutputError where no
+    folder can be written."""
     check_output_folder(path, "out")
     if path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path):
-        raise BundleError(f"{path}: exists and is not a bundle; expected a new folder, or a bundle to replace")
+        raise BundleError(
+            f"{path}: exists and is not a bundle; expected a new folder, or a bundle "
+            "to replace"
+        )
 
 
 def check_writable(path: Path) -> None:
-    """Raise BundleError, before any work is done, where a bundle cannot be changed in place."""
+    """Raise BundleError, before any work is done, where a bundle cannot be changed in
+    place."""
     if not os.access(path, os.W_OK):
-        raise BundleError(f"{path}: cannot be changed (no permission, or a read-only disk); give --out a new folder")
+        raise BundleError(
+            f"{path}: cannot be changed (no permission, or a read-only disk); give "
+            "--out a new folder"
+        )
 
 
 @contextmanager
 def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
-    """Yield a folder for a new bundle's files; at the end write its manifest, with the hash of each file, and let it
-    take the place of `path`."""
+    """Yield a folder for a new bundle's files; at the end write its manifest, with the
+    hash of each file, and let it take the place of `path`."""
     with building(path) as folder:
         yield folder
         replace(manifest, files=manifests.stamp_files(folder)).write(folder)
@@ -481,14 +667,15 @@ def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
 
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder for a complete bundle; it takes the place of `path` at the end, and is removed if
-    anything fails."""
+    """Yield a temporary folder for a complete bundle; it takes the place of `path` at
+    the end, and is removed if anything fails."""
     check_place(path)
     try:
         with atomic_folder(path) as folder:
             yield folder
     except OSError as error:
         raise BundleError(
-            f"{path}: cannot be written ({error.strerror or error}); no part of it was kept. Free some space, or fix "
-            "the cause, and write it again: `compress distill --resume` trains nothing twice"
+            f"{path}: cannot be written ({error.strerror or error}); no part of it was "
+            "kept. Free some space, or fix the cause, and write it again: `compress "
+            "distill --resume` trains nothing twice"
         ) from error

@@ -19,12 +19,19 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent
 PIPELINES: Mapping[Kind, str] = {
-    "tagging": "token-classification", "qa": "question-answering", "embedding": "sentence-similarity",
-}  # fmt: skip
+    "tagging": "token-classification",
+    "qa": "question-answering",
+    "embedding": "sentence-similarity",
+}
 """The hub's pipeline tags, where they are not text-classification."""
 TAGS: Mapping[Kind, str] = {"ranking": "text-ranking"}
 """The hub's tags of tasks for which its libraries have no pipeline."""
-METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match"}
+METRICS = {
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "exact": "exact_match",
+}
 """The hub's names of metrics, where they are not ours."""
 EXAMPLES: Mapping[Kind, str] = {
     "tagging": '"a sentence"',
@@ -36,15 +43,19 @@ MARKS = re.compile(r"[\\`*_\[\]|#]")
 
 @dataclass(frozen=True)
 class Card:
-    """The contents of a model card that the manifest does not have; all optional except the name.
+    """The contents of a model card that the manifest does not have; all optional except
+    the name.
 
     name        the title
-    recipe      name of the recipe; citation: the paper it follows, one line; command: the command that made the model
+    recipe      name of the recipe; citation: the paper it follows, one line; command:
+                the command that made the model
     teacher     the teacher's name; base_model: its hub id, where it has one
     license     of the teacher, as the hub calls it; language: its code, such as `en`
-    data        name of the training data; dataset, config: its id on the hub and its part; '' for other data
+    data        name of the training data; dataset, config: its id on the hub and its
+                part; '' for other data
     split       the split that was scored
-    results     metric, value, low, high (the ends of the 95 % interval, or None), rows and file of every score
+    results     metric, value, low, high (the ends of the 95 % interval, or None), rows
+                and file of every score
     rows        the scores table: one mapping per line, all with the same keys
     classes     the same per class: precision / recall / F1 of every model
     vectors     the same per form of vectors: their bytes and score
@@ -74,19 +85,27 @@ class Card:
 
     @classmethod
     def parse(cls, card: Mapping[str, Any]) -> "Card":
-        """Read the fields. Raises BundleError for an unknown or missing key, and for rows with different columns."""
+        """Read the fields. Raises BundleError for an unknown or missing key, and for
+        rows with different columns."""
         known = [field.name for field in fields(cls)]
         for key in card:
             if key not in known:
-                raise BundleError(f"model card: no field {key!r}.{did_you_mean(key, known)}")
+                raise BundleError(
+                    f"model card: no field {key!r}.{did_you_mean(key, known)}"
+                )
         if "name" not in card:
             raise BundleError("model card: expected a name")
-        lists = {field.name: tuple(card.get(field.name, ())) for field in fields(cls) if field.default == ()}
+        lists = {
+            field.name: tuple(card.get(field.name, ()))
+            for field in fields(cls)
+            if field.default == ()
+        }
         for rows in (lists["rows"], lists["classes"], lists["vectors"]):
             for row in rows:
                 if list(row) != list(rows[0]):
                     raise BundleError(
-                        f"model card: a row has columns {list(row)}; expected {list(rows[0])} as in the first"
+                        f"model card: a row has columns {list(row)}; expected "
+                        f"{list(rows[0])} as in the first"
                     )
         return cls(**{**card, **lists})
 
@@ -110,40 +129,59 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
         made=manifest,
         task=task,
         pipeline=pipeline,
-        example=Markup(EXAMPLES.get(task.kind, '"first text", "second text"' if task.pair else '"a text"')),
+        example=Markup(
+            EXAMPLES.get(
+                task.kind, '"first text", "second text"' if task.pair else '"a text"'
+            )
+        ),
         head=Markup(CLASSES[task.kind]),
         shell=Markup(
-            {"qa": "'a question' --pair 'the text'", "ranking": "'a query' --pair 'a passage'"}.get(
-                task.kind, "'a text'" + " --pair 'another'" * task.pair
-            )
+            {
+                "qa": "'a question' --pair 'the text'",
+                "ranking": "'a query' --pair 'a passage'",
+            }.get(task.kind, "'a text'" + " --pair 'another'" * task.pair)
         ),
         command=Markup(" ".join(content.command.split())),  # in a block of code
         licence=licence(content),
-        session=[tuple(Markup(json.dumps(part)) for part in entry) for entry in UNFUSED_SKIP.items()],
+        session=[
+            tuple(Markup(json.dumps(part)) for part in entry)
+            for entry in UNFUSED_SKIP.items()
+        ],
     )
 
 
 def proof_line(proof: "Certificate") -> str:
     """Summarise a certificate in a sentence."""
     return (
-        f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, {proof.device}, {proof.runtime}: "
-        f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of this file; "
+        f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, "
+        f"{proof.device}, {proof.runtime}: {proof.metric} {proof.before:.4f} of fp32, "
+        f"{proof.after:.4f} of this file; "
         f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}"
     )
 
 
-def revise(card: str, proofs: Sequence["Certificate"], replaced: Mapping[str, str]) -> str:
-    """Replace the certificates in a model card. Of `replaced` files (precision -> name) remove the scores for the hub,
-    and note that those in the table are of earlier files."""
+def revise(
+    card: str, proofs: Sequence["Certificate"], replaced: Mapping[str, str]
+) -> str:
+    """Replace the certificates in a model card. Of `replaced` files (precision -> name)
+    remove the scores for the hub, and note that those in the table are of earlier
+    files."""
     from huggingface_hub import ModelCard
 
     found = ModelCard(card, ignore_metadata_errors=True)
     data: Any = found.data
     if data.eval_results:
         stale = tuple(f"({precision})" for precision in replaced)
-        data.eval_results = [each for each in data.eval_results if not str(each.metric_name).endswith(stale)]
+        data.eval_results = [
+            each
+            for each in data.eval_results
+            if not str(each.metric_name).endswith(stale)
+        ]
     lines = [f"- {escape(proof_line(each))}" for each in proofs]
-    lines += [f"- The scores and times above are of an earlier {escape(name)}." for name in replaced.values()]
+    lines += [
+        f"- The scores and times above are of an earlier {escape(name)}."
+        for name in replaced.values()
+    ]
     before, heading, rest = found.text.partition("## Certificate\n")
     if not heading:
         before, _, rest = found.text.partition("## Use\n")
@@ -157,37 +195,82 @@ NPU_OPENING = """onnxruntime.register_execution_provider_library("QNN", onnxrunt
 options = onnxruntime.SessionOptions()
 devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == onnxruntime_qnn.get_ep_name()]
 options.add_provider_for_devices(devices, {{"backend_path": onnxruntime_qnn.get_qnn_htp_path()}})
-session = onnxruntime.InferenceSession("{file}", options)"""
+session = onnxruntime.InferenceSession("{file}", options)"""  # noqa: E501
 ORT = "import onnxruntime"
 RUNTIMES: Mapping[str, tuple[str, str, str, str]] = {
-    "ort": ("onnxruntime", "python", ORT, 'session = onnxruntime.InferenceSession("{file}")'),
-    "text": ("onnxruntime", "python", ORT, 'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})'),
-    "web": ("transformers.js", "js", 'import { pipeline } from "@huggingface/transformers";',
-            'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});'),
-    "openvino": ("openvino", "python", "import openvino", 'model = openvino.Core().compile_model("{file}", "CPU")'),
-    "executorch": ("executorch", "python", "from executorch.runtime import Runtime",
-                   'method = Runtime.get().load_program("{file}").load_method("forward")'),
+    "ort": (
+        "onnxruntime",
+        "python",
+        ORT,
+        'session = onnxruntime.InferenceSession("{file}")',
+    ),
+    "text": (
+        "onnxruntime",
+        "python",
+        ORT,
+        'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})',
+    ),
+    "web": (
+        "transformers.js",
+        "js",
+        'import { pipeline } from "@huggingface/transformers";',
+        'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});',
+    ),
+    "openvino": (
+        "openvino",
+        "python",
+        "import openvino",
+        'model = openvino.Core().compile_model("{file}", "CPU")',
+    ),
+    "executorch": (
+        "executorch",
+        "python",
+        "from executorch.runtime import Runtime",
+        'method = Runtime.get().load_program("{file}").load_method("forward")',
+    ),
     "npu": ("onnxruntime", "python", f"{ORT}\nimport onnxruntime_qnn", NPU_OPENING),
     "coreml": ("coreml", "swift", "import CoreML", ""),
     "coreai": ("coreai", "swift", "import CoreAI", ""),
-    "litert": ("litert", "python", "from ai_edge_litert.interpreter import Interpreter",
-               'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
-}  # fmt: skip
-"""Formats other than the bundle: the library's name on the hub, the language, the imports, the line that opens a
-file."""
+    "litert": (
+        "litert",
+        "python",
+        "from ai_edge_litert.interpreter import Interpreter",
+        'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")',
+    ),
+}
+"""Formats other than the bundle: the library's name on the hub, the language, the
+imports, the line that opens a file."""
 
 
-def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task | None, *, code: str = "") -> str:
-    """Render the README.md of an export other than a bundle, from its export.json and fields of its model's `Card`.
+def export_card(
+    record: Mapping[str, Any],
+    origin: Mapping[str, str],
+    task: Task | None,
+    *,
+    code: str = "",
+) -> str:
+    """Render the README.md of an export other than a bundle, from its export.json and
+    fields of its model's `Card`.
 
     code  opens the file in its runtime, where the line of RUNTIMES does not
     """
     library, language, imports, opening = RUNTIMES[record["for"]]
     card = Card.parse({"name": record["source"], **origin})
-    pipeline = "feature-extraction" if task is None else PIPELINES.get(task.kind, "text-classification")
+    pipeline = (
+        "feature-extraction"
+        if task is None
+        else PIPELINES.get(task.kind, "text-classification")
+    )
     longest = record["max_length"]
-    texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (task is not None and task.pair)
-    opened = opening.format(file=record["files"][0]["file"], pipeline=pipeline, max_length=longest, texts=texts)
+    texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (
+        task is not None and task.pair
+    )
+    opened = opening.format(
+        file=record["files"][0]["file"],
+        pipeline=pipeline,
+        max_length=longest,
+        texts=texts,
+    )
     return render(
         "export.md.jinja",
         front_matter=front_matter(card, library, pipeline),
@@ -199,31 +282,53 @@ def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task
         files=[{"precision": "", "note": "", **each} for each in record["files"]],
         language=language,
         load=Markup(f"{imports}\n\n{code or opened}"),
-        verdicts=[*record["verdicts"], *(f"warning: {warning}" for warning in record["warnings"])],
+        verdicts=[
+            *record["verdicts"],
+            *(f"warning: {warning}" for warning in record["warnings"]),
+        ],
         licence=licence(card),
     )
 
 
 def licence(card: Card) -> Markup:
-    """Describe the licences of the weights and of the data, as far as they are known."""
-    teacher, data = (escape(each) for each in (card.base_model or card.teacher, card.data))
+    """Describe the licences of the weights and of the data, as far as they are
+    known."""
+    teacher, data = (
+        escape(each) for each in (card.base_model or card.teacher, card.data)
+    )
     if card.license:
-        text = f"{escape(card.license)}: that of {teacher or 'the model that it was made from'}, by its own card."
+        text = (
+            f"{escape(card.license)}: that of "
+            f"{teacher or 'the model that it was made from'}, by its own card."
+        )
     else:
-        whose = f"that of {teacher} is not known here" if teacher else "where the weights come from is not known here"
-        text = f"No licence is given: {whose}. Whoever publishes the model adds `license:` at the top."
+        whose = (
+            f"that of {teacher} is not known here"
+            if teacher
+            else "where the weights come from is not known here"
+        )
+        text = (
+            f"No licence is given: {whose}. Whoever publishes the model adds "
+            "`license:` at the top."
+        )
     if card.dataset:
-        text += f" The data have their own: https://huggingface.co/datasets/{card.dataset}."
+        text += (
+            f" The data have their own: https://huggingface.co/datasets/{card.dataset}."
+        )
     elif data:
         ours = data == "intents"
-        text += (
-            f" The data, {data}, are {'part of compress, Apache-2.0' if ours else 'under a licence not known here'}."
+        licence = (
+            "part of compress, Apache-2.0" if ours else "under a licence not known here"
         )
+        text += f" The data, {data}, are {licence}."
     return Markup(text)
 
 
-def front_matter(card: Card, library: str, pipeline: str, tags: Sequence[str] = ()) -> Markup:
-    """Render the hub's metadata of a card by its own client; unknown fields are left out."""
+def front_matter(
+    card: Card, library: str, pipeline: str, tags: Sequence[str] = ()
+) -> Markup:
+    """Render the hub's metadata of a card by its own client; unknown fields are left
+    out."""
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [
@@ -248,7 +353,12 @@ def front_matter(card: Card, library: str, pipeline: str, tags: Sequence[str] = 
         base_model=card.base_model or None,
         datasets=card.dataset or None,
         tags=["compress", *tags, "onnx", "int8"],
-        metrics=list(dict.fromkeys(METRICS.get(one["metric"], one["metric"]) for one in card.results)) or None,
+        metrics=list(
+            dict.fromkeys(
+                METRICS.get(one["metric"], one["metric"]) for one in card.results
+            )
+        )
+        or None,
         model_name=card.name,
         eval_results=results or None,
     )
@@ -258,23 +368,34 @@ def front_matter(card: Card, library: str, pipeline: str, tags: Sequence[str] = 
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template of this folder; values that are not marked as safe are escaped."""
+    """Render a template of this folder; values that are not marked as safe are
+    escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     page = Environment(
-        undefined=StrictUndefined, finalize=escape, trim_blocks=True, keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        finalize=escape,
+        trim_blocks=True,
+        keep_trailing_newline=True,
         loader=FileSystemLoader(TEMPLATES),
-    )  # fmt: skip
+    )
     return page.get_template(template).render(values)
 
 
 def escape(value: object) -> str:
-    """Escape a value as one line of Markdown that is safe in tables and links; floats to four significant digits."""
+    """Escape a value as one line of Markdown that is safe in tables and links; floats
+    to four significant digits."""
     if isinstance(value, Markup):
         return value
     if value is None:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = " ".join(str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
+    text = " ".join(
+        str(value)
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        .split()
+    )
     return MARKS.sub(r"\\\g<0>", text)

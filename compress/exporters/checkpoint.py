@@ -1,7 +1,8 @@
 """Load the source of an export: a bundle, a run, or a checkpoint with any head or none.
 
-A checkpoint is a folder, an alias or a hub id, as everywhere (`compress.models.checkpoints`): safetensors only, none of
-its own code is run, and missing tensors are an error.
+A checkpoint is a folder, an alias or a hub id, as everywhere
+(`compress.models.checkpoints`): safetensors only, none of its own code is run, and
+missing tensors are an error.
 """
 
 from collections.abc import Mapping
@@ -31,8 +32,13 @@ GENERATIVE: Final = (
     *("GPT2LMHeadModel", "T5ForConditionalGeneration"),
     *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
 )
-READ_AS_ENCODERS: Final = ("XLNetLMHeadModel", "OpenAIGPTLMHeadModel", "CTRLLMHeadModel")
-"""Language models that are exported as encoders of tokens, without their head; other causal ones are refused."""
+READ_AS_ENCODERS: Final = (
+    "XLNetLMHeadModel",
+    "OpenAIGPTLMHeadModel",
+    "CTRLLMHeadModel",
+)
+"""Language models that are exported as encoders of tokens, without their head; other
+causal ones are refused."""
 SAMPLE: Final = 200
 """Sentences on which an int8 file of embeddings is compared with fp32."""
 LONGEST: Final = 512
@@ -43,8 +49,10 @@ LONGEST: Final = 512
 class Checkpoint:
     """A model in eval mode with its tokenizer.
 
-    task     of a model with a head; pooling: of an encoder without one; a generative model has neither
-    origin   licence, language and hub id, where its own card has them: fields of `exporters.card.Card`
+    task     of a model with a head; pooling: of an encoder without one; a generative
+             model has neither
+    origin   licence, language and hub id, where its own card has them: fields of
+             `exporters.card.Card`
     """
 
     name: str
@@ -70,13 +78,21 @@ class Checkpoint:
         from compress.exporters import embeddings, generation
 
         card = {"name": Path(self.name).name or self.name, **self.origin}
-        parts: dict[str, Any] = {"tokenizer": self.tokenizer, "max_length": self.max_length, "card": card}
+        parts: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "max_length": self.max_length,
+            "card": card,
+        }
         if self.task is not None:
-            return Bundle.write(out, model=self.model, task=self.task, recipe="", **parts)
+            return Bundle.write(
+                out, model=self.model, task=self.task, recipe="", **parts
+            )
         if self.pooling is None:
             return generation.write(out, model=self.model, opset=opset, **parts)
         parts |= {"texts": _sentences(), "data": "pydoc"}
-        return embeddings.write(out, encoder=self.model, pooling=self.pooling, opset=opset, **parts)
+        return embeddings.write(
+            out, encoder=self.model, pooling=self.pooling, opset=opset, **parts
+        )
 
 
 Source = Bundle | Checkpoint
@@ -95,16 +111,24 @@ def load_source(
 
     pair        a sequence classifier reads two texts
     pool, normalise   the pooling of an encoder whose folder does not define one
-    max_length  tokens that a text is truncated to; None: as many as model and tokenizer allow
+    max_length  tokens that a text is truncated to; None: as many as model and tokenizer
+                allow
 
-    Raises BundleError for a damaged bundle, TeacherError for a checkpoint that cannot be loaded as it was saved (such
-    as a head whose weights are missing), ExportError for unsupported models and options that do not apply.
+    Raises BundleError for a damaged bundle, TeacherError for a checkpoint that cannot
+    be loaded as it was saved (such as a head whose weights are missing), ExportError
+    for unsupported models and options that do not apply.
     """
     path = Path(name).expanduser()
     if manifest.find_bundle(path, "task"):
         from compress.exporters.session import weights_elsewhere
 
-        _refuse("a bundle defines it", pair=pair, pool=pool, normalise=normalise, max_length=max_length)
+        _refuse(
+            "a bundle defines it",
+            pair=pair,
+            pool=pool,
+            normalise=normalise,
+            max_length=max_length,
+        )
         bundle = Bundle.load(path)
         for file in bundle.files().values():
             weights_elsewhere(file)
@@ -123,11 +147,20 @@ def load_source(
     head = find_head(source, config, allow_pickle=allow_pickle)
     if head.name in GENERATIVE:
         _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
-        return _load_generative(name, folder, config, head.name, max_length=max_length, allow_pickle=allow_pickle)
+        return _load_generative(
+            name,
+            folder,
+            config,
+            head.name,
+            max_length=max_length,
+            allow_pickle=allow_pickle,
+        )
     if head.part == "task" and source.kind != "sentence_encoder":
         _refuse(f"it has a head, {head.name}", pool=pool, normalise=normalise)
         task = _task(source, config, head, pair=pair)
-        return _load_with_task(name, folder, task, max_length=max_length, allow_pickle=allow_pickle)
+        return _load_with_task(
+            name, folder, task, max_length=max_length, allow_pickle=allow_pickle
+        )
     _refuse("it has no head", pair=pair)
     _check_encoder(source, config, head)
     pooling = Pooling.read(folder)
@@ -136,59 +169,96 @@ def load_source(
     if pooling.pool is None and pool is not None:
         pooling = replace(pooling, pool=pool, normalise=normalise)
     elif pool is not None or normalise:
-        raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} defines the pooling: {pooling.pool}")
-    return _load_encoder(name, folder, config, pooling, max_length=max_length, allow_pickle=allow_pickle)
+        raise ExportError(
+            f"{name}: pool and normalise do not apply; {MODULES} defines the pooling: "
+            f"{pooling.pool}"
+        )
+    return _load_encoder(
+        name, folder, config, pooling, max_length=max_length, allow_pickle=allow_pickle
+    )
 
 
 def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
-    """Raise ExportError for a checkpoint that is more than an encoder, whose tokens alone would be exported."""
+    """Raise ExportError for a checkpoint that is more than an encoder, whose tokens
+    alone would be exported."""
     from compress.models.saved_head import explain_unknown_head
 
     # as of T5, to which AutoModel would add a decoder of random weights
     if config.is_encoder_decoder or head.name.endswith("EncoderModel"):
         raise ExportError(
-            f"{source.path}: {head.name}: is not a plain encoder; expected one of {', '.join(GENERATIVE)}"
+            f"{source.path}: {head.name}: is not a plain encoder; expected one of "
+            f"{', '.join(GENERATIVE)}"
         )
     if head.part == "unknown":
         raise ExportError(explain_unknown_head(source, head))
-    generates = "AutoModelForCausalLM" in head.autos and "AutoModelForMaskedLM" not in head.autos
+    generates = (
+        "AutoModelForCausalLM" in head.autos
+        and "AutoModelForMaskedLM" not in head.autos
+    )
     if head.part == "other" or (generates and head.name not in READ_AS_ENCODERS):
         raise ExportError(
-            f"{source.path}: {head.name}: cannot be exported; expected an encoder, alone or with a head for "
-            f"{', '.join(HEADS)}, or one of {', '.join(GENERATIVE)}"
+            f"{source.path}: {head.name}: cannot be exported; expected an encoder, "
+            f"alone or with a head for {', '.join(HEADS)}, or one of "
+            f"{', '.join(GENERATIVE)}"
         )
 
 
-def _load_with_task(name: str, folder: Path, task: Task, *, max_length: int | None, allow_pickle: bool) -> Checkpoint:
-    """Load a checkpoint with a head. Raises TeacherError where the head is not the one that config.json describes."""
+def _load_with_task(
+    name: str, folder: Path, task: Task, *, max_length: int | None, allow_pickle: bool
+) -> Checkpoint:
+    """Load a checkpoint with a head. Raises TeacherError where the head is not the one
+    that config.json describes."""
     from compress.models import teacher as teachers
 
     teacher = teachers.load(name, folder, task, allow_pickle=allow_pickle)
     if not teacher.trained:
-        raise TeacherError(f"{name}: the head's outputs are not those of id2label in its config.json; correct id2label")
+        raise TeacherError(
+            f"{name}: the head's outputs are not those of id2label in its config.json; "
+            "correct id2label"
+        )
     length = _length(name, teacher.model, teacher.tokenizer, max_length)
     origin = checkpoints.describe_origin(name, folder)
-    return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task, origin=origin)
+    return Checkpoint(
+        name, teacher.model, teacher.tokenizer, length, task=task, origin=origin
+    )
 
 
 def _load_generative(
-    name: str, folder: Path, config: Any, architecture: str, *, max_length: int | None, allow_pickle: bool
+    name: str,
+    folder: Path,
+    config: Any,
+    architecture: str,
+    *,
+    max_length: int | None,
+    allow_pickle: bool,
 ) -> Checkpoint:
     import transformers
 
     from compress.models.loader import check_vocabulary, load_model, load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    model = load_model(folder, getattr(transformers, architecture), config, allow_pickle=allow_pickle).model
+    model = load_model(
+        folder, getattr(transformers, architecture), config, allow_pickle=allow_pickle
+    ).model
     check_vocabulary(folder, tokenizer, model)
-    length, origin = _length(name, model, tokenizer, max_length), checkpoints.describe_origin(name, folder)
+    length, origin = (
+        _length(name, model, tokenizer, max_length),
+        checkpoints.describe_origin(name, folder),
+    )
     return Checkpoint(name, model, tokenizer, length, origin=origin)
 
 
 def _load_encoder(
-    name: str, folder: Path, config: Any, pooling: Pooling, *, max_length: int | None, allow_pickle: bool
+    name: str,
+    folder: Path,
+    config: Any,
+    pooling: Pooling,
+    *,
+    max_length: int | None,
+    allow_pickle: bool,
 ) -> Checkpoint:
-    """Load an encoder: with a pooling as a sentence encoder, else as it is, without a pooler that its files lack."""
+    """Load an encoder: with a pooling as a sentence encoder, else as it is, without a
+    pooler that its files lack."""
     import transformers
 
     from compress.models.heads import task_class
@@ -203,16 +273,25 @@ def _load_encoder(
     model = loaded.model
     check_vocabulary(folder, tokenizer, model)
     length = _length(name, model, tokenizer, max_length or pooling.max_length)
-    return Checkpoint(name, model, tokenizer, length, pooling=pooling, origin=checkpoints.describe_origin(name, folder))
+    return Checkpoint(
+        name,
+        model,
+        tokenizer,
+        length,
+        pooling=pooling,
+        origin=checkpoints.describe_origin(name, folder),
+    )
 
 
 def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) -> Task:
-    """Read the task of a head from the config: the number, names and meaning of its outputs. Raises ExportError."""
+    """Read the task of a head from the config: the number, names and meaning of its
+    outputs. Raises ExportError."""
     kind, *others = [kind for kind in HEADS if head.serves(kind)]
     if others:
         raise ExportError(
-            f"{source.where}: architectures names no class of transformers, and the tensors of the head fit "
-            f"{head.name}; expected one of them: name it in architectures"
+            f"{source.where}: architectures names no class of transformers, and the "
+            f"tensors of the head fit {head.name}; expected one of them: name it in "
+            "architectures"
         )
     if pair and kind != "classification":
         raise ExportError(f"{source.path}: pair does not apply to {head.name}")
@@ -220,31 +299,44 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
         return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
     names = source.labels()
     if kind == "tagging":
-        return Task("tagging", ("words",), "tags", standard_labels(names, str(source.path)), METRICS["tagging"][0])
+        return Task(
+            "tagging",
+            ("words",),
+            "tags",
+            standard_labels(names, str(source.path)),
+            METRICS["tagging"][0],
+        )
     text = ("text", "text_pair") if pair else ("text",)
     if config.problem_type == "multi_label_classification":
         return Task("multilabel", text, "labels", names, METRICS["multilabel"][0])
     if config.problem_type == "regression" or len(names) == 1:
         if len(names) != 1:
-            raise ExportError(f"{source.where}: a regression of {len(names)} numbers; expected one")
+            raise ExportError(
+                f"{source.where}: a regression of {len(names)} numbers; expected one"
+            )
         label = "score" if names[0].startswith("LABEL_") else names[0]
         return Task("regression", text, label, (), METRICS["regression"][0])
     return Task(kind, text, "label", names, METRICS[kind][0])
 
 
 def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int:
-    """Choose the `max_length`. Raises ExportError where the requested one exceeds the model's positions."""
+    """Choose the `max_length`. Raises ExportError where the requested one exceeds the
+    model's positions."""
     limit = positions(model)
     if requested is not None:
         if limit is not None and not 0 < requested <= limit:
-            raise ExportError(f"{name}: max_length {requested}; this model has {limit} positions")
+            raise ExportError(
+                f"{name}: max_length {requested}; this model has {limit} positions"
+            )
         return requested
     own = TokenizerSettings.from_tokenizer(tokenizer).model_max_length
     return min(filter(None, (own, limit)), default=LONGEST)
 
 
 def _refuse(why: str, **options: object) -> None:
-    if unused := [name for name, value in options.items() if value not in (None, False)]:
+    if unused := [
+        name for name, value in options.items() if value not in (None, False)
+    ]:
         raise ExportError(f"{', '.join(unused)}: does not apply: {why}")
 
 
@@ -252,5 +344,10 @@ def _sentences() -> list[str]:
     from compress.data.corpus import load_corpus, split_sentences
 
     documents = load_corpus("pydoc").documents()
-    found = (text for document in documents for text in split_sentences(document) if 20 < len(text) < 200)
+    found = (
+        text
+        for document in documents
+        for text in split_sentences(document)
+        if 20 < len(text) < 200
+    )
     return list(islice(found, SAMPLE))

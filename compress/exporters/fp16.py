@@ -1,9 +1,11 @@
-"""Convert to float16: half the size, for GPUs, WebGPU and phones that compute in it; on an x86 CPU it saves space, not
-time.
+"""Convert to float16: half the size, for GPUs, WebGPU and phones that compute in it; on
+an x86 CPU it saves space, not time.
 
-What float16 cannot hold stays float32: nodes whose values come near its limit of 65504 on trial rows, as the residual
-stream of MobileBERT does. The accuracy of the file cannot be measured on a CPU, where onnxruntime computes most of it
-in float32; so the check is the fp32 graph with every intermediate result rounded to float16, as a GPU stores it.
+What float16 cannot hold stays float32: nodes whose values come near its limit of 65504
+on trial rows, as the residual stream of MobileBERT does. The accuracy of the file
+cannot be measured on a CPU, where onnxruntime computes most of it in float32; so the
+check is the fp32 graph with every intermediate result rounded to float16, as a GPU
+stores it.
 """
 
 import copy
@@ -33,24 +35,29 @@ from compress.exporters.session import (
 
 LARGEST = 65504
 LIMIT = LARGEST / 4
-"""Values beyond it stay float32: a quarter of float16's largest, as real texts may go further than the trial rows."""
+"""Values beyond it stay float32: a quarter of float16's largest, as real texts may go
+further than the trial rows."""
 
 TOLERANCE = 0.02
-"""The most that logits may differ from fp32's, relative to the largest (or to 1): float16 gives a few thousandths."""
+"""The most that logits may differ from fp32's, relative to the largest (or to 1):
+float16 gives a few thousandths."""
 
 
 @dataclass(frozen=True)
 class Float16Conversion:
-    """The difference of the logits from fp32's, and the names of the nodes that stay float32."""
+    """The difference of the logits from fp32's, and the names of the nodes that stay
+    float32."""
 
     difference: Difference
     kept: tuple[str, ...]
 
 
 def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Float16Conversion:
-    """Write the fp32 ONNX file `source` in float16 to `target`; ids in and logits out keep their types.
+    """Write the fp32 ONNX file `source` in float16 to `target`; ids in and logits out
+    keep their types.
 
-    Raises ExportError for a file that cannot be read, or whose logits in float16 are not the fp32 ones.
+    Raises ExportError for a file that cannot be read, or whose logits in float16 are
+    not the fp32 ones.
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -65,21 +72,33 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Float16Conv
     found = difference(onnx_run(source), lambda row: rounded.run(None, dict(row)), rows)
     if not found.relative <= TOLERANCE:  # so that NaN fails too
         raise ExportError(
-            f"{source}: in float16 the logits differ from fp32's by {found.largest:.2g} where the largest is "
-            f"{found.logit:.2g}; expected at most {TOLERANCE:g} of it. Use int8 or w8 instead"
+            f"{source}: in float16 the logits differ from fp32's by "
+            f"{found.largest:.2g} where the largest is {found.logit:.2g}; expected at "
+            f"most {TOLERANCE:g} of it. Use int8 or w8 instead"
         )
-    small = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept))
+    small = convert_float_to_float16(
+        copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept)
+    )
     del small.graph.value_info[:]  # of float32 where casts were put in
     save_changed(small, target, {**inherit_metadata(model), PRECISION_KEY: "fp16"})
     return Float16Conversion(found, kept)
 
 
-def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]) -> dict[str, float]:
+def _sizes(
+    model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]
+) -> dict[str, float]:
     """Find the largest |value| of each float32 intermediate result, over the rows."""
     exposed = copy.deepcopy(model)
     outputs = {each.name for each in exposed.graph.output}
-    names = [name for node in exposed.graph.node for name in node.output if name and name not in outputs]
-    exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    names = [
+        name
+        for node in exposed.graph.node
+        for name in node.output
+        if name and name not in outputs
+    ]
+    exposed.graph.output.extend(
+        helper.make_empty_tensor_value_info(name) for name in names
+    )
     session = _open(exposed, source)
     order = [each.name for each in session.get_outputs()]
     sizes: dict[str, float] = {}
@@ -90,16 +109,22 @@ def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]) -> dict[
     return sizes
 
 
-def _round(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[str]) -> onnx.ModelProto:
-    """Round weights and results of the float32 graph to float16, except those of the nodes `kept`."""
+def _round(
+    model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[str]
+) -> onnx.ModelProto:
+    """Round weights and results of the float32 graph to float16, except those of the
+    nodes `kept`."""
     rounded = copy.deepcopy(model)
     graph, stay = rounded.graph, set(kept)
     free = {name for node in graph.node if node.name in stay for name in node.input}
     for weight in graph.initializer:
         if weight.data_type == TensorProto.FLOAT and weight.name not in free:
             exact = onnx.numpy_helper.to_array(weight)
-            # values beyond float16, as float32's lowest in a mask, become its largest, as in the converter
-            values = np.where(np.isfinite(exact), np.clip(exact, -LARGEST, LARGEST), exact)
+            # values beyond float16, as float32's lowest in a mask, become its largest,
+            # as in the converter
+            values = np.where(
+                np.isfinite(exact), np.clip(exact, -LARGEST, LARGEST), exact
+            )
             values = values.astype(np.float16).astype(np.float32)
             weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     outputs = {each.name for each in graph.output}
@@ -111,17 +136,31 @@ def _round(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[st
         for index, name in enumerate(node.output):
             if name in sizes and name not in outputs:
                 node.output[index] = f"{name}.exact"
-                nodes.append(helper.make_node("Cast", [f"{name}.exact"], [f"{name}.half"], to=TensorProto.FLOAT16))
-                nodes.append(helper.make_node("Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT))
+                nodes.append(
+                    helper.make_node(
+                        "Cast",
+                        [f"{name}.exact"],
+                        [f"{name}.half"],
+                        to=TensorProto.FLOAT16,
+                    )
+                )
+                nodes.append(
+                    helper.make_node(
+                        "Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT
+                    )
+                )
     del graph.node[:]
     graph.node.extend(nodes)
     return rounded
 
 
 def _open(model: onnx.ModelProto, source: Path) -> onnxruntime.InferenceSession:
-    """Open the model as it is: optimising would remove the casts, or intermediate results."""
+    """Open the model as it is: optimising would remove the casts, or intermediate
+    results."""
     options = session_options(1, {})
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = (
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder, "model.onnx")
         onnx.save_model(model, path)

@@ -1,10 +1,12 @@
-"""Write and run bundles of generative models: GPT-2 and Llama's like as one decoder, T5 as two files.
+"""Write and run bundles of generative models: GPT-2 and Llama's like as one decoder, T5
+as two files.
 
-    GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
-    and each in int8, as onnx/model_quantized.onnx
+    GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx
+    onnx/decoder_model_merged.onnx and each in int8, as onnx/model_quantized.onnx
 
-The names are those of optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and of transformers.js. Loading a bundle
-and generating text import neither torch nor transformers.
+The names are those of optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and of
+transformers.js. Loading a bundle and generating text import neither torch nor
+transformers.
 """
 
 import json
@@ -29,22 +31,33 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 Ids = Sequence[int]
-DECODER_ONLY: Mapping[str, str] = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
-ENCODER: Mapping[str, str] = {"fp32": "onnx/encoder_model.onnx", "int8": "onnx/encoder_model_quantized.onnx"}
+DECODER_ONLY: Mapping[str, str] = {
+    "fp32": "onnx/model.onnx",
+    "int8": "onnx/model_quantized.onnx",
+}
+ENCODER: Mapping[str, str] = {
+    "fp32": "onnx/encoder_model.onnx",
+    "int8": "onnx/encoder_model_quantized.onnx",
+}
 DECODER: Mapping[str, str] = {
     "fp32": "onnx/decoder_model_merged.onnx",
     "int8": "onnx/decoder_model_merged_quantized.onnx",
 }
 TOLERANCE = 1e-3
-"""The largest difference of the files' logits from the model's, relative to the largest logit (or to 1)."""
+"""The largest difference of the files' logits from the model's, relative to the largest
+logit (or to 1)."""
 
 
-def complete(folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int) -> list[str]:
+def complete(
+    folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int
+) -> list[str]:
     """Write at most `new` tokens after each text, or in answer to it."""
     encoder = TextEncoder.from_folder(folder)
     generator = TextGenerator.open(folder, precision)
     rows = encoder.encode(texts, max_length)
-    return [encoder.decode(generator.generate(row["input_ids"], new=new)) for row in rows]
+    return [
+        encoder.decode(generator.generate(row["input_ids"], new=new)) for row in rows
+    ]
 
 
 @dataclass(frozen=True)
@@ -64,8 +77,11 @@ class TextGenerator:
     positions: int | None
 
     @classmethod
-    def open(cls, folder: Path, precision: str = "int8", threads: int = 1) -> "TextGenerator":
-        """Open the sessions. Raises ExportError for a folder without a file of this precision."""
+    def open(
+        cls, folder: Path, precision: str = "int8", threads: int = 1
+    ) -> "TextGenerator":
+        """Open the sessions. Raises ExportError for a folder without a file of this
+        precision."""
         from compress.exporters.session import open_session
 
         config: dict[str, Any] = {}
@@ -74,28 +90,43 @@ class TextGenerator:
                 config |= json.loads((folder / name).read_text(encoding="utf-8"))
         ends = config.get("eos_token_id")
         pair = (folder / ENCODER["fp32"]).is_file()
-        paths = [folder / names[precision] for names in ((DECODER, ENCODER) if pair else (DECODER_ONLY,))]
+        paths = [
+            folder / names[precision]
+            for names in ((DECODER, ENCODER) if pair else (DECODER_ONLY,))
+        ]
         sessions = [open_session(path, threads) for path in paths]
         return cls(
             decoder=sessions[0],
             encoder=sessions[1] if pair else None,
             start=config.get("decoder_start_token_id"),
-            ends=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+            ends=frozenset(
+                ends if isinstance(ends, list) else [] if ends is None else [ends]
+            ),
             positions=config.get("n_positions") if not pair else None,
         )
 
     def generate(self, ids: Ids, *, new: int) -> list[int]:
-        """Generate at most `new` token ids after these, or in answer to them, the end token included: always the most
-        likely one.
+        """Generate at most `new` token ids after these, or in answer to them, the end
+        token included: always the most likely one.
 
-        Raises BundleError for an empty prompt, and for more tokens than the model has positions.
+        Raises BundleError for an empty prompt, and for more tokens than the model has
+        positions.
         """
         if not ids:
-            raise BundleError("cannot complete an empty text: it has no tokens; give at least one word")
+            raise BundleError(
+                "cannot complete an empty text: it has no tokens; give at least one "
+                "word"
+            )
         if self.positions is not None and len(ids) + new > self.positions:
-            raise BundleError(f"{len(ids)} tokens and {new} new ones; this model has {self.positions} positions")
+            raise BundleError(
+                f"{len(ids)} tokens and {new} new ones; this model has "
+                f"{self.positions} positions"
+            )
         if self.encoder is not None and self.start is None:
-            raise BundleError("config.json has no decoder_start_token_id, with which the answer begins")
+            raise BundleError(
+                "config.json has no decoder_start_token_id, with which the answer "
+                "begins"
+            )
         past = self.begin(ids)
         read = list(ids) if self.encoder is None else [self.start or 0]
         generated: list[int] = []
@@ -106,7 +137,8 @@ class TextGenerator:
         return generated
 
     def begin(self, source: Ids) -> dict[str, Any]:
-        """Build the decoder's inputs besides tokens: empty keys and values, and the encoder's states of `source`."""
+        """Build the decoder's inputs besides tokens: empty keys and values, and the
+        encoder's states of `source`."""
         empty = {
             node.name: np.zeros((1, node.shape[1], 0, node.shape[3]), np.float32)
             for node in self.decoder.get_inputs()
@@ -114,7 +146,10 @@ class TextGenerator:
         }
         if self.encoder is None:
             return empty
-        feeds = {"input_ids": np.array([source], np.int64), "attention_mask": np.ones((1, len(source)), np.int64)}
+        feeds = {
+            "input_ids": np.array([source], np.int64),
+            "attention_mask": np.ones((1, len(source)), np.int64),
+        }
         (states,) = self.encoder.run(["last_hidden_state"], feeds)
         return {
             **empty,
@@ -124,8 +159,11 @@ class TextGenerator:
         }
 
     def step(self, past: Mapping[str, Any], ids: Ids) -> tuple[Floats, dict[str, Any]]:
-        """Compute the logits (tokens, vocabulary) of these tokens, and the other inputs of the next step."""
-        cached = next(value for name, value in past.items() if name.startswith("past_key_values.")).shape[2]
+        """Compute the logits (tokens, vocabulary) of these tokens, and the other inputs
+        of the next step."""
+        cached = next(
+            value for name, value in past.items() if name.startswith("past_key_values.")
+        ).shape[2]
         feeds = {**past, "input_ids": np.array([ids], np.int64)}
         if self.encoder is None:
             feeds["attention_mask"] = np.ones((1, cached + len(ids)), np.int64)
@@ -133,18 +171,28 @@ class TextGenerator:
         names = [node.name for node in self.decoder.get_outputs()]
         outputs = dict(zip(names, self.decoder.run(names, feeds), strict=True))
         logits: Floats = outputs.pop("logits")[0]
-        following = {name.replace("present.", "past_key_values."): value for name, value in outputs.items()}
+        following = {
+            name.replace("present.", "past_key_values."): value
+            for name, value in outputs.items()
+        }
         branch = {} if self.encoder is None else {"use_cache_branch": np.array([True])}
         return logits, {**past, **following, **branch}
 
 
 def write(
-    path: Path, *, model: Any, tokenizer: Any, max_length: int, card: Mapping[str, Any], opset: int = 17
+    path: Path,
+    *,
+    model: Any,
+    tokenizer: Any,
+    max_length: int,
+    card: Mapping[str, Any],
+    opset: int = 17,
 ) -> Bundle:
-    """Write a decoder or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
+    """Write a decoder or T5: weights, tokenizer, and the graphs in fp32 and int8,
+    checked against the model.
 
-    `card` has the fields of `Card`. Raises ExportError for another architecture, for a model of over 2 GB, and where
-    the files do not compute what the model does.
+    `card` has the fields of `Card`. Raises ExportError for another architecture, for a
+    model of over 2 GB, and where the files do not compute what the model does.
     """
     from compress.exporters.card import Card, escape, front_matter, licence
     from compress.exporters.int8 import quantize_dynamic
@@ -163,16 +211,20 @@ def write(
         _finish(raw, folder / "onnx", "")
         check(plain, folder)
         for graph in graphs:
-            quantize_dynamic(raw / graph, raw / graph.replace(".onnx", "_quantized.onnx"))
+            quantize_dynamic(
+                raw / graph, raw / graph.replace(".onnx", "_quantized.onnx")
+            )
         _finish(raw, folder / "onnx", "_quantized")
         shutil.rmtree(raw)
         (folder / "README.md").write_text(
             CARD.format(
-                front=front_matter(content, "transformers", "text-generation"), name=escape(content.name),
-                kind=plain.config.model_type, licence=licence(content),
+                front=front_matter(content, "transformers", "text-generation"),
+                name=escape(content.name),
+                kind=plain.config.model_type,
+                licence=licence(content),
             ),
             encoding="utf-8",
-        )  # fmt: skip
+        )
     return Bundle.load(path)
 
 
@@ -180,7 +232,10 @@ def _trace(plain: Any, folder: Path, opset: int) -> list[str]:
     from compress.exporters import decoders
 
     modules: dict[str, dict[str, Any]] = {
-        **{family: {"model.onnx": decoders.CausalDecoder} for family in ("gpt2", *GROUPED)},
+        **{
+            family: {"model.onnx": decoders.CausalDecoder}
+            for family in ("gpt2", *GROUPED)
+        },
         "t5": {
             "encoder_model.onnx": decoders.SourceEncoder,
             "first.onnx": partial(decoders.T5Decoder, first=True),
@@ -190,7 +245,8 @@ def _trace(plain: Any, folder: Path, opset: int) -> list[str]:
     family = plain.config.model_type
     if family not in modules:
         raise ExportError(
-            f"{type(plain).__name__}: cannot be exported as a generative model; expected one of {', '.join(modules)}"
+            f"{type(plain).__name__}: cannot be exported as a generative model; "
+            f"expected one of {', '.join(modules)}"
         )
     folder.mkdir()
     for file, module in modules[family].items():
@@ -199,7 +255,8 @@ def _trace(plain: Any, folder: Path, opset: int) -> list[str]:
 
 
 def _finish(raw: Path, target: Path, suffix: str) -> None:
-    """Write the graphs as they ship: T5's decoders merged into one file, shared matrices stored once."""
+    """Write the graphs as they ship: T5's decoders merged into one file, shared
+    matrices stored once."""
     import onnx
 
     from compress.exporters.decoders import merge_decoders, tie_matrices
@@ -207,33 +264,53 @@ def _finish(raw: Path, target: Path, suffix: str) -> None:
 
     target.mkdir(exist_ok=True)
     if (raw / f"first{suffix}.onnx").is_file():
-        decoder = merge_decoders(read_model(raw / f"first{suffix}.onnx"), read_model(raw / f"following{suffix}.onnx"))
-        onnx.save_model(tie_matrices(decoder), target / f"decoder_model_merged{suffix}.onnx")
+        decoder = merge_decoders(
+            read_model(raw / f"first{suffix}.onnx"),
+            read_model(raw / f"following{suffix}.onnx"),
+        )
+        onnx.save_model(
+            tie_matrices(decoder), target / f"decoder_model_merged{suffix}.onnx"
+        )
     for name in ("model", "encoder_model"):
         if (raw / f"{name}{suffix}.onnx").is_file():
-            onnx.save_model(tie_matrices(read_model(raw / f"{name}{suffix}.onnx")), target / f"{name}{suffix}.onnx")
+            onnx.save_model(
+                tie_matrices(read_model(raw / f"{name}{suffix}.onnx")),
+                target / f"{name}{suffix}.onnx",
+            )
 
 
 def check(model: Any, folder: Path) -> float:
-    """Compute the largest difference between the folder's fp32 logits, computed in several steps, and the model's,
-    computed in one; relative to the largest logit (or to 1). Raises ExportError where it exceeds TOLERANCE."""
+    """Compute the largest difference between the folder's fp32 logits, computed in
+    several steps, and the model's, computed in one; relative to the largest logit (or
+    to 1). Raises ExportError where it exceeds TOLERANCE."""
     import torch
 
-    seeded, generator = torch.Generator().manual_seed(0), TextGenerator.open(folder, "fp32")
+    seeded, generator = (
+        torch.Generator().manual_seed(0),
+        TextGenerator.open(folder, "fp32"),
+    )
     ids = torch.randint(model.config.vocab_size, (1, 9), generator=seeded)
     source = torch.randint(model.config.vocab_size, (1, 6), generator=seeded)
     with torch.no_grad():
-        out = model(ids) if generator.encoder is None else model(input_ids=source, decoder_input_ids=ids)
+        out = (
+            model(ids)
+            if generator.encoder is None
+            else model(input_ids=source, decoder_input_ids=ids)
+        )
     expected = out.logits[0].numpy()
     past, found = generator.begin(source[0].tolist()), []
     for part in ids[0].split([5, 1, 2, 1]):
         logits, past = generator.step(past, part.tolist())
         found.append(logits)
-    difference, largest = float(np.abs(np.concatenate(found) - expected).max()), float(np.abs(expected).max())
+    difference, largest = (
+        float(np.abs(np.concatenate(found) - expected).max()),
+        float(np.abs(expected).max()),
+    )
     if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
         raise ExportError(
-            f"{type(model).__name__}: the ONNX files' logits differ from the model's by {difference:.2g} where the "
-            f"largest is {largest:.2g}; the weights may hold NaN, or this architecture cannot be traced"
+            f"{type(model).__name__}: the ONNX files' logits differ from the model's "
+            f"by {difference:.2g} where the largest is {largest:.2g}; the weights may "
+            "hold NaN, or this architecture cannot be traced"
         )
     return difference / max(1.0, largest)
 
@@ -255,4 +332,4 @@ Bundle.load(".").complete(["a text"])  # int8, without torch
 ## Licence
 
 {licence}
-"""
+"""  # noqa: E501

@@ -1,14 +1,18 @@
 """Make int8 ONNX files of fp32 ones.
 
-    dynamic  weights stored as int8, activations quantised as they come: no calibration data is needed
-    static   activations are quantised with scales known beforehand, from calibration or from training; of two forms:
-      fused  what is fastest in onnxruntime on a CPU: QuantizeLinear, once for all products that read a tensor, and
-             com.microsoft's MatMulIntegerToFloat, which multiplies, scales and adds the bias in one operator
-      qdq    QuantizeLinear and DequantizeLinear around float products, as OpenVINO, TensorRT and mobile runtimes read
-             them
+    dynamic  weights stored as int8, activations quantised as they come: no calibration
+             data is needed
+    static   activations are quantised with scales known beforehand, from calibration or
+             from training; of two forms:
+      fused  what is fastest in onnxruntime on a CPU: QuantizeLinear, once for all
+             products that read a tensor, and com.microsoft's MatMulIntegerToFloat,
+             which multiplies, scales and adds the bias in one operator
+      qdq    QuantizeLinear and DequantizeLinear around float products, as OpenVINO,
+             TensorRT and mobile runtimes read them
 
-In a static file activations are uint8 with one scale and zero point per tensor, weights int8, symmetric; embedding
-tables uint8, one scale and zero point each, as in `quantize_dynamic`.
+In a static file activations are uint8 with one scale and zero point per tensor, weights
+int8, symmetric; embedding tables uint8, one scale and zero point each, as in
+`quantize_dynamic`.
 """
 
 import logging
@@ -27,7 +31,13 @@ from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean, first_reason
 from compress.exporters.rewrite.graph import Graph, Product, products, read_factors
-from compress.exporters.session import MICROSOFT, declare_microsoft, inherit_metadata, read_model, save_changed
+from compress.exporters.session import (
+    MICROSOFT,
+    declare_microsoft,
+    inherit_metadata,
+    read_model,
+    save_changed,
+)
 from compress.io import atomic_file, name_disk_errors
 
 PRECISION_KEY = "compress.precision"
@@ -36,22 +46,28 @@ Ranges = Mapping[str, tuple[float, float]]
 """Tensor -> the lowest and highest value that it takes."""
 
 
-def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, keep: Sequence[str] = ()) -> None:
+def quantize_dynamic(
+    source: Path, target: Path, *, per_channel: bool = True, keep: Sequence[str] = ()
+) -> None:
     """Write the fp32 ONNX file `source` as int8 to `target`: a quarter of the size.
 
-    Weights of matrix products become symmetric int8, one scale per output channel (`per_channel`) or per matrix;
-    embedding tables uint8 with one scale and zero point each. Products of two activations (queries x keys,
-    probabilities x values) stay float32: quantising them too is slower. Activations get one uint8 scale per tensor
-    and run, so a row's logits depend a little on its batch and padding, and on the processor.
-    `keep` names nodes that stay float32. Raises ExportError for a file that cannot be read or has no weights to
-    quantise.
+    Weights of matrix products become symmetric int8, one scale per output channel
+    (`per_channel`) or per matrix; embedding tables uint8 with one scale and zero point
+    each. Products of two activations (queries x keys, probabilities x values) stay
+    float32: quantising them too is slower. Activations get one uint8 scale per tensor
+    and run, so a row's logits depend a little on its batch and padding, and on the
+    processor. `keep` names nodes that stay float32. Raises ExportError for a file that
+    cannot be read or has no weights to quantise.
     """
     file = read_model(source)
     properties = inherit_metadata(file)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # onnxruntime writes beside its input, and leaves that behind when it fails: hence a folder that goes away
+    # onnxruntime writes beside its input, and leaves that behind when it fails: hence a
+    # folder that goes away
     with (
-        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch,
+        tempfile.TemporaryDirectory(
+            dir=target.parent, prefix=f".{target.name}."
+        ) as scratch,
         atomic_file(target) as partial,
     ):
         raw = Path(scratch) / "raw.onnx"
@@ -62,16 +78,23 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
                     raw,
                     partial,
                     per_channel=per_channel,
-                    nodes_to_exclude=[*keep, *(f"{name}_MatMul" for name in keep)],  # that is what becomes of a Gemm
+                    # that is what becomes of a Gemm
+                    nodes_to_exclude=[*keep, *(f"{name}_MatMul" for name in keep)],
                     extra_options={"MatMulConstBOnly": True},
                 )
-        except (AssertionError, RuntimeError, ValueError) as error:  # onnxruntime asserts that weights are numbers
-            raise ExportError(f"{source}: cannot be quantised ({first_reason(error)}); use the fp32 file") from error
-        small = onnx.load_model(partial)
-        if not keep and not any(node.op_type == "MatMulInteger" for node in small.graph.node):
+        except (AssertionError, RuntimeError, ValueError) as error:
+            # onnxruntime asserts that weights are numbers
             raise ExportError(
-                f"{source}: no matrix product with constant weights was found to quantise; "
-                "expected the fp32 file that to_onnx writes"
+                f"{source}: cannot be quantised ({first_reason(error)}); use the fp32 "
+                "file"
+            ) from error
+        small = onnx.load_model(partial)
+        if not keep and not any(
+            node.op_type == "MatMulInteger" for node in small.graph.node
+        ):
+            raise ExportError(
+                f"{source}: no matrix product with constant weights was found to "
+                "quantise; expected the fp32 file that to_onnx writes"
             )
         onnx.helper.set_model_props(small, {**properties, PRECISION_KEY: "int8"})
         onnx.save_model(small, partial)
@@ -79,8 +102,9 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
 
 @contextmanager
 def _silence_root_logger() -> Iterator[None]:
-    """Drop records of the root logger itself: there onnxruntime asks for a pre-processing that would fuse the graph,
-    lists integer tensors that it rightly leaves alone, and installs a handler if there is none."""
+    """Drop records of the root logger itself: there onnxruntime asks for a
+    pre-processing that would fuse the graph, lists integer tensors that it rightly
+    leaves alone, and installs a handler if there is none."""
     root, handler = logging.getLogger(), logging.NullHandler()
 
     def not_root(record: logging.LogRecord) -> bool:
@@ -108,47 +132,65 @@ def quantize_static(
 ) -> None:
     """Write the fp32 ONNX file `source` as static int8 to `target`.
 
-    ranges        tensor that a product reads -> its lowest and highest value; see `quantization.calibration.ranges`
+    ranges        tensor that a product reads -> its lowest and highest value; see
+                  `quantization.calibration.ranges`
     keep          names of the products that stay float32
     per_channel   one scale per output column of a weight, or one per weight
-    reduce_range  weights of 7 bits: processors with AVX2 or AVX-512 but without VNNI add two products of 8 x 8 bits in
-                  16 bits, where they saturate; with 7 bits they cannot
-    outputs       tensor that a product writes -> its lowest and highest value, where it is rounded to uint8 as well
+    reduce_range  weights of 7 bits: processors with AVX2 or AVX-512 but without VNNI
+                  add two products of 8 x 8 bits in 16 bits, where they saturate; with 7
+                  bits they cannot
+    outputs       tensor that a product writes -> its lowest and highest value, where it
+                  is rounded to uint8 as well
 
-    Raises ExportError for a file without products, a name in `keep` that is none, and tensors without range.
+    Raises ExportError for a file without products, a name in `keep` that is none, and
+    tensors without range.
     """
     model = read_model(source)
     graph = Graph(model.graph)
     found = products(graph)
     names = [product.name for product in found]
     if not found:
-        raise ExportError(f"{source}: no matrix product with constant weights; expected the fp32 file of a bundle")
+        raise ExportError(
+            f"{source}: no matrix product with constant weights; expected the fp32 "
+            "file of a bundle"
+        )
     for name in keep:
         if name not in names:
-            raise ExportError(f"{source}: keep: no product {name!r}.{did_you_mean(name, names)}")
+            raise ExportError(
+                f"{source}: keep: no product {name!r}.{did_you_mean(name, names)}"
+            )
     chosen = [product for product in found if product.name not in keep]
     if unknown := sorted({product.reads for product in chosen} - ranges.keys()):
         raise ExportError(
-            f"{source}: no range for {', '.join(unknown)}; calibrate this very file: compress.quantization.calibration"
+            f"{source}: no range for {', '.join(unknown)}; calibrate this very file: "
+            "compress.quantization.calibration"
         )
     bits = 7 if reduce_range else 8
-    _Static(graph, ranges, outputs or {}, per_channel=per_channel, bits=bits, form=form).rewrite(chosen)
+    _Static(
+        graph, ranges, outputs or {}, per_channel=per_channel, bits=bits, form=form
+    ).rewrite(chosen)
     if form == "fused":  # also where every product is kept
         declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: "int8"})
 
 
 def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
-    """Compute scale and zero point of uint8 numbers that stand for low..high, 0 among them exactly."""
+    """Compute scale and zero point of uint8 numbers that stand for low..high, 0 among
+    them exactly."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = np.float32((high - low) / 255 or 1.0)
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
 
 
-def quantise_bias(bias: NDArray[np.float32], unit: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Quantise a bias in units of what the integer product is in: the scale of the activations x the weight's."""
+def quantise_bias(
+    bias: NDArray[np.float32], unit: NDArray[np.float32]
+) -> NDArray[np.int32]:
+    """Quantise a bias in units of what the integer product is in: the scale of the
+    activations x the weight's."""
     limits = np.iinfo(np.int32)
-    return np.clip(np.rint(bias.astype(np.float64) / unit), limits.min, limits.max).astype(np.int32)
+    return np.clip(
+        np.rint(bias.astype(np.float64) / unit), limits.min, limits.max
+    ).astype(np.int32)
 
 
 def quantise_matrix(
@@ -158,14 +200,23 @@ def quantise_matrix(
     most = 2 ** (bits - 1) - 1
     largest = np.abs(matrix).max(axis=0 if per_channel else None)
     scales = np.where(largest > 0, largest / most, 1.0).astype(np.float32)
-    return np.clip(np.rint(matrix / scales), -most, most).astype(np.int8), np.asarray(scales)
+    return np.clip(np.rint(matrix / scales), -most, most).astype(np.int8), np.asarray(
+        scales
+    )
 
 
 class _Static:
     """Rewrites a graph. `done` names the tensors whose nodes are written already."""
 
     def __init__(
-        self, graph: Graph, ranges: Ranges, outputs: Ranges, *, per_channel: bool, bits: int, form: Form
+        self,
+        graph: Graph,
+        ranges: Ranges,
+        outputs: Ranges,
+        *,
+        per_channel: bool,
+        bits: int,
+        form: Form,
     ) -> None:
         self.graph, self.ranges, self.outputs = graph, ranges, outputs
         self.per_channel, self.bits, self.form = per_channel, bits, form
@@ -187,8 +238,17 @@ class _Static:
         self.graph.nodes = self.nodes
         self.graph.store()
 
-    def _add(self, operator: str, inputs: Sequence[str], output: str, name: str, **attributes: Any) -> None:
-        self.nodes.append(helper.make_node(operator, inputs, [output], name=name, **attributes))
+    def _add(
+        self,
+        operator: str,
+        inputs: Sequence[str],
+        output: str,
+        name: str,
+        **attributes: Any,
+    ) -> None:
+        self.nodes.append(
+            helper.make_node(operator, inputs, [output], name=name, **attributes)
+        )
 
     def _product(self, product: Product) -> None:
         if product.output not in self.outputs:
@@ -197,21 +257,38 @@ class _Static:
         exact = f"{product.output}_exact"
         self._multiply(product, exact)
         codes, scale, zero = self._quantise(exact, self.outputs[product.output])
-        self._add("DequantizeLinear", [codes, scale, zero], product.output, f"{product.name}_round")
+        self._add(
+            "DequantizeLinear",
+            [codes, scale, zero],
+            product.output,
+            f"{product.name}_round",
+        )
 
     def _multiply(self, product: Product, output: str) -> None:
         codes, scale, zero = self._activations(product.reads)
         matrix, scales = self._weight(product)
         if self.form == "fused":
-            inputs = [codes, matrix, scale, scales, zero, *([] if product.bias is None else ["", product.bias])]
-            self._add("MatMulIntegerToFloat", inputs, output, product.name, domain=MICROSOFT)
+            inputs = [
+                codes,
+                matrix,
+                scale,
+                scales,
+                zero,
+                *([] if product.bias is None else ["", product.bias]),
+            ]
+            self._add(
+                "MatMulIntegerToFloat", inputs, output, product.name, domain=MICROSOFT
+            )
             return
         inputs = [f"{product.reads}_float", f"{product.weight}_float"]
         self._dequantise(matrix, scales, inputs[1], axis=1)
-        if product.gemm:  # onnxruntime makes QGemm of it, but only if the bias is quantised too
+        # onnxruntime makes QGemm of it, but only if the bias is quantised too
+        if product.gemm:
             if product.bias is not None:
                 inputs.append(f"{product.name}_bias_float")
-                unit = scale_and_zero(*self.ranges[product.reads])[0] * self._value(scales)
+                unit = scale_and_zero(*self.ranges[product.reads])[0] * self._value(
+                    scales
+                )
                 bias, step = f"{product.name}_bias_int32", f"{product.name}_bias_scale"
                 self.graph.put(bias, quantise_bias(self._value(product.bias), unit))
                 self.graph.put(step, np.asarray(unit, np.float32))
@@ -221,7 +298,12 @@ class _Static:
             self._add("MatMul", inputs, output, product.name)
         else:
             self._add("MatMul", inputs, f"{product.ends[0]}_raw", product.name)
-            self._add("Add", [f"{product.ends[0]}_raw", product.bias], output, f"{product.name}_bias")
+            self._add(
+                "Add",
+                [f"{product.ends[0]}_raw", product.bias],
+                output,
+                f"{product.name}_bias",
+            )
 
     def _dequantise(self, codes: str, scales: str, output: str, *, axis: int) -> None:
         """Write the node once; zero points are 0."""
@@ -231,15 +313,24 @@ class _Static:
         zeros = np.zeros(self._value(scales).shape, self._value(codes).dtype)
         self.graph.put(f"{scales}_zero", zeros)
         attributes = {"axis": axis} if zeros.ndim else {}
-        self._add("DequantizeLinear", [codes, scales, f"{scales}_zero"], output, f"{output}_made", **attributes)
+        self._add(
+            "DequantizeLinear",
+            [codes, scales, f"{scales}_zero"],
+            output,
+            f"{output}_made",
+            **attributes,
+        )
 
     def _activations(self, name: str) -> tuple[str, str, str]:
-        """Quantise a tensor that products read, once; return the names of codes, scale and zero point."""
+        """Quantise a tensor that products read, once; return the names of codes, scale
+        and zero point."""
         if f"{name}_uint8" not in self.done:
             self.done.add(f"{name}_uint8")
             written = self._quantise(name, self.ranges[name])
             if self.form == "qdq":
-                self._add("DequantizeLinear", written, f"{name}_float", f"{name}_dequantize")
+                self._add(
+                    "DequantizeLinear", written, f"{name}_float", f"{name}_dequantize"
+                )
         return f"{name}_uint8", f"{name}_scale", f"{name}_zero"
 
     def _quantise(self, name: str, ends: tuple[float, float]) -> tuple[str, str, str]:
@@ -250,10 +341,15 @@ class _Static:
         return codes, scale, zero
 
     def _weight(self, product: Product) -> tuple[str, str]:
-        """Return the names of the int8 matrix and its scales; layers that share a weight share these."""
+        """Return the names of the int8 matrix and its scales; layers that share a
+        weight share these."""
         names = f"{product.weight}_int8", f"{product.weight}_scale"
         if names[0] not in self.graph.tensors:
-            values = quantise_matrix(product.matrix(self.graph.tensors), per_channel=self.per_channel, bits=self.bits)
+            values = quantise_matrix(
+                product.matrix(self.graph.tensors),
+                per_channel=self.per_channel,
+                bits=self.bits,
+            )
             self.graph.put(names[0], values[0])
             self.graph.put(names[1], values[1])
         return names
@@ -265,44 +361,60 @@ class _Static:
         if codes not in self.graph.tensors:
             values = self._value(table)
             step, middle = scale_and_zero(float(values.min()), float(values.max()))
-            self.graph.put(codes, np.clip(np.rint(values / step) + middle, 0, 255).astype(np.uint8))
+            self.graph.put(
+                codes, np.clip(np.rint(values / step) + middle, 0, 255).astype(np.uint8)
+            )
             self.graph.put(scale, np.asarray(step))
             self.graph.put(zero, np.asarray(middle))
         self._add("Gather", [codes, node.input[1]], f"{output}_uint8", node.name)
-        self._add("DequantizeLinear", [f"{output}_uint8", scale, zero], output, f"{node.name}_float")
+        self._add(
+            "DequantizeLinear",
+            [f"{output}_uint8", scale, zero],
+            output,
+            f"{node.name}_float",
+        )
 
     def _value(self, name: str) -> NDArray[Any]:
         return numpy_helper.to_array(self.graph.tensors[name])
 
 
 LEARNED_KEY = "activation_ranges"
-"""The key of a config that holds the ranges of a model that was trained for int8 (compress.papers.q8bert)."""
+"""The key of a config that holds the ranges of a model that was trained for int8
+(compress.papers.q8bert)."""
 
 REPEATED = re.compile(r"_\d+(?=\.|$)")
-"""The suffix that the exporter adds to a layer's name where the layer is called again."""
+"""The suffix that the exporter adds to a layer's name where the layer is called
+again."""
 
 
 def read_learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
-    """Read the ranges of quantisation-aware training: layer -> [low, high] of what it reads, and [low, high] of what it
-    gives, if that is rounded too, in one list; empty without it."""
+    """Read the ranges of quantisation-aware training: layer -> [low, high] of what it
+    reads, and [low, high] of what it gives, if that is rounded too, in one list; empty
+    without it."""
     found: Mapping[str, Sequence[float]] = getattr(config, LEARNED_KEY, None) or {}
     return found
 
 
 def quantize_learned(
-    source: Path, target: Path, learned: Mapping[str, Sequence[float]], *, keep: Sequence[str] = ()
+    source: Path,
+    target: Path,
+    learned: Mapping[str, Sequence[float]],
+    *,
+    keep: Sequence[str] = (),
 ) -> None:
-    """Write `source`, the fp32 file of such a model, as static int8 with its own ranges.
+    """Write `source`, the fp32 file of such a model, as static int8 with its own
+    ranges.
 
-    Layers without a range stay in float32, as they were in training; so do those of `keep`. Raises ExportError when
-    `source` has none of the layers.
+    Layers without a range stay in float32, as they were in training; so do those of
+    `keep`. Raises ExportError when `source` has none of the layers.
     """
     ranges, outputs, exact = {}, {}, list(keep)
     graph = read_model(source).graph
     factors = read_factors(graph)
     for product in products(graph):
         module = module_of(product.name)
-        places = (module, REPEATED.sub("", module), module.rpartition(".")[0])  # the last: of a part of its product
+        # the last: of a part of its product
+        places = (module, REPEATED.sub("", module), module.rpartition(".")[0])
         found = next((learned[place] for place in places if place in learned), None)
         if found is None:
             exact.append(product.name)
@@ -313,10 +425,13 @@ def quantize_learned(
                 outputs[product.output] = (factor * found[2], factor * found[3])
     if not ranges:
         raise ExportError(
-            f"{source}: none of its products is a layer with a learned range ({', '.join(list(learned)[:3])}, ...); "
-            "expected the file that to_onnx writes of the trained model"
+            f"{source}: none of its products is a layer with a learned range "
+            f"({', '.join(list(learned)[:3])}, ...); expected the file that to_onnx "
+            "writes of the trained model"
         )
-    quantize_static(source, target, ranges, keep=list(dict.fromkeys(exact)), outputs=outputs)
+    quantize_static(
+        source, target, ranges, keep=list(dict.fromkeys(exact)), outputs=outputs
+    )
 
 
 def module_of(name: str) -> str:

@@ -1,4 +1,5 @@
-"""Read and write `manifest.json`: what a bundle holds, how it was made, and the hash of every other file in it."""
+"""Read and write `manifest.json`: what a bundle holds, how it was made, and the hash of
+every other file in it."""
 
 import hashlib
 import json
@@ -17,7 +18,8 @@ NAME = "manifest.json"
 FORMER = "contents.json"
 """The manifest's name in bundles without a task of version 0.1."""
 LONGEST = 2**24
-"""The largest `max_length`, in tokens; tokenizers take no number that does not fit into a machine's word."""
+"""The largest `max_length`, in tokens; tokenizers take no number that does not fit into
+a machine's word."""
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
 
 BundleKind = Literal["task", "embeddings", "generative"]
@@ -34,20 +36,27 @@ class Stamp:
     def of(cls, path: Path) -> "Stamp":
         """Compute the stamp of a file."""
         with path.open("rb") as file:
-            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+            return cls(
+                path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The contents of `manifest.json`.
 
-    task        kind, columns, labels in the order of the logits, metric; None where the bundle has no task
+    task        kind, columns, labels in the order of the logits, metric; None where the
+                bundle has no task
     max_length  tokens that a text (or a pair) is truncated to, special tokens included
-    model_type, parameters   transformers' name of the architecture, and its size (0: unknown)
-    threshold   qa: the margin over the best span from which "no answer" is returned; None: a span is always returned
+    model_type, parameters   transformers' name of the architecture, and its size (0:
+                             unknown)
+    threshold   qa: the margin over the best span from which "no answer" is returned;
+                None: a span is always returned
     versions    package -> version, of the packages that made the bundle
-    files       path inside the bundle, with forward slashes -> stamp; all files except the manifest
-    kind        task: a model with a head; embeddings: texts to vectors; generative: a language model
+    files       path inside the bundle, with forward slashes -> stamp; all files except
+                the manifest
+    kind        task: a model with a head; embeddings: texts to vectors; generative: a
+                language model
     """
 
     task: Task | None = None
@@ -62,21 +71,37 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if not 0 < self.max_length <= LONGEST:
-            raise ValueError(f"max_length {self.max_length}: expected 1 to {LONGEST} tokens")
+            raise ValueError(
+                f"max_length {self.max_length}: expected 1 to {LONGEST} tokens"
+            )
         if self.parameters < 0:
             raise ValueError(f"parameters {self.parameters}: expected no less than 0")
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise ValueError(f"threshold {self.threshold}: expected a finite number")
         if (self.task is not None) != (self.kind == "task"):
-            raise ValueError(f"kind {self.kind}: expected a task in bundles of kind task, and in no others")
+            raise ValueError(
+                f"kind {self.kind}: expected a task in bundles of kind task, and in no "
+                "others"
+            )
         if self.task is not None:
-            kind, texts, labels = self.task.kind, len(self.task.text), len(self.task.labels)
-            if not 0 < texts <= 2 or (kind not in ("regression", "qa", "embedding", "ranking") and not labels):
+            kind, texts, labels = (
+                self.task.kind,
+                len(self.task.text),
+                len(self.task.labels),
+            )
+            if not 0 < texts <= 2 or (
+                kind not in ("regression", "qa", "embedding", "ranking") and not labels
+            ):
                 raise ValueError(f"task: {kind} of {texts} texts and {labels} labels")
 
     @classmethod
     def from_model(
-        cls, model: Any, max_length: int, *, kind: BundleKind = "task", task: Task | None = None
+        cls,
+        model: Any,
+        max_length: int,
+        *,
+        kind: BundleKind = "task",
+        task: Task | None = None,
     ) -> "Manifest":
         """Describe a transformers model; `files` is empty."""
         return cls(
@@ -91,27 +116,39 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read a folder's manifest. Raises BundleError where it is missing or invalid."""
+        """Read a folder's manifest. Raises BundleError where it is missing or
+        invalid."""
         from pydantic import TypeAdapter, ValidationError
 
         path = folder / (NAME if (folder / NAME).is_file() else FORMER)
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
-            raise BundleError(f"{folder}: has no {NAME}; expected the folder of a bundle") from None
+            raise BundleError(
+                f"{folder}: has no {NAME}; expected the folder of a bundle"
+            ) from None
         except NotADirectoryError:
-            raise BundleError(f"{folder}: is a file; expected the folder of a bundle") from None
+            raise BundleError(
+                f"{folder}: is a file; expected the folder of a bundle"
+            ) from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             wrong = first["msg"].removeprefix("Value error, ")
             if first["loc"]:
-                wrong = f"{'.'.join(map(str, first['loc']))}: {wrong}, found {first['input']!r:.60}"
+                wrong = (
+                    f"{'.'.join(map(str, first['loc']))}: {wrong}, found "
+                    f"{first['input']!r:.60}"
+                )
             raise BundleError(
-                f"{path}: {wrong}; the bundle is damaged, or of another version of compress: write or copy it again"
+                f"{path}: {wrong}; the bundle is damaged, or of another version of "
+                "compress: write or copy it again"
             ) from None
         for name in manifest.files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise BundleError(f"{path}: lists {name!r}; expected only paths inside the bundle: copy it again")
+                raise BundleError(
+                    f"{path}: lists {name!r}; expected only paths inside the bundle: "
+                    "copy it again"
+                )
         return manifest
 
     def write(self, folder: Path) -> None:
@@ -120,19 +157,33 @@ class Manifest:
         if self.kind == "task":  # the default, which no version has written
             del content["kind"]
         with atomic_file(folder / NAME) as partial:
-            partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            partial.write_text(
+                json.dumps(content, indent=2, ensure_ascii=False) + "\n",
+                encoding="utf-8",
+            )
 
     def check(self, folder: Path) -> None:
-        """Raise BundleError with every file that is missing or differs from its stamp."""
+        """Raise BundleError with every file that is missing or differs from its
+        stamp."""
         problems = []
         for name, stamp in self.files.items():
             expected = f"expected {stamp.bytes} bytes, sha256 {stamp.sha256}"
             if not (folder / name).is_file():
                 problems.append(f"{folder / name}: missing; {expected}")
             elif (found := Stamp.of(folder / name)) != stamp:
-                problems.append(f"{folder / name}: {found.bytes} bytes, sha256 {found.sha256}; {expected}")
+                problems.append(
+                    f"{folder / name}: {found.bytes} bytes, sha256 {found.sha256}; "
+                    f"{expected}"
+                )
         if problems:
-            raise BundleError("\n".join((*problems, f"{folder}: the bundle is damaged; write or copy it again")))
+            raise BundleError(
+                "\n".join(
+                    (
+                        *problems,
+                        f"{folder}: the bundle is damaged; write or copy it again",
+                    )
+                )
+            )
 
 
 def is_bundle(folder: Path) -> bool:
@@ -141,20 +192,26 @@ def is_bundle(folder: Path) -> bool:
 
 
 def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
-    """Return the folder itself where it is a bundle, or the bundle of a run; None where there is none of this kind.
+    """Return the folder itself where it is a bundle, or the bundle of a run; None where
+    there is none of this kind.
 
-    Raises BundleError for a bundle without its manifest, which would pass for a checkpoint.
+    Raises BundleError for a bundle without its manifest, which would pass for a
+    checkpoint.
     """
     for place in (folder, folder / "bundle"):
         if is_bundle(place):
             return place if kind is None or Manifest.read(place).kind == kind else None
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
-            raise BundleError(f"{place / NAME}: is missing, so the bundle is incomplete; write or copy it again")
+            raise BundleError(
+                f"{place / NAME}: is missing, so the bundle is incomplete; write or "
+                "copy it again"
+            )
     return None
 
 
 def list_input_files(paths: Iterable[Path]) -> list[Path]:
-    """List the files of those paths that are bundles or runs, and the other paths themselves."""
+    """List the files of those paths that are bundles or runs, and the other paths
+    themselves."""
     files = []
     for path in paths:
         folder = find_bundle(path)
@@ -164,13 +221,21 @@ def list_input_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def kind_of_bundle(folder: Path) -> Kind | None:
-    """Return "embedding" or "ranking" for a bundle of that task, whose rows look like other kinds'; None otherwise."""
+    """Return "embedding" or "ranking" for a bundle of that task, whose rows look like
+    other kinds'; None otherwise."""
     place = find_bundle(folder, "task")
     task = Manifest.read(place).task if place else None
-    return task.kind if task is not None and task.kind in ("embedding", "ranking") else None
+    return (
+        task.kind
+        if task is not None and task.kind in ("embedding", "ranking")
+        else None
+    )
 
 
 def stamp_files(folder: Path) -> dict[str, Stamp]:
-    """Compute the stamps of all files in the folder except the manifest, sorted by path."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
+    """Compute the stamps of all files in the folder except the manifest, sorted by
+    path."""
+    paths = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path != folder / NAME
+    )
     return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in paths}

@@ -1,17 +1,22 @@
-"""Write graphs for neural processors: one row of a fixed number of tokens, every value in 8 or 16 bits.
+"""Write graphs for neural processors: one row of a fixed number of tokens, every value
+in 8 or 16 bits.
 
-    prepare   the fp32 file of dynamic shape -> the same in operators of such a processor (GELU as one)
+    prepare   the fp32 file of dynamic shape -> the same in operators of such a
+              processor (GELU as one)
     fix       -> one row of a fixed number of tokens, int32 ids; shapes are constants
     quantize  -> QuantizeLinear and DequantizeLinear around every operator (QDQ)
     quantize_uncalibrated   all three with made-up ranges: a file to time, not to ask
 
-Weights are int8, symmetric, a scale per output; embedding tables uint8 with one scale; activations uint16, or uint8 in
-the `narrow` operators. Operators that only move data keep the scale of their input. There are no integer operators (no
-MatMulInteger, no DynamicQuantizeLinear): the execution provider finds them in the QDQ pattern.
+Weights are int8, symmetric, a scale per output; embedding tables uint8 with one scale;
+activations uint16, or uint8 in the `narrow` operators. Operators that only move data
+keep the scale of their input. There are no integer operators (no MatMulInteger, no
+DynamicQuantizeLinear): the execution provider finds them in the QDQ pattern.
 
-A mask of -1e4 would take nearly all of the range of the scores it is added to, float32's lowest number all of it
-(microsoft/winml-cli#179). So it is as small as possible: the widest range of scores and MARGIN, which leaves a masked
-token exp(-MARGIN) of the least of the others; and scores are clipped MARGIN below the calibrated minimum.
+A mask of -1e4 would take nearly all of the range of the scores it is added to,
+float32's lowest number all of it (microsoft/winml-cli#179). So it is as small as
+possible: the widest range of scores and MARGIN, which leaves a masked token
+exp(-MARGIN) of the least of the others; and scores are clipped MARGIN below the
+calibrated minimum.
 """
 
 import copy
@@ -27,7 +32,12 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.errors import ExportError
-from compress.exporters.int8 import PRECISION_KEY, Ranges, quantise_bias, quantise_matrix
+from compress.exporters.int8 import (
+    PRECISION_KEY,
+    Ranges,
+    quantise_bias,
+    quantise_matrix,
+)
 from compress.exporters.onnx import MASKED
 from compress.exporters.rewrite import Form
 from compress.exporters.rewrite.graph import Graph, Product, attribute, products
@@ -42,12 +52,24 @@ from compress.exporters.session import (
 )
 
 FORM = Form(tokens_first=False, masked_keys=False)
-"""The form of the graph to prepare: rows first, and the mask on the scores; on the keys it would widen their range."""
+"""The form of the graph to prepare: rows first, and the mask on the scores; on the keys
+it would widen their range."""
 MARGIN = 12.0
 MOVES = frozenset(
-    ("Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
-     "Unsqueeze")
-)  # fmt: skip
+    (
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    )
+)
 """Operators that only move data."""
 WHOLE = frozenset(("Add", "Concat", "CumSum", "Equal", "Mul", "Sub", "Where"))
 """Operators whose integers must all be of one type."""
@@ -57,7 +79,8 @@ UNCALIBRATED = (-8.0, 8.0)
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Write the fp32 file `source` with GELU as one operator, so that only its result needs a range."""
+    """Write the fp32 file `source` with GELU as one operator, so that only its result
+    needs a range."""
     from onnxruntime.quantization.fusions import FusionGelu
     from onnxruntime.quantization.onnx_model import ONNXModel
 
@@ -71,9 +94,9 @@ def prepare(source: Path, target: Path) -> None:
 
 
 def fix(source: Path, target: Path, tokens: int) -> None:
-    """Write the fp32 file `source` for one row of `tokens` tokens: its inputs are int32 (1, tokens), and everything
-    that depends on sizes alone becomes a constant. Raises ExportError where onnxruntime cannot run it at that
-    length."""
+    """Write the fp32 file `source` for one row of `tokens` tokens: its inputs are int32
+    (1, tokens), and everything that depends on sizes alone becomes a constant. Raises
+    ExportError where onnxruntime cannot run it at that length."""
     model = read_model(source)
     for value in (*model.graph.input, *model.graph.output):
         for at, size in enumerate(value.type.tensor_type.shape.dim):
@@ -81,7 +104,12 @@ def fix(source: Path, target: Path, tokens: int) -> None:
                 size.dim_value = tokens if at == 1 else 1
     graph = Graph(model.graph)
     constant = _find_constant(graph)
-    names = [name for node in graph.nodes if set(node.output) <= constant for name in node.output]
+    names = [
+        name
+        for node in graph.nodes
+        if set(node.output) <= constant
+        for name in node.output
+    ]
     for name, value in zip(names, _evaluate(model, names, tokens, source), strict=True):
         graph.put(name, value)
     graph.nodes = [node for node in graph.nodes if not set(node.output) <= constant]
@@ -93,19 +121,27 @@ def fix(source: Path, target: Path, tokens: int) -> None:
     save_changed(model, target)
 
 
-def _evaluate(model: onnx.ModelProto, names: list[str], tokens: int, source: Path) -> list[NDArray[Any]]:
+def _evaluate(
+    model: onnx.ModelProto, names: list[str], tokens: int, source: Path
+) -> list[NDArray[Any]]:
     """Compute tensors that do not depend on the ids."""
     if not names:
         return []
     exposed = copy.deepcopy(model)
     outputs = {value.name for value in exposed.graph.output}
-    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
+    exposed.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in names if name not in outputs
+    )
     feeds = {each.name: np.ones((1, tokens), np.int64) for each in model.graph.input}
-    session = create_session(exposed.SerializeToString(), session_options(1, {}), source)
+    session = create_session(
+        exposed.SerializeToString(), session_options(1, {}), source
+    )
     try:
         return list(session.run(names, feeds))
     except UNOPENED as error:
-        raise ExportError(f"{source}: cannot be run on {tokens} tokens: {runtime_reason(error)}") from None
+        raise ExportError(
+            f"{source}: cannot be run on {tokens} tokens: {runtime_reason(error)}"
+        ) from None
 
 
 def _use_int32(graph: Graph) -> None:
@@ -114,49 +150,81 @@ def _use_int32(graph: Graph) -> None:
         if node.op_type == "Cast" and attribute(node, "to") == TensorProto.INT64:
             del node.attribute[:]
             node.attribute.append(helper.make_attribute("to", TensorProto.INT32))
-        wanted = node.input if node.op_type in WHOLE else node.input[1:2] if node.op_type.startswith("Gather") else []
+        wanted = (
+            node.input
+            if node.op_type in WHOLE
+            else node.input[1:2]
+            if node.op_type.startswith("Gather")
+            else []
+        )
         for at, name in enumerate(node.input):
             value = graph.value(name) if name in wanted else None
             if value is not None and value.dtype == np.int64:
                 node.input[at] = graph.constant(value.astype(np.int32), f"{name}_int32")
 
 
-def find_mask(model: onnx.ModelProto, name: str = "the model") -> tuple[str, list[tuple[str, str]]]:
+def find_mask(
+    model: onnx.ModelProto, name: str = "the model"
+) -> tuple[str, list[tuple[str, str]]]:
     """Find the mask, and the (scores, masked scores) of every attention.
 
-    Raises ExportError for attention that masks in another way, whose range is unknown; it calls the model by `name`.
+    Raises ExportError for attention that masks in another way, whose range is unknown;
+    it calls the model by `name`.
     """
     graph = Graph(model.graph)
     masks = {node.output[0] for node in graph.nodes if _makes_mask(graph, node)}
-    sums = [node for node in graph.nodes if node.op_type == "Add" and masks & set(node.input)]
+    sums = [
+        node
+        for node in graph.nodes
+        if node.op_type == "Add" and masks & set(node.input)
+    ]
     softmaxes = {node.input[0] for node in graph.nodes if node.op_type == "Softmax"}
-    if len(masks) != 1 or not softmaxes or softmaxes != {node.output[0] for node in sums}:
+    if (
+        len(masks) != 1
+        or not softmaxes
+        or softmaxes != {node.output[0] for node in sums}
+    ):
         raise ExportError(
-            f"{name} hides padding in another way than by a mask added to the scores of its attention; NPU files can "
-            "be made for BERT, DistilBERT, RoBERTa, ELECTRA, ALBERT and MobileBERT. --for onnx and --for ort support "
-            "every family"
+            f"{name} hides padding in another way than by a mask added to the scores "
+            "of its attention; NPU files can be made for BERT, DistilBERT, RoBERTa, "
+            "ELECTRA, ALBERT and MobileBERT. --for onnx and --for ort support every "
+            "family"
         )
     return masks.copy().pop(), [
-        (next(each for each in node.input if each not in masks), node.output[0]) for node in sums
+        (next(each for each in node.input if each not in masks), node.output[0])
+        for node in sums
     ]
 
 
 def _makes_mask(graph: Graph, node: NodeProto) -> bool:
-    return node.op_type == "Mul" and any(graph.scalar(name) == MASKED for name in node.input)
+    return node.op_type == "Mul" and any(
+        graph.scalar(name) == MASKED for name in node.input
+    )
 
 
-def bound_mask(model: onnx.ModelProto, ranges: Ranges, mask: str, scores: Collection[tuple[str, str]]) -> Ranges:
-    """Bound the mask, in place, and return the ranges with those of the mask and of the masked scores. `ranges` are of
-    rows without padding."""
-    widest = max((high - low for low, high in (ranges[name] for name, _ in scores)), default=0.0)
+def bound_mask(
+    model: onnx.ModelProto,
+    ranges: Ranges,
+    mask: str,
+    scores: Collection[tuple[str, str]],
+) -> Ranges:
+    """Bound the mask, in place, and return the ranges with those of the mask and of the
+    masked scores. `ranges` are of rows without padding."""
+    widest = max(
+        (high - low for low, high in (ranges[name] for name, _ in scores)), default=0.0
+    )
     least = -math.ceil(widest + MARGIN)
     graph = Graph(model.graph)
     for node in graph.nodes:
         if _makes_mask(graph, node):
-            at = next(at for at, name in enumerate(node.input) if graph.scalar(name) == MASKED)
+            at = next(
+                at for at, name in enumerate(node.input) if graph.scalar(name) == MASKED
+            )
             node.input[at] = graph.constant(np.array(least, np.float32), "bounded_mask")
     graph.store()
-    masked = {made: (ranges[read][0] - MARGIN, ranges[read][1]) for read, made in scores}
+    masked = {
+        made: (ranges[read][0] - MARGIN, ranges[read][1]) for read, made in scores
+    }
     sources = dict.fromkeys(_find_sources(graph, mask), (0.0, 1.0))
     return {**ranges, **masked, **sources, mask: (float(least), 0.0)}
 
@@ -167,7 +235,11 @@ def _find_sources(graph: Graph, name: str) -> set[str]:
     found, waiting = set[str](), [name]
     while waiting:
         node = writers.get(waiting.pop())
-        new = set() if node is None else {each for each in node.input if each in writers} - found
+        new = (
+            set()
+            if node is None
+            else {each for each in node.input if each in writers} - found
+        )
         found |= new
         waiting += new
     return found
@@ -179,7 +251,11 @@ def activations(source: Path) -> list[str]:
     graph = Graph(model.graph)
     constant, types = _find_constant(graph), _infer_types(model)
     outputs = (name for node in graph.nodes for name in node.output)
-    return [name for name in outputs if name not in constant and types.get(name) == TensorProto.FLOAT]
+    return [
+        name
+        for name in outputs
+        if name not in constant and types.get(name) == TensorProto.FLOAT
+    ]
 
 
 def _find_constant(graph: Graph) -> set[str]:
@@ -192,7 +268,8 @@ def _find_constant(graph: Graph) -> set[str]:
 
 
 def _infer_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Infer the element type of each tensor. GELU, which ONNX 17 does not have, keeps the type of its input."""
+    """Infer the element type of each tensor. GELU, which ONNX 17 does not have, keeps
+    the type of its input."""
     copied = copy.deepcopy(model)
     for node in copied.graph.node:
         if node.domain == MICROSOFT:
@@ -220,11 +297,17 @@ class Scale:
     def to(self, bits: int) -> "Scale":
         """Choose the scale of the same range in another number of bits."""
         step, most = float(self.step), 2**self.bits - 1 - self.zero
-        return self if bits == self.bits else Scale.from_range(-self.zero * step, most * step, bits)
+        return (
+            self
+            if bits == self.bits
+            else Scale.from_range(-self.zero * step, most * step, bits)
+        )
 
     def codes(self, values: NDArray[Any]) -> NDArray[Any]:
         """Quantise values."""
-        return np.clip(np.rint(values / self.step) + self.zero, 0, 2**self.bits - 1).astype(self.dtype)
+        return np.clip(
+            np.rint(values / self.step) + self.zero, 0, 2**self.bits - 1
+        ).astype(self.dtype)
 
     @property
     def dtype(self) -> Any:
@@ -232,15 +315,24 @@ class Scale:
 
 
 SQUASHED: Mapping[str, tuple[int, int]] = {"Sigmoid": (0, 0), "Tanh": (1, 1)}
-"""Operators whose scale the HTP prescribes: a step of 2**(first - bits), zero at the middle code where second is 1."""
+"""Operators whose scale the HTP prescribes: a step of 2**(first - bits), zero at the
+middle code where second is 1."""
 
 
-def quantize(source: Path, target: Path, ranges: Ranges, *, precision: str, narrow: Collection[str] = ()) -> None:
+def quantize(
+    source: Path,
+    target: Path,
+    ranges: Ranges,
+    *,
+    precision: str,
+    narrow: Collection[str] = (),
+) -> None:
     """Write the fp32 file `source` of fixed length in QDQ to `target`.
 
     ranges     of all activations: see `activations`
     precision  for the file's metadata
-    narrow     names of the operators whose activations are uint8; the others' are uint16
+    narrow     names of the operators whose activations are uint8; the others' are
+               uint16
 
     Raises ExportError for an activation without a range.
     """
@@ -250,7 +342,8 @@ def quantize(source: Path, target: Path, ranges: Ranges, *, precision: str, narr
 
 
 def quantize_uncalibrated(source: Path, target: Path, tokens: int, name: str) -> None:
-    """Write a w8a16 file of `tokens` tokens as slow as that of a trained model: ranges change answers, not operators.
+    """Write a w8a16 file of `tokens` tokens as slow as that of a trained model: ranges
+    change answers, not operators.
 
     source  an fp32 file in the form FORM; name: the model's, for errors
 
@@ -259,7 +352,9 @@ def quantize_uncalibrated(source: Path, target: Path, tokens: int, name: str) ->
     exact = target.with_suffix(".exact.onnx")
     prepare(source, exact)
     model = read_model(exact)
-    ranges = bound_mask(model, dict.fromkeys(activations(exact), UNCALIBRATED), *find_mask(model, name))
+    ranges = bound_mask(
+        model, dict.fromkeys(activations(exact), UNCALIBRATED), *find_mask(model, name)
+    )
     onnx.save_model(model, exact)
     fix(exact, exact, tokens)
     quantize(exact, target, ranges, precision="w8a16")
@@ -269,12 +364,22 @@ def quantize_uncalibrated(source: Path, target: Path, tokens: int, name: str) ->
 class _Writer:
     """Rewrites a graph; the dequantised tensors keep the names of the float ones.
 
-    scales  the scales of the float activations so far; `done`: tensors whose nodes are written already
+    scales  the scales of the float activations so far; `done`: tensors whose nodes are
+            written already
     """
 
-    def __init__(self, model: onnx.ModelProto, ranges: Ranges, narrow: Collection[str]) -> None:
-        self.graph, self.ranges, self.narrow, self.types = Graph(model.graph), ranges, narrow, _infer_types(model)
-        self.products: Mapping[str, Product] = {each.ends[0]: each for each in products(self.graph)}
+    def __init__(
+        self, model: onnx.ModelProto, ranges: Ranges, narrow: Collection[str]
+    ) -> None:
+        self.graph, self.ranges, self.narrow, self.types = (
+            Graph(model.graph),
+            ranges,
+            narrow,
+            _infer_types(model),
+        )
+        self.products: Mapping[str, Product] = {
+            each.ends[0]: each for each in products(self.graph)
+        }
         self.nodes: list[NodeProto] = []
         self.scales: dict[str, Scale] = {}
         self.done: set[str] = set()
@@ -293,22 +398,34 @@ class _Writer:
 
     def _is_float(self, name: str) -> bool:
         tensor = self.graph.tensors.get(name)
-        return (self.types.get(name) if tensor is None else tensor.data_type) == TensorProto.FLOAT
+        return (
+            self.types.get(name) if tensor is None else tensor.data_type
+        ) == TensorProto.FLOAT
 
     def _operate(self, node: NodeProto) -> None:
-        """Write an operator between its dequantised inputs and the quantisation of its outputs."""
+        """Write an operator between its dequantised inputs and the quantisation of its
+        outputs."""
         moved = self.scales.get(node.input[0]) if node.op_type in MOVES else None
         bits = moved.bits if moved else 8 if node.name in self.narrow else 16
         product = self.products.get(node.output[0])
         written = list(node.output)
         if product is None:
-            node.input[:] = [self._read(name, bits) if self._is_float(name) else name for name in node.input]
+            node.input[:] = [
+                self._read(name, bits) if self._is_float(name) else name
+                for name in node.input
+            ]
         else:
             matrix, scales = self._weight(product)
-            bias = [self._bias(product, scales, bits)] if product.gemm and product.bias else []
+            bias = (
+                [self._bias(product, scales, bits)]
+                if product.gemm and product.bias
+                else []
+            )
             node.input[:] = [self._read(product.reads, bits), matrix, *bias]
             del node.attribute[:]  # of a Gemm: its weight is (in, out) now
-        node.output[:] = [f"{name}_exact" if self._is_float(name) else name for name in written]
+        node.output[:] = [
+            f"{name}_exact" if self._is_float(name) else name for name in written
+        ]
         self.nodes.append(node)
         for exact, name in zip(node.output, written, strict=True):
             if exact != name:
@@ -319,9 +436,13 @@ class _Writer:
     def _scale(self, name: str, bits: int, operator: str = "") -> Scale:
         if operator in SQUASHED:
             power, half = SQUASHED[operator]
-            return Scale(np.float32(2.0 ** (power - bits)), half * 2 ** (bits - 1), bits)
+            return Scale(
+                np.float32(2.0 ** (power - bits)), half * 2 ** (bits - 1), bits
+            )
         if name not in self.ranges:
-            raise ExportError(f"no range for {name}; calibrate the file that was given to `fix`")
+            raise ExportError(
+                f"no range for {name}; calibrate the file that was given to `fix`"
+            )
         return Scale.from_range(*self.ranges[name], bits)
 
     def _read(self, name: str, bits: int) -> str:
@@ -329,7 +450,9 @@ class _Writer:
         if name in self.graph.tensors:
             return self._constant(name, bits)
         if name not in self.scales:
-            raise ExportError(f"{name}: is a float input of the file; expected integer inputs")
+            raise ExportError(
+                f"{name}: is a float input of the file; expected integer inputs"
+            )
         if self.scales[name].bits == bits:
             return name
         other = f"{name}_{bits}"
@@ -349,11 +472,14 @@ class _Writer:
         return made
 
     def _weight(self, product: Product) -> tuple[str, str]:
-        """Return the names of the int8 weight, dequantised, and its scales; layers that share a weight share these."""
+        """Return the names of the int8 weight, dequantised, and its scales; layers that
+        share a weight share these."""
         made, scales = f"{product.weight}_weight", f"{product.weight}_step"
         if made not in self.done:
             self.done.add(made)
-            codes, steps = quantise_matrix(product.matrix(self.graph.tensors), per_channel=True)
+            codes, steps = quantise_matrix(
+                product.matrix(self.graph.tensors), per_channel=True
+            )
             self.graph.put(f"{made}_codes", codes)
             self.graph.put(scales, steps)
             self.graph.put(f"{made}_zero", np.zeros_like(steps, np.int8))
@@ -365,8 +491,15 @@ class _Writer:
         assert product.bias is not None
         made = f"{product.name}_bias"
         read = self.scales[product.reads].to(bits)
-        steps = np.asarray(read.step * numpy_helper.to_array(self.graph.tensors[scales]), np.float32)
-        self.graph.put(f"{made}_codes", quantise_bias(numpy_helper.to_array(self.graph.tensors[product.bias]), steps))
+        steps = np.asarray(
+            read.step * numpy_helper.to_array(self.graph.tensors[scales]), np.float32
+        )
+        self.graph.put(
+            f"{made}_codes",
+            quantise_bias(
+                numpy_helper.to_array(self.graph.tensors[product.bias]), steps
+            ),
+        )
         self.graph.put(f"{made}_step", steps)
         self.graph.put(f"{made}_zero", np.zeros_like(steps, np.int32))
         self._dequantise(f"{made}_codes", made, f"{made}_step", f"{made}_zero", axis=0)
@@ -390,11 +523,23 @@ class _Writer:
 
     def _requantise(self, name: str, made: str, scale: Scale) -> None:
         step, zero = self._put(made, scale)
-        self._add("QuantizeLinear", [name, step, zero], f"{made}_codes", f"{made}_quantize")
+        self._add(
+            "QuantizeLinear", [name, step, zero], f"{made}_codes", f"{made}_quantize"
+        )
         self._dequantise(f"{made}_codes", made, step, zero)
 
-    def _dequantise(self, codes: str, made: str, step: str, zero: str, **axis: Any) -> None:
-        self._add("DequantizeLinear", [codes, step, zero], made, f"{made}_dequantize", **axis)
+    def _dequantise(
+        self, codes: str, made: str, step: str, zero: str, **axis: Any
+    ) -> None:
+        self._add(
+            "DequantizeLinear", [codes, step, zero], made, f"{made}_dequantize", **axis
+        )
 
-    def _add(self, operator: str, inputs: list[str], output: str, name: str, **axis: Any) -> None:
-        self.nodes.append(helper.make_node(operator, inputs, [output], name=name, domain=MICROSOFT, **axis))
+    def _add(
+        self, operator: str, inputs: list[str], output: str, name: str, **axis: Any
+    ) -> None:
+        self.nodes.append(
+            helper.make_node(
+                operator, inputs, [output], name=name, domain=MICROSOFT, **axis
+            )
+        )

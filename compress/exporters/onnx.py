@@ -1,10 +1,12 @@
-"""Export an encoder with a task head as fp32 ONNX, and prove that the file computes what the model does.
+"""Export an encoder with a task head as fp32 ONNX, and prove that the file computes
+what the model does.
 
-The graph is left unfused, from the TorchScript exporter under eager attention: onnxruntime's own session optimiser
-makes that form the fastest on a CPU, and it is the one `quantize_dynamic` can read (graphs of the dynamo exporter
-fail its shape inference). It is rewritten so that it computes only what the answer reads (`exporters.rewrite`).
-In the families of PREPARED the attention mask is computed by us, in a form that rewriting can move to the keys; every
-other model makes its own.
+The graph is left unfused, from the TorchScript exporter under eager attention:
+onnxruntime's own session optimiser makes that form the fastest on a CPU, and it is the
+one `quantize_dynamic` can read (graphs of the dynamo exporter fail its shape
+inference). It is rewritten so that it computes only what the answer reads
+(`exporters.rewrite`). In the families of PREPARED the attention mask is computed by us,
+in a form that rewriting can move to the keys; every other model makes its own.
 """
 
 import copy
@@ -44,27 +46,68 @@ from compress.slicing.rules import GROUPED
 
 PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
-"""Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike float32's lowest it cannot overflow."""
+"""Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike
+float32's lowest it cannot overflow."""
 
 LOOKS_BACK = ("gpt2", *GROUPED)
 """Model types with causal attention whose mask is prepared; it has to be causal too."""
 
 PREPARED = (
-    *("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "distilbert", "electra", "ernie"),
-    *("gte", "ib-bert", "jina_embeddings_v3", "megatron-bert", "mobilebert", "modernbert", "mpnet", "mt5"),
-    *("nomic_bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "t5", "umt5"),
+    *(
+        "albert",
+        "bert",
+        "big_bird",
+        "camembert",
+        "convbert",
+        "data2vec-text",
+        "distilbert",
+        "electra",
+        "ernie",
+    ),
+    *(
+        "gte",
+        "ib-bert",
+        "jina_embeddings_v3",
+        "megatron-bert",
+        "mobilebert",
+        "modernbert",
+        "mpnet",
+        "mt5",
+    ),
+    *(
+        "nomic_bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "squeezebert",
+        "t5",
+        "umt5",
+    ),
     *("xlm-roberta", "xlm-roberta-xl", "xmod", *LOOKS_BACK),
 )
-"""Model types that are given the mask that is added to their attention scores. Every other model is given the mask as
-(batch, tokens), and what it makes of it is traced: windows, biases, and tokens that are counted by it."""
+"""Model types that are given the mask that is added to their attention scores. Every
+other model is given the mask as (batch, tokens), and what it makes of it is traced:
+windows, biases, and tokens that are counted by it."""
 
-OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
+OUTPUTS = (
+    "logits",
+    "start_logits",
+    "end_logits",
+    "last_hidden_state",
+    "sentence_embedding",
+)
 """The names that the hub's tools expect of a file's outputs."""
 
 TOLERANCE = 1e-3
-"""The most that a file's logits may differ from the model's, relative to the largest (or 1): float32 noise is 1e-6."""
+"""The most that a file's logits may differ from the model's, relative to the largest
+(or 1): float32 noise is 1e-6."""
 
-ANOTHER_FAMILY = "export a model of another family, such as a student that `compress distill` makes of this one"
+ANOTHER_FAMILY = (
+    "export a model of another family, such as a student that `compress distill` makes "
+    "of this one"
+)
 """What to do about a family whose graph ONNX cannot hold."""
 
 USEFUL = 64
@@ -72,7 +115,8 @@ USEFUL = 64
 READABLE = 3
 """Tokens of a text that every model must read: one word between two special tokens."""
 CHECKED_KEY = "compress.checked_tokens"
-"""The metadata property that holds the most tokens of a text on which the file was compared with its model."""
+"""The metadata property that holds the most tokens of a text on which the file was
+compared with its model."""
 
 
 def to_onnx(
@@ -86,19 +130,24 @@ def to_onnx(
 ) -> None:
     """Export a model to the ONNX file `path`.
 
-    Inputs   input_ids, attention_mask, and token_type_ids where the model has segments and the tokenizer makes
-             `segments`; each (batch_size, sequence_length) int64
-    Outputs  logits float32 (batch_size, outputs), or (batch_size, sequence_length, outputs) of a head that answers per
-             token; start_logits and end_logits (batch_size, sequence_length) of one that answers with spans; of an
-             encoder last_hidden_state (batch_size, sequence_length, hidden), and sentence_embedding (batch_size,
-             width) of a sentence encoder
-    form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as traced
-    max_length   the most tokens of the texts that the file is for; None: 512, or as many as the model has positions
+    Inputs   input_ids, attention_mask, and token_type_ids where the model has segments
+             and the tokenizer makes `segments`; each (batch_size, sequence_length)
+             int64
+    Outputs  logits float32 (batch_size, outputs), or (batch_size, sequence_length,
+             outputs) of a head that answers per token; start_logits and end_logits
+             (batch_size, sequence_length) of one that answers with spans; of an encoder
+             last_hidden_state (batch_size, sequence_length, hidden), and
+             sentence_embedding (batch_size, width) of a sentence encoder
+    form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13);
+             None: it stays as traced
+    max_length   the most tokens of the texts that the file is for; None: 512, or as
+                 many as the model has positions
 
-    The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
-    be exported, is over 2 GB, or when the file's answers are not the model's: they are compared at other shapes than
-    the traced one, up to `max_length` (see `exporters.probes`), since a tracer that takes a size for a constant only
-    warns.
+    The model stays as it was: mode, attention implementation, dtype, device. Raises
+    ExportError when the model cannot be exported, is over 2 GB, or when the file's
+    answers are not the model's: they are compared at other shapes than the traced one,
+    up to `max_length` (see `exporters.probes`), since a tracer that takes a size for a
+    constant only warns.
     """
     check_size(model)
     longest = probes.longest_text(model, max_length)
@@ -108,7 +157,12 @@ def to_onnx(
     config = plain.config
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as partial:
-        _trace(plain, probes.draw(plain, traced_shape(config, longest), segments=segments), partial, opset)
+        _trace(
+            plain,
+            probes.draw(plain, traced_shape(config, longest), segments=segments),
+            partial,
+            opset,
+        )
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
         file.producer_name = "compress"
@@ -117,7 +171,9 @@ def to_onnx(
             "compress.version": file.producer_version,
             "compress.model_type": config.model_type,
             "compress.task": config.problem_type or "",
-            "compress.labels": json.dumps([label for _, label in sorted(config.id2label.items())]),
+            "compress.labels": json.dumps(
+                [label for _, label in sorted(config.id2label.items())]
+            ),
             CHECKED_KEY: str(shapes[-1].tokens),
             SESSION_KEY: json.dumps(UNFUSED_SKIP),
             SESSION_WHY_KEY: UNFUSED_SKIP_WHY,
@@ -130,8 +186,9 @@ def to_onnx(
 
 
 def refuse_unfaithful(model: nn.Module, longest: int) -> None:
-    """Raise ExportError for a model that computes something else on texts of up to `longest` tokens than its file
-    would, or that does not compute here what it was trained to compute."""
+    """Raise ExportError for a model that computes something else on texts of up to
+    `longest` tokens than its file would, or that does not compute here what it was
+    trained to compute."""
     kind = type(model).__name__
     config: Any = model.config
     if reason := without_kernels(config):
@@ -139,39 +196,63 @@ def refuse_unfaithful(model: nn.Module, longest: int) -> None:
     switch = probes.find_switch(config)
     if switch is not None and switch.tokens < longest:
         raise ExportError(
-            f"{kind}: {switch.setting} in its config.json changes how texts of more than {switch.tokens} tokens are "
-            f"read, and a file reads all texts in one way; give max_length {switch.tokens}, or less{switch.remedy}"
+            f"{kind}: {switch.setting} in its config.json changes how texts of more "
+            f"than {switch.tokens} tokens are read, and a file reads all texts in one "
+            f"way; give max_length {switch.tokens}, or less{switch.remedy}"
         )
 
 
 def without_kernels(config: Any) -> str:
-    """Say why a family cannot be computed without CUDA, and what to do; '' for any other."""
+    """Say why a family cannot be computed without CUDA, and what to do; '' for any
+    other."""
     remedy = "distil it on a GPU into a student of another family"
     if config.model_type == "mra":
-        return f"MRA's attention runs on CUDA alone, and elsewhere transformers gives zeros in its place; {remedy}"
+        return (
+            "MRA's attention runs on CUDA alone, and elsewhere transformers gives "
+            f"zeros in its place; {remedy}"
+        )
     if config.model_type == "yoso" and not config.use_expectation:
-        return f"use_expectation: false in its config.json runs on CUDA alone; set it to true, or {remedy}"
+        return (
+            "use_expectation: false in its config.json runs on CUDA alone; set it to "
+            f"true, or {remedy}"
+        )
     return ""
 
 
 def check_size(model: nn.Module, name: str = "") -> None:
-    """Raise ExportError, naming the model or its class, where its weights do not fit into an ONNX file."""
-    if (size := 4 * sum(parameter.numel() for parameter in model.parameters())) >= PROTOBUF_LIMIT:
+    """Raise ExportError, naming the model or its class, where its weights do not fit
+    into an ONNX file."""
+    if (
+        size := 4 * sum(parameter.numel() for parameter in model.parameters())
+    ) >= PROTOBUF_LIMIT:
         name = name or type(model).__name__
-        raise ExportError(f"{name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
+        raise ExportError(
+            f"{name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at "
+            "most 2 GB"
+        )
 
 
-def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> float:
-    """Compute the largest |logit difference| between the model, in float32 on the CPU, and the file under onnxruntime.
+def parity(
+    model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]
+) -> float:
+    """Compute the largest |logit difference| between the model, in float32 on the CPU,
+    and the file under onnxruntime.
 
-    A batch holds at least the file's inputs, (rows, tokens); other keys are ignored. The model stays as it was.
-    NaN when any logit is; raises ExportError when there is no batch.
+    A batch holds at least the file's inputs, (rows, tokens); other keys are ignored.
+    The model stays as it was. NaN when any logit is; raises ExportError when there is
+    no batch.
     """
     session = open_session(path)
-    names = {"input_ids", "attention_mask", *(node.name for node in session.get_inputs())}
+    names = {
+        "input_ids",
+        "attention_mask",
+        *(node.name for node in session.get_inputs()),
+    }
     differences = list[float]()
     for batch in batches:
-        expected = _answer(model, {name: tensor for name, tensor in batch.items() if name in names})
+        expected = _answer(
+            model, {name: tensor for name, tensor in batch.items() if name in names}
+        )
         differences.append(_compare(session, batch, expected).largest)
     if not differences:
         raise ExportError(f"{path}: parity needs at least one batch")
@@ -179,70 +260,110 @@ def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]
 
 
 def as_float32(model: nn.Module) -> Any:
-    """Copy the model in float32, in eval mode, on the CPU: modules and config are copies, the weights are shared
-    where they already are float32 on the CPU. Nothing done to its modules or config reaches the original."""
+    """Copy the model in float32, in eval mode, on the CPU: modules and config are
+    copies, the weights are shared where they already are float32 on the CPU. Nothing
+    done to its modules or config reaches the original."""
     shared: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach().to("cpu", torch.float32), requires_grad=False)
+        id(parameter): nn.Parameter(
+            parameter.detach().to("cpu", torch.float32), requires_grad=False
+        )
         for parameter in model.parameters()
     }
     return copy.deepcopy(model, shared).to("cpu").float().eval()
 
 
 class TracedModel(nn.Module):
-    """The module that is traced: reads ids and a 0/1 mask, returns the tensors of `outputs_of`."""
+    """The module that is traced: reads ids and a 0/1 mask, returns the tensors of
+    `outputs_of`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         self.prepares = model.config.model_type in PREPARED
-        # a classifier of ModernBERT that takes a mean over the tokens reads the mask too
-        pools = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(model, "classifier")
+        # a classifier of ModernBERT that takes a mean over the tokens reads the mask
+        # too
+        pools = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(
+            model, "classifier"
+        )
         if self.prepares and pools:
             self.prepares = False
-            model.base_model.register_forward_pre_hook(_prepare_inside, with_kwargs=True)
+            model.base_model.register_forward_pre_hook(
+                _prepare_inside, with_kwargs=True
+            )
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> Any:
         config = self.model.config
-        mask = prepare_mask(attention_mask, config, self.model.dtype) if self.prepares else attention_mask
-        if config.is_encoder_decoder:  # T5 classifies at the end of a text; ids drawn at random may lack it
+        mask = (
+            prepare_mask(attention_mask, config, self.model.dtype)
+            if self.prepares
+            else attention_mask
+        )
+        # T5 classifies at the end of a text; ids drawn at random may lack it
+        if config.is_encoder_decoder:
             last_B1 = attention_mask.sum(1, keepdim=True) - 1
-            input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
+            input_ids = input_ids.scatter(
+                1, last_B1, torch.full_like(last_B1, config.eos_token_id)
+            )
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments)).values())
+        return tuple(
+            outputs_of(
+                self.model(input_ids=input_ids, attention_mask=mask, **segments)
+            ).values()
+        )
 
 
 def _prepare_inside(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask = kwargs["attention_mask"]
     if isinstance(mask, Tensor) and mask.dim() == 2:
-        kwargs = {**kwargs, "attention_mask": prepare_mask(mask, encoder.config, encoder.dtype)}
+        kwargs = {
+            **kwargs,
+            "attention_mask": prepare_mask(mask, encoder.config, encoder.dtype),
+        }
     return args, kwargs
 
 
-def prepare_mask(mask_BL: Tensor, config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Compute the mask that is added to the scores (batch, 1, 1 or tokens, tokens): one, or one per kind of layer."""
+def prepare_mask(
+    mask_BL: Tensor, config: Any, dtype: torch.dtype = torch.float32
+) -> Any:
+    """Compute the mask that is added to the scores (batch, 1, 1 or tokens, tokens):
+    one, or one per kind of layer."""
     seen = mask_BL[:, None, None, :]
     kinds = getattr(config, "layer_types", None)
     if looks_back := config.model_type in LOOKS_BACK:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
     full = (1.0 - seen.to(dtype)) * MASKED
-    if "sliding_attention" not in (kinds or ()) and (config.model_type != "mistral" or config.sliding_window is None):
+    if "sliding_attention" not in (kinds or ()) and (
+        config.model_type != "mistral" or config.sliding_window is None
+    ):
         return full
     place_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
     apart_LL = place_L[:, None] - place_L[None, :]
-    far_LL = apart_LL >= config.sliding_window if looks_back else apart_LL.abs() > config.sliding_window
+    far_LL = (
+        apart_LL >= config.sliding_window
+        if looks_back
+        else apart_LL.abs() > config.sliding_window
+    )
     near = (full + far_LL * MASKED).clamp(min=MASKED)
-    return {"full_attention": full, "sliding_attention": near} if kinds else near  # Mistral's layers are all alike
+    # Mistral's layers are all alike
+    return {"full_attention": full, "sliding_attention": near} if kinds else near
 
 
 def outputs_of(out: Any) -> dict[str, Tensor]:
-    """Select the tensors of a model's output that the file has, by their names in OUTPUTS."""
+    """Select the tensors of a model's output that the file has, by their names in
+    OUTPUTS."""
     return {name: out[name] for name in OUTPUTS if name in out}
 
 
 @contextmanager
 def tracing(kind: str, expected: str) -> Iterator[None]:
-    """Re-raise any error of torch's exporter, or of the model that it runs, as an ExportError in one line that says
-    what was `expected`. All of the error is logged for debugging."""
+    """Re-raise any error of torch's exporter, or of the model that it runs, as an
+    ExportError in one line that says what was `expected`. All of the error is logged
+    for debugging."""
     try:
         yield
     except (CompressError, OSError, MemoryError):
@@ -250,8 +371,8 @@ def tracing(kind: str, expected: str) -> Iterator[None]:
     except Exception as error:  # whatever is in a model's code may fail in its own way
         logging.getLogger(__name__).debug("%s cannot be exported", kind, exc_info=error)
         raise ExportError(
-            f"{kind}: cannot be exported to ONNX ({first_reason(error)}); expected {expected}. "
-            f"Otherwise {ANOTHER_FAMILY}"
+            f"{kind}: cannot be exported to ONNX ({first_reason(error)}); expected "
+            f"{expected}. Otherwise {ANOTHER_FAMILY}"
         ) from error
 
 
@@ -265,8 +386,9 @@ def export_graph(
     axes: Mapping[str, Mapping[int, str]],
 ) -> None:
     """Trace a module and write its graph; `axes`: the names of its dynamic sizes."""
-    # What the tracer and the exporter warn of is checked on the file itself; the graph that is printed for an operator
-    # without a counterpart would fill the screen, or what reads our JSON
+    # What the tracer and the exporter warn of is checked on the file itself; the graph
+    # that is printed for an operator without a counterpart would fill the screen, or
+    # what reads our JSON
     with quiet(), torch.no_grad():
         torch.onnx.export(
             module.eval(),
@@ -281,10 +403,12 @@ def export_graph(
 
 
 def traced_shape(config: Any, longest: int) -> Probe:
-    """Return the shape at which a model is traced so that its graph also holds for texts of `longest` tokens.
+    """Return the shape at which a model is traced so that its graph also holds for
+    texts of `longest` tokens.
 
-    DeBERTa takes the lesser of the tokens and of its largest distance, and the tracer takes that one for all lengths.
-    A graph of the largest distance is right for shorter texts too: their distances are the same rows of its table.
+    DeBERTa takes the lesser of the tokens and of its largest distance, and the tracer
+    takes that one for all lengths. A graph of the largest distance is right for shorter
+    texts too: their distances are the same rows of its table.
     """
     rows, tokens = TRACED
     tokens = min(tokens, longest)
@@ -296,7 +420,10 @@ def traced_shape(config: Any, longest: int) -> Probe:
 
 
 def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
-    with tracing(type(plain).__name__, "an encoder, alone or with a head, as transformers' Auto classes load it"):
+    with tracing(
+        type(plain).__name__,
+        "an encoder, alone or with a head, as transformers' Auto classes load it",
+    ):
         _set_implementations(plain)
         with torch.no_grad():
             answers = outputs_of(plain(**batch))
@@ -304,14 +431,26 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
             raise LookupError("its output has neither logits nor hidden states")
         sizes = {0: "batch_size", 1: "sequence_length"}
         axes = dict.fromkeys(batch, sizes) | dict.fromkeys(answers, sizes)
-        once = [name for name in ("logits", "sentence_embedding") if name in answers and answers[name].dim() == 2]
+        once = [
+            name
+            for name in ("logits", "sentence_embedding")
+            if name in answers and answers[name].dim() == 2
+        ]
         axes |= {name: {0: "batch_size"} for name in once}
-        export_graph(TracedModel(plain), batch, path, opset=opset, outputs=list(answers), axes=axes)
+        export_graph(
+            TracedModel(plain),
+            batch,
+            path,
+            opset=opset,
+            outputs=list(answers),
+            axes=axes,
+        )
 
 
 def _set_implementations(plain: Any) -> None:
-    """Let every part of a model compute in operators that ONNX has. A sentence encoder's parts have configs of their
-    own, and only a family with experts has an implementation of these: the usual ones sort tokens."""
+    """Let every part of a model compute in operators that ONNX has. A sentence
+    encoder's parts have configs of their own, and only a family with experts has an
+    implementation of these: the usual ones sort tokens."""
     for part in plain.modules():
         if isinstance(part, PreTrainedModel):
             part.set_attn_implementation("eager")
@@ -321,7 +460,8 @@ def _set_implementations(plain: Any) -> None:
 
 @dataclass(frozen=True)
 class _Compared:
-    """The largest difference of a file's answers from the model's, and the model's largest answer."""
+    """The largest difference of a file's answers from the model's, and the model's
+    largest answer."""
 
     largest: float
     answer: float
@@ -331,54 +471,77 @@ class _Compared:
         return self.largest <= TOLERANCE * max(1.0, self.answer)  # False for NaN
 
 
-def _check(model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: bool) -> None:
-    """Raise ExportError, naming the text, unless the file computes what the model does at each of these shapes."""
+def _check(
+    model: nn.Module, path: Path, shapes: Sequence[Probe], *, segments: bool
+) -> None:
+    """Raise ExportError, naming the text, unless the file computes what the model does
+    at each of these shapes."""
     kind = type(model).__name__
     try:
         session = open_session(path)
     except ExportError as error:
         reason = runtime_reason(error.__cause__ or error)
-        raise ExportError(f"{kind}: its graph cannot be opened ({reason}); {ANOTHER_FAMILY}") from error
+        raise ExportError(
+            f"{kind}: its graph cannot be opened ({reason}); {ANOTHER_FAMILY}"
+        ) from error
     exact = 0
     for shape in shapes:
         batch = probes.draw(model, shape, segments=segments)
-        remedy = f"give max_length {exact}, up to which the answers are equal" if exact >= USEFUL else ANOTHER_FAMILY
+        remedy = (
+            f"give max_length {exact}, up to which the answers are equal"
+            if exact >= USEFUL
+            else ANOTHER_FAMILY
+        )
         try:
             expected = _answer(model, batch)
         except ExportError:
-            if shape.tokens < READABLE:  # there is no answer that a file's could be compared with
+            # there is no answer that a file's could be compared with
+            if shape.tokens < READABLE:
                 continue
             raise
         try:
             found = _compare(session, batch, expected)
         except UNOPENED as error:
             reason = runtime_reason(error)
-            raise ExportError(f"{kind}: its graph cannot be run on {shape} ({reason}); {remedy}") from error
+            raise ExportError(
+                f"{kind}: its graph cannot be run on {shape} ({reason}); {remedy}"
+            ) from error
         if not found.equal:
             raise ExportError(
-                f"{kind}: the ONNX file's logits differ from the model's by {found.largest:.2g} on {shape}, where the "
-                f"largest is {found.answer:.2g}; expected at most {TOLERANCE:g} of it. The weights may hold NaN, or "
-                f"the graph holds for some lengths only; {remedy}"
+                f"{kind}: the ONNX file's logits differ from the model's by "
+                f"{found.largest:.2g} on {shape}, where the largest is "
+                f"{found.answer:.2g}; expected at most {TOLERANCE:g} of it. The "
+                "weights may hold NaN, or the graph holds for some lengths only; "
+                f"{remedy}"
             )
         exact = shape.tokens
 
 
-def _answer(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
-    """Compute the model's answers in float32 on the CPU, by the names of the file's outputs.
+def _answer(
+    model: nn.Module, inputs: Mapping[str, Tensor]
+) -> dict[str, NDArray[np.float32]]:
+    """Compute the model's answers in float32 on the CPU, by the names of the file's
+    outputs.
 
-    The model is a new copy for each text: BigBird, and rotary positions that are scaled as texts grow, are other
-    models after a text of another length.
+    The model is a new copy for each text: BigBird, and rotary positions that are scaled
+    as texts grow, are other models after a text of another length.
     """
     plain = as_float32(model)
-    with torch.no_grad(), tracing(type(model).__name__, "a model that can read this text itself"):
+    with (
+        torch.no_grad(),
+        tracing(type(model).__name__, "a model that can read this text itself"),
+    ):
         answers = plain(**{name: tensor.cpu() for name, tensor in inputs.items()})
     return {name: tensor.numpy() for name, tensor in outputs_of(answers).items()}
 
 
 def _compare(
-    session: InferenceSession, batch: Mapping[str, Tensor], expected: Mapping[str, NDArray[np.float32]]
+    session: InferenceSession,
+    batch: Mapping[str, Tensor],
+    expected: Mapping[str, NDArray[np.float32]],
 ) -> _Compared:
-    """Compare the file's answers to a batch with those expected; answers to padding do not count."""
+    """Compare the file's answers to a batch with those expected; answers to padding do
+    not count."""
     names = [node.name for node in session.get_inputs()]
     feeds = {name: batch[name].cpu().numpy() for name in names}
     found = session.run(list(expected), feeds)
@@ -389,7 +552,10 @@ def _compare(
         per_token = other.ndim == 3 or "start_logits" in expected
         if one.shape != other.shape:
             theirs = other.shape
-            raise ExportError(f"answers are of shape {one.shape}, the model's {theirs}; {ANOTHER_FAMILY}")
+            raise ExportError(
+                f"answers are of shape {one.shape}, the model's {theirs}; "
+                f"{ANOTHER_FAMILY}"
+            )
         ours, models = (one[real], other[real]) if per_token else (one, other)
         with np.errstate(invalid="ignore"):  # inf - inf
             differences.append(float(np.abs(ours - models).max()))
@@ -403,8 +569,8 @@ def makes_segments(tokenizer: Any) -> bool:
 
 
 def _read_shared_weights(graph: onnx.GraphProto) -> None:
-    """Remove the Identity through which the exporter lets layers read a weight that they share: quantisation looks for
-    weights that are read directly."""
+    """Remove the Identity through which the exporter lets layers read a weight that
+    they share: quantisation looks for weights that are read directly."""
     weights = {tensor.name for tensor in graph.initializer}
     copies: dict[str, str] = {}
     kept: list[onnx.NodeProto] = []

@@ -1,12 +1,16 @@
-"""Predict for the rows of a file, a batch at a time, so that memory does not grow with the file.
+"""Predict for the rows of a file, a batch at a time, so that memory does not grow with
+the file.
 
-    input   any table that can be trained on, read by the same reader (`data.tables`); a .txt file of one text per line
-    output  .csv, .tsv or .jsonl; .npy, with the vector of each text as a row, packed as `data.vector_index` says
+    input   any table that can be trained on, read by the same reader (`data.tables`); a
+            .txt file of one text per line
+    output  .csv, .tsv or .jsonl; .npy, with the vector of each text as a row, packed as
+            `data.vector_index` says
 
-In the rows of BEIR's corpus.jsonl, the title precedes the text, as it does in training. All columns are kept, and these
-are added: prediction (a label; labels joined by ", "; a number; the answer to a
-question; the entities), prediction_score (not for numbers and entities), for answers prediction_start and
-prediction_end, in .jsonl prediction_scores of all labels; and prediction_error where rows are skipped.
+In the rows of BEIR's corpus.jsonl, the title precedes the text, as it does in training.
+All columns are kept, and these are added: prediction (a label; labels joined by ", "; a
+number; the answer to a question; the entities), prediction_score (not for numbers and
+entities), for answers prediction_start and prediction_end, in .jsonl prediction_scores
+of all labels; and prediction_error where rows are skipped.
 """
 
 import csv
@@ -56,51 +60,77 @@ def predict_file(
     vectors: Form = "float32",
     say: Callable[[int, float], None] = lambda rows, share: None,
 ) -> tuple[int, int]:
-    """Predict for every row of `source` and write `target`; return the numbers of rows, and of those skipped.
+    """Predict for every row of `source` and write `target`; return the numbers of rows,
+    and of those skipped.
 
-    columns   of the one or two texts; None: those named like the bundle's, or the only one
+    columns   of the one or two texts; None: those named like the bundle's, or the only
+              one
     second    the second text of every pair, where the rows have only the first
-    on_error  stop, or skip, at a row that cannot be read, such as one that is not UTF-8; skip writes the error instead
+    on_error  stop, or skip, at a row that cannot be read, such as one that is not
+              UTF-8; skip writes the error instead
     vectors   the form of the vectors of an .npy file
     say       is called with the number of rows done, and their share of the file
 
-    Raises DataError, naming the line, for rows that cannot be read, missing columns, and columns that would be
-    overwritten.
+    Raises DataError, naming the line, for rows that cannot be read, missing columns,
+    and columns that would be overwritten.
     """
     check_files(source, target)
     suffix = target.suffix.lower()
-    if suffix == ".npy" and (predictor.task.kind != "embedding" or not hasattr(predictor, "logits")):
-        raise DataError(f"--output {target}: holds vectors, which this model does not predict; expected .jsonl")
+    if suffix == ".npy" and (
+        predictor.task.kind != "embedding" or not hasattr(predictor, "logits")
+    ):
+        raise DataError(
+            f"--output {target}: holds vectors, which this model does not predict; "
+            "expected .jsonl"
+        )
     if suffix != ".npy" and vectors != "float32":
-        raise DataError(f"--vectors {vectors}: packs the vectors of an .npy file; the output is {target}")
+        raise DataError(
+            f"--vectors {vectors}: packs the vectors of an .npy file; the output is "
+            f"{target}"
+        )
     if suffix == ".npy" and on_error == "skip":
-        raise DataError(f"--output {target}: cannot hold rows without a vector; expected .jsonl with --on-error skip")
+        raise DataError(
+            f"--output {target}: cannot hold rows without a vector; expected .jsonl "
+            "with --on-error skip"
+        )
     added = _list_added(predictor.task, suffix, errors=on_error == "skip")
     table, chosen = _open(source, predictor.task, columns, pair=second is not None)
     position = Position()
     header = list[str]()
     done = 0
     skipped = 0
-    with output_file(target) as partial, _open_writer(partial, suffix, vectors) as write:
+    with (
+        output_file(target) as partial,
+        _open_writer(partial, suffix, vectors) as write,
+    ):
         for batch in iterate_batches(table.rows(chosen, position)):
             rows = [_refuse_lists(row, chosen, table) for row in batch]
             error = next((row.error for row in rows if row.error), "")
             if error and on_error == "stop":
-                raise DataError(f"{error} (Nothing was written; --on-error skip skips such rows.)")
+                raise DataError(
+                    f"{error} (Nothing was written; --on-error skip skips such rows.)"
+                )
             if not header:
-                header = [*dict.fromkeys(name for row in rows for name in table.values(row)), *added]
-            texts = [_to_text(row.cells, chosen, second) for row in rows if not row.error]
+                header = [
+                    *dict.fromkeys(name for row in rows for name in table.values(row)),
+                    *added,
+                ]
+            texts = [
+                _to_text(row.cells, chosen, second) for row in rows if not row.error
+            ]
             answers: Iterator[Any] = iter(predictor.predict(texts))
             for row in rows:
                 values = table.values(row)
                 if taken := [name for name in added if name in values]:
                     raise DataError(
-                        f"{table.place}, {table.unit} {row.number}: has {taken[0]!r}, which the output adds; rename "
-                        "that column"
+                        f"{table.place}, {table.unit} {row.number}: has {taken[0]!r}, "
+                        "which the output adds; rename that column"
                     )
                 if row.error:
                     skipped += 1
-                    answer: Values = {"prediction_error": row.error.removeprefix(f"{table.place}, ")}
+                    answer: Values = {
+                        "prediction_error": row.error.removeprefix(f"{table.place}, ")
+                    }
                 else:
                     answer = _to_columns(next(answers), added)
                 write({**values, **answer}, header)
@@ -109,15 +139,24 @@ def predict_file(
     return done, skipped
 
 
-def list_notes(source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool) -> tuple[str, ...]:
-    """Return what is guessed about a file, such as its delimiter or header; see `predict_file`. Raises DataError."""
+def list_notes(
+    source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool
+) -> tuple[str, ...]:
+    """Return what is guessed about a file, such as its delimiter or header; see
+    `predict_file`. Raises DataError."""
     return _open(source, task, columns, pair=pair)[0].notes
 
 
 def _open(
-    source: Path, task: Task, columns: Sequence[str] | None, *, pair: bool = False, remedy: str = ""
+    source: Path,
+    task: Task,
+    columns: Sequence[str] | None,
+    *,
+    pair: bool = False,
+    remedy: str = "",
 ) -> tuple[Table, list[str]]:
-    """Open a table, and choose the columns of the one or two texts and that of BEIR's titles. Raises DataError."""
+    """Open a table, and choose the columns of the one or two texts and that of BEIR's
+    titles. Raises DataError."""
     usual = [name for name in task.text if not name.isdigit()]
     table = open_table(source, columns or usual)
     if not table.columns:
@@ -129,10 +168,13 @@ def _open(
     elif table.headerless and usual:
         first = [cells[0] for cells in table.sample.values() if cells]
         raise DataError(
-            f"{source}: cannot tell whether its first row is a header: {', '.join(map(repr, first))[:200]}. Name the "
-            f"column of the text: --text {first[0]!r} if it is, --text 1 if it is not."
+            f"{source}: cannot tell whether its first row is a header: "
+            f"{', '.join(map(repr, first))[:200]}. Name the column of the text: --text "
+            f"{first[0]!r} if it is, --text 1 if it is not."
         )
-    chosen = choose_columns(task, table.columns, source, columns, pair=pair, remedy=remedy)
+    chosen = choose_columns(
+        task, table.columns, source, columns, pair=pair, remedy=remedy
+    )
     titled = chosen == ["text"] and {"_id", "title"} <= set(table.columns)
     return table, [*chosen, *(["title"] if titled else [])]
 
@@ -141,13 +183,19 @@ def _refuse_lists(row: Row, chosen: Sequence[str], table: Table) -> Row:
     """Return the row, with an error if it has a list in the place of a text."""
     for name, cell in zip(chosen, row.cells, strict=False):
         if isinstance(cell, list):
-            error = f"{table.place}, {table.unit} {row.number}: has a list in {name!r}; expected text."
+            error = (
+                f"{table.place}, {table.unit} {row.number}: has a list in {name!r}; "
+                "expected text."
+            )
             return row._replace(cells=(), error=error)
     return row
 
 
-def _to_text(cells: Sequence[Any], chosen: Sequence[str], second: str | None = None) -> Text:
-    """Return the text, or the pair of texts, of a row; a title precedes its text, and a missing text is empty."""
+def _to_text(
+    cells: Sequence[Any], chosen: Sequence[str], second: str | None = None
+) -> Text:
+    """Return the text, or the pair of texts, of a row; a title precedes its text, and a
+    missing text is empty."""
     texts = [cell or "" for cell in cells]
     if chosen[-1] == "title" and chosen[:-1] == ["text"]:
         texts = [f"{texts[1]} {texts[0]}".strip()]
@@ -157,29 +205,41 @@ def _to_text(cells: Sequence[Any], chosen: Sequence[str], second: str | None = N
 
 
 def open_index(predictor: Predictor, path: Path, count: int = 5) -> NearestTexts:
-    """Open the texts to search: the rows of a file, or the vectors of an .npy file and their texts beside it.
+    """Open the texts to search: the rows of a file, or the vectors of an .npy file and
+    their texts beside it.
 
     count   how many of the nearest texts to find
 
-    Raises BundleError for a model without vectors, and DataError for files that cannot be read.
+    Raises BundleError for a model without vectors, and DataError for files that cannot
+    be read.
     """
     check_vectors(predictor)
     if path.suffix.lower() != ".npy":
-        return NearestTexts.from_texts(predictor, list(filter(None, read_texts(path, predictor.task))), count)
+        return NearestTexts.from_texts(
+            predictor, list(filter(None, read_texts(path, predictor.task))), count
+        )
     packed_NP = read_index(path, predictor.task.width)
-    beside = next(filter(Path.is_file, map(path.with_suffix, SUFFIXES)), path.with_suffix(".txt"))
-    texts = load_texts(path, len(packed_NP), beside, lambda file: read_texts(file, predictor.task))
+    beside = next(
+        filter(Path.is_file, map(path.with_suffix, SUFFIXES)), path.with_suffix(".txt")
+    )
+    texts = load_texts(
+        path, len(packed_NP), beside, lambda file: read_texts(file, predictor.task)
+    )
     return NearestTexts(predictor, texts, packed_NP, count)
 
 
 def read_texts(source: Path, task: Task) -> list[str]:
-    """Read the lines of a file, or from a table its only column, or the one named `text` or like the bundle's text.
+    """Read the lines of a file, or from a table its only column, or the one named
+    `text` or like the bundle's text.
 
-    Raises DataError for files that cannot be read, tables without such a column, and rows that cannot be read.
+    Raises DataError for files that cannot be read, tables without such a column, and
+    rows that cannot be read.
     """
     if source.suffix.lower() not in SUFFIXES:
         return stripped_lines(source)
-    table, chosen = _open(source, task, None, remedy="Rename the column of the texts to 'text'")
+    table, chosen = _open(
+        source, task, None, remedy="Rename the column of the texts to 'text'"
+    )
     texts = list[str]()
     for row in table.rows(chosen, None):
         checked = _refuse_lists(row, chosen, table)
@@ -190,10 +250,16 @@ def read_texts(source: Path, task: Task) -> list[str]:
 
 
 def check_files(source: Path, target: Path) -> None:
-    """Raise DataError, before a model is opened, for files that cannot be read or written."""
-    for path, suffixes, option in ((source, SUFFIXES, "input"), (target, WRITTEN, "output")):
+    """Raise DataError, before a model is opened, for files that cannot be read or
+    written."""
+    for path, suffixes, option in (
+        (source, SUFFIXES, "input"),
+        (target, WRITTEN, "output"),
+    ):
         if path.suffix.lower() not in suffixes:
-            raise DataError(f"--{option} {path}: expected a file that ends in {', '.join(suffixes)}")
+            raise DataError(
+                f"--{option} {path}: expected a file that ends in {', '.join(suffixes)}"
+            )
     if not source.is_file():
         raise DataError(f"--input {source}: no such file")
     check_output_file(target, "output", "answers.jsonl", [source])
@@ -208,7 +274,8 @@ def choose_columns(
     pair: bool = False,
     remedy: str = "",
 ) -> list[str]:
-    """Choose the columns of the one or two texts. Raises DataError, with the existing columns, where that fails."""
+    """Choose the columns of the one or two texts. Raises DataError, with the existing
+    columns, where that fails."""
     wanted = list(columns or (task.text[:1] if pair else task.text))
     count = len(task.text) - pair
     if not columns and len(names) == count:
@@ -218,9 +285,11 @@ def choose_columns(
     missing = [name for name in wanted if name not in names]
     if missing or len(wanted) != count:
         hint = did_you_mean(missing[0], names) if missing else ""
-        remedy = remedy or f"Name {'the text column' if count == 1 else 'both text columns'} with --text"
+        what = "the text column" if count == 1 else "both text columns"
+        remedy = remedy or f"Name {what} with --text"
         raise DataError(
-            f"{source}: has the columns {', '.join(names)}; expected {' and '.join(wanted)}.{hint} {remedy}"
+            f"{source}: has the columns {', '.join(names)}; expected "
+            f"{' and '.join(wanted)}.{hint} {remedy}"
         )
     return wanted
 
@@ -240,23 +309,39 @@ def _to_columns(answer: Outcome, added: Sequence[str]) -> Values:
     if isinstance(answer, Marked):
         return {"prediction": [asdict(mark) for mark in answer.marks]}
     if isinstance(answer, Answer):
-        values: Values = {"prediction": answer.text, "prediction_start": answer.start, "prediction_end": answer.end}
+        values: Values = {
+            "prediction": answer.text,
+            "prediction_start": answer.start,
+            "prediction_end": answer.end,
+        }
         return {**values, "prediction_score": answer.score}
     if isinstance(answer, Vector):
         return {"prediction": list(answer.numbers)}
     if isinstance(answer, Nearest):
-        return {"prediction": [{"text": text, "score": cosine} for text, cosine in answer.texts]}
+        return {
+            "prediction": [
+                {"text": text, "score": cosine} for text, cosine in answer.texts
+            ]
+        }
     if not answer.scores:
         return {"prediction": answer.score}
-    columns = {"prediction": answer.label, "prediction_score": answer.score, "prediction_scores": answer.scores}
+    columns = {
+        "prediction": answer.label,
+        "prediction_score": answer.score,
+        "prediction_scores": answer.scores,
+    }
     return {name: value for name, value in columns.items() if name in added}
 
 
 @contextmanager
-def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Values, Sequence[str]], object]]:
-    """Yield a function that writes a row; tables have the columns that are given with the first one.
+def _open_writer(
+    path: Path, suffix: str, form: Form
+) -> Iterator[Callable[[Values, Sequence[str]], object]]:
+    """Yield a function that writes a row; tables have the columns that are given with
+    the first one.
 
-    It raises DataError for a later row with another column, for which a table has no room.
+    It raises DataError for a later row with another column, for which a table has no
+    room.
     """
     if suffix != ".npy":
         table: Any = None
@@ -267,12 +352,14 @@ def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Valu
                 out.write(json.dumps(row, ensure_ascii=False, default=_to_json) + "\n")
                 return
             if table is None:
-                table = csv.DictWriter(out, names, delimiter="\t" if suffix == ".tsv" else ",")
+                table = csv.DictWriter(
+                    out, names, delimiter="\t" if suffix == ".tsv" else ","
+                )
                 table.writeheader()
             if more := row.keys() - set(table.fieldnames):
                 raise DataError(
-                    f"--output: a later row has the column {min(more)!r}, the first ones have none; write a .jsonl "
-                    "file, whose rows may differ"
+                    f"--output: a later row has the column {min(more)!r}, the first "
+                    "ones have none; write a .jsonl file, whose rows may differ"
                 )
             table.writerow({name: _to_csv(value) for name, value in row.items()})
 
@@ -283,7 +370,9 @@ def _open_writer(path: Path, suffix: str, form: Form) -> Iterator[Callable[[Valu
         shape = (0, 0)
 
         def write_header() -> None:  # its length does not depend on the number of rows
-            write_array_header_1_0(file, {"descr": TYPES[form], "fortran_order": False, "shape": shape})
+            write_array_header_1_0(
+                file, {"descr": TYPES[form], "fortran_order": False, "shape": shape}
+            )
 
         def write_vector(row: Values, _: Sequence[str]) -> None:
             nonlocal shape
@@ -302,9 +391,18 @@ def _to_csv(value: object) -> object:
     """Write lists and objects as JSON; csv writes anything else as a string."""
     if isinstance(value, bytes):
         return _to_json(value)
-    return json.dumps(value, ensure_ascii=False, default=_to_json) if isinstance(value, list | dict) else value
+    return (
+        json.dumps(value, ensure_ascii=False, default=_to_json)
+        if isinstance(value, list | dict)
+        else value
+    )
 
 
 def _to_json(value: object) -> str:
-    """Write a value that JSON does not have, as parquet files have them: a time, a decimal number, bytes."""
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    """Write a value that JSON does not have, as parquet files have them: a time, a
+    decimal number, bytes."""
+    return (
+        value.decode(errors="backslashreplace")
+        if isinstance(value, bytes)
+        else str(value)
+    )

@@ -1,7 +1,9 @@
-"""Read and open ONNX files: their metadata, vocabulary and session options; and compare the answers of two.
+"""Read and open ONNX files: their metadata, vocabulary and session options; and compare
+the answers of two.
 
-The one place that decides session options: prediction, parity and the latency race all come through
-`SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
+The one place that decides session options: prediction, parity and the latency race all
+come through `SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only
+(0.2 s), neither torch nor transformers.
 """
 
 import io
@@ -47,21 +49,28 @@ HARMLESS = frozenset(
         "session.x64quantprecision",
     }
 )
-"""Session settings that a file may choose: how to compute. Others name folders and files to read or to write."""
+"""Session settings that a file may choose: how to compute. Others name folders and
+files to read or to write."""
 
 SESSION_KEY = "compress.session"
-"""The metadata property that holds, as a JSON object, the session configuration entries that the file asks for."""
+"""The metadata property that holds, as a JSON object, the session configuration entries
+that the file asks for."""
 SESSION_WHY_KEY = "compress.session.why"
 CERTIFICATE_KEY = "compress.certificate"
-"""The metadata property that holds the `Certificate` of this very file, as a JSON object."""
+"""The metadata property that holds the `Certificate` of this very file, as a JSON
+object."""
 MICROSOFT = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 
-UNFUSED_SKIP = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion;BiasSkipLayerNormFusion"}
+UNFUSED_SKIP = {
+    "optimization.disable_specified_optimizers": (
+        "SkipLayerNormFusion;BiasSkipLayerNormFusion"
+    )
+}
 UNFUSED_SKIP_WHY = (
-    "On the CPU, onnxruntime's SkipLayerNormalization costs about 4x the Add + LayerNormalization it replaces: int8, "
-    "6 layers x 384, 128 tokens, 1 thread, x86-64 with VNNI, onnxruntime 1.31: 6.6 ms fused, 5.6 ms not. "
-    "Not measured on ARM."
+    "On the CPU, onnxruntime's SkipLayerNormalization costs about 4x the Add + "
+    "LayerNormalization it replaces: int8, 6 layers x 384, 128 tokens, 1 thread, "
+    "x86-64 with VNNI, onnxruntime 1.31: 6.6 ms fused, 5.6 ms not. Not measured on ARM."
 )
 
 UNOPENED = (
@@ -75,17 +84,23 @@ UNOPENED = (
     runtime.NotImplemented,
     runtime.RuntimeException,
 )
-"""The errors of onnxruntime for a file that it cannot run; they have no base class in common."""
+"""The errors of onnxruntime for a file that it cannot run; they have no base class in
+common."""
 
-SESSION_OPTIONS: Mapping[str, int] = {"inter_op_num_threads": 1, "log_severity_level": 4}
-"""Attributes of SessionOptions for every CPU session, on other machines too (`benchmark.jobs`). Level 4 logs fatal
-errors alone: the others are raised as exceptions."""
+SESSION_OPTIONS: Mapping[str, int] = {
+    "inter_op_num_threads": 1,
+    "log_severity_level": 4,
+}
+"""Attributes of SessionOptions for every CPU session, on other machines too
+(`benchmark.jobs`). Level 4 logs fatal errors alone: the others are raised as
+exceptions."""
 
 
 def read_model(path: Path) -> onnx.ModelProto:
     """Parse an ONNX file, with the weights that it keeps in other files of its folder.
 
-    Raises ExportError for a file that is missing or not ONNX, and for one that points outside its folder.
+    Raises ExportError for a file that is missing or not ONNX, and for one that points
+    outside its folder.
     """
     model = _parse(path)
     if _find_weights(model, path):
@@ -93,13 +108,15 @@ def read_model(path: Path) -> onnx.ModelProto:
             onnx.load_external_data_for_model(model, str(path.parent))
         except (onnx.checker.ValidationError, ValueError) as error:
             raise ExportError(
-                f"{path}: the weights it keeps in other files cannot be read ({first_reason(error)}); copy them again"
+                f"{path}: the weights it keeps in other files cannot be read "
+                f"({first_reason(error)}); copy them again"
             ) from None
     return model
 
 
 def weights_elsewhere(path: Path) -> list[str]:
-    """List the other files of its folder in which an ONNX file keeps weights. Raises as `read_model` does."""
+    """List the other files of its folder in which an ONNX file keeps weights. Raises as
+    `read_model` does."""
     return _find_weights(_parse(path), path)
 
 
@@ -107,26 +124,38 @@ def _parse(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise ExportError(f"{path}: no such file; expected an ONNX model")
     try:
-        model, problem = onnx.load_model(path, load_external_data=False), "it has no ONNX version"
+        model, problem = (
+            onnx.load_model(path, load_external_data=False),
+            "it has no ONNX version",
+        )
     except DecodeError as error:
         model, problem = onnx.ModelProto(), shorten(str(error))
-    if not model.ir_version or not model.opset_import:  # random bytes may decode to a message without these
-        raise ExportError(f"{path}: not an ONNX model, or a truncated one ({problem}); write or copy it again")
+    # random bytes may decode to a message without these
+    if not model.ir_version or not model.opset_import:
+        raise ExportError(
+            f"{path}: not an ONNX model, or a truncated one ({problem}); write or copy "
+            "it again"
+        )
     newest = onnx.defs.onnx_opset_version()
-    opset = max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=0)
+    opset = max(
+        (each.version for each in model.opset_import if each.domain in ("", "ai.onnx")),
+        default=0,
+    )
     if opset > newest:
         raise ExportError(
-            f"{path}: is of opset {opset}, and onnx {onnx.__version__} supports {newest} at most; export it again at "
-            "an older one (17 runs everywhere), or install newer versions of onnx and onnxruntime"
+            f"{path}: is of opset {opset}, and onnx {onnx.__version__} supports "
+            f"{newest} at most; export it again at an older one (17 runs everywhere), "
+            "or install newer versions of onnx and onnxruntime"
         )
     return model
 
 
 def _find_weights(model: onnx.ModelProto, path: Path) -> list[str]:
-    """List the other files in which the file at `path` keeps weights, by their names in its folder.
+    """List the other files in which the file at `path` keeps weights, by their names in
+    its folder.
 
-    Raises ExportError for a name that is absolute, above the folder, reached through a link that leads out of it,
-    missing, or shorter than the weights it should hold.
+    Raises ExportError for a name that is absolute, above the folder, reached through a
+    link that leads out of it, missing, or shorter than the weights it should hold.
     """
     names, folder = set[str](), path.parent.resolve()
     for tensor in _list_tensors(model):
@@ -134,14 +163,27 @@ def _find_weights(model: onnx.ModelProto, path: Path) -> list[str]:
             continue
         place = {entry.key: entry.value for entry in tensor.external_data}
         name = place.get("location", "")
-        strange = not name or "\0" in name or PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive
-        if strange or ".." in PureWindowsPath(name).parts or not (folder / name).resolve().is_relative_to(folder):
+        strange = (
+            not name
+            or "\0" in name
+            or PurePosixPath(name).is_absolute()
+            or PureWindowsPath(name).drive
+        )
+        if (
+            strange
+            or ".." in PureWindowsPath(name).parts
+            or not (folder / name).resolve().is_relative_to(folder)
+        ):
             raise ExportError(
-                f"{path}: keeps the weight {tensor.name!r} in {name!r}, outside its own folder; nothing was read from "
-                "there. If you trust it, move its weights into the folder of the file"
+                f"{path}: keeps the weight {tensor.name!r} in {name!r}, outside its "
+                "own folder; nothing was read from there. If you trust it, move its "
+                "weights into the folder of the file"
             )
         if not (folder / name).is_file():
-            raise ExportError(f"{path}: keeps the weight {tensor.name!r} in {name!r}, which is missing; copy it too")
+            raise ExportError(
+                f"{path}: keeps the weight {tensor.name!r} in {name!r}, which is "
+                "missing; copy it too"
+            )
         size = (folder / name).stat().st_size
         try:
             start, length = int(place.get("offset", 0)), int(place.get("length", 0))
@@ -149,8 +191,10 @@ def _find_weights(model: onnx.ModelProto, path: Path) -> list[str]:
             start, length = -1, 0
         if min(start, length) < 0 or start + length > size:
             raise ExportError(
-                f"{path}: the weight {tensor.name!r} should be at {place.get('offset', 0)} + {place.get('length', 0)} "
-                f"bytes of {name!r}, which has {size}; the file is damaged or cut short: copy it again"
+                f"{path}: the weight {tensor.name!r} should be at "
+                f"{place.get('offset', 0)} + {place.get('length', 0)} bytes of "
+                f"{name!r}, which has {size}; the file is damaged or cut short: copy "
+                "it again"
             )
         names.add(name)
     return sorted(names)
@@ -171,12 +215,21 @@ def _list_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             sparse += (attribute.sparse_tensor, *attribute.sparse_tensors)
         for each in sparse:
             yield from (each.values, each.indices)
-        graphs, nodes = [graph for attribute in attributes for graph in (attribute.g, *attribute.graphs)], []
+        graphs, nodes = (
+            [
+                graph
+                for attribute in attributes
+                for graph in (attribute.g, *attribute.graphs)
+            ],
+            [],
+        )
 
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the version of ONNX's own operators."""
-    return next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    return next(
+        each.version for each in model.opset_import if each.domain in ("", "ai.onnx")
+    )
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:
@@ -184,28 +237,40 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
-def session_entries(model: onnx.ModelProto, path: Path = Path("the ONNX file")) -> dict[str, str]:
-    """Read the session configuration entries that the file asks for; none for a file that is not ours.
+def session_entries(
+    model: onnx.ModelProto, path: Path = Path("the ONNX file")
+) -> dict[str, str]:
+    """Read the session configuration entries that the file asks for; none for a file
+    that is not ours.
 
-    Raises ExportError for malformed entries, and for those that would do more than choose how to compute.
+    Raises ExportError for malformed entries, and for those that would do more than
+    choose how to compute.
     """
     try:
         entries = json.loads(metadata(model).get(SESSION_KEY, "{}"))
     except json.JSONDecodeError:
         entries = None
-    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+    if not isinstance(entries, dict) or not all(
+        isinstance(value, str) for value in entries.values()
+    ):
         raise ExportError(
-            f"{path}: its session settings are not an object of strings; the file is damaged, or not ours"
+            f"{path}: its session settings are not an object of strings; the file is "
+            "damaged, or not ours"
         )
     for name in entries:
         if name not in HARMLESS and not name.startswith(HARMLESS_PREFIXES):
-            raise ExportError(f"{path}: asks for the session setting {name!r}, which no file may choose; not opened")
+            raise ExportError(
+                f"{path}: asks for the session setting {name!r}, which no file may "
+                "choose; not opened"
+            )
     return entries
 
 
-def session_options(threads: int, entries: Mapping[str, str]) -> onnxruntime.SessionOptions:
-    """Build the options of a CPU session: `threads` within an operator (0 leaves their number to onnxruntime), and the
-    settings `entries` that the file asks for."""
+def session_options(
+    threads: int, entries: Mapping[str, str]
+) -> onnxruntime.SessionOptions:
+    """Build the options of a CPU session: `threads` within an operator (0 leaves their
+    number to onnxruntime), and the settings `entries` that the file asks for."""
     options = onnxruntime.SessionOptions()
     for name, value in {**SESSION_OPTIONS, "intra_op_num_threads": threads}.items():
         setattr(options, name, value)
@@ -215,35 +280,50 @@ def session_options(threads: int, entries: Mapping[str, str]) -> onnxruntime.Ses
 
 
 def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
-    """Open a CPU session with the options the file asks for; `threads` 0 leaves their number to onnxruntime.
+    """Open a CPU session with the options the file asks for; `threads` 0 leaves their
+    number to onnxruntime.
 
-    Raises ExportError as `read_model` and `session_entries` do, and for a file that onnxruntime cannot run.
+    Raises ExportError as `read_model` and `session_entries` do, and for a file that
+    onnxruntime cannot run.
     """
     model = _parse(path)
     _find_weights(model, path)
-    return create_session(path, session_options(threads, session_entries(model, path)), path)
+    return create_session(
+        path, session_options(threads, session_entries(model, path)), path
+    )
 
 
 def create_session(
     file: Path | bytes, options: onnxruntime.SessionOptions, named: Path, **more: Any
 ) -> onnxruntime.InferenceSession:
-    """Create a CPU session. Raises ExportError, which names `named`, for a file that onnxruntime cannot run."""
+    """Create a CPU session. Raises ExportError, which names `named`, for a file that
+    onnxruntime cannot run."""
     try:
-        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"], **more)
+        return onnxruntime.InferenceSession(
+            file, options, providers=["CPUExecutionProvider"], **more
+        )
     except UNOPENED as error:
         reason = runtime_reason(error)
-        raise ExportError(f"{named}: onnxruntime {onnxruntime.__version__} cannot open it: {reason}") from error
+        raise ExportError(
+            f"{named}: onnxruntime {onnxruntime.__version__} cannot open it: {reason}"
+        ) from error
 
 
 def runtime_reason(error: BaseException) -> str:
-    """Return in one line what onnxruntime raised for a file that it cannot open or run, without the file's name."""
-    message = re.sub(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : (?:Load model from .*? failed: ?)?", r"\1: ", str(error))
+    """Return in one line what onnxruntime raised for a file that it cannot open or run,
+    without the file's name."""
+    message = re.sub(
+        r"^\[ONNXRuntimeError\] : \d+ : (\w+) : (?:Load model from .*? failed: ?)?",
+        r"\1: ",
+        str(error),
+    )
     return shorten(message)
 
 
 @contextmanager
 def quiet_logging(level: int) -> Iterator[None]:
-    """Drop log records up to this level, by which onnxruntime's tools report their progress."""
+    """Drop log records up to this level, by which onnxruntime's tools report their
+    progress."""
     before = logging.root.manager.disable
     logging.disable(level)
     try:
@@ -254,8 +334,8 @@ def quiet_logging(level: int) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop warnings, log records up to warnings, and what is written to standard output and error, also by libraries
-    in C++. Exceptions are not affected."""
+    """Drop warnings, log records up to warnings, and what is written to standard output
+    and error, also by libraries in C++. Exceptions are not affected."""
     _flush_streams()
     kept = dict[int, int]()
     for number in (1, 2):
@@ -286,34 +366,52 @@ def _flush_streams() -> None:
 
 
 def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
-    """Count the token ids that the model has: the rows of the table that `input_ids` looks up.
+    """Count the token ids that the model has: the rows of the table that `input_ids`
+    looks up.
 
-    Where no such table is found, use `vocab_size` of the config.json in the folder of the file, or one folder up.
+    Where no such table is found, use `vocab_size` of the config.json in the folder of
+    the file, or one folder up.
     """
     tables = token_tables(model.graph)
     rows = [table.dims[0] for table in model.graph.initializer if table.name in tables]
     if size := rows[0] if rows else read_vocabulary_size(path):
         return size
     raise ExportError(
-        f"{path}: no table is looked up by an input named input_ids, and no config.json beside it gives vocab_size; "
-        "expected the ONNX file of a text encoder. Put its config.json into the same folder."
+        f"{path}: no table is looked up by an input named input_ids, and no "
+        "config.json beside it gives vocab_size; expected the ONNX file of a text "
+        "encoder. Put its config.json into the same folder."
     )
 
 
 def token_tables(graph: onnx.GraphProto) -> set[str]:
-    """Find the constants with a row per token: those that nodes reading the ids read too, whole or split up by
-    quantisation, with as many rows as the largest of them."""
+    """Find the constants with a row per token: those that nodes reading the ids read
+    too, whole or split up by quantisation, with as many rows as the largest of them."""
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     writers = {node.output[0]: node for node in graph.node}
     ids = {"input_ids"}
     found: dict[str, int] = {}
     for node in graph.node:
-        if node.op_type in ("Cast", "Identity", "Reshape", "Slice", "Transpose") and node.input[0] in ids:
+        if (
+            node.op_type in ("Cast", "Identity", "Reshape", "Slice", "Transpose")
+            and node.input[0] in ids
+        ):
             ids.add(node.output[0])
-        elif node.op_type in ("Gather", "GatherBlockQuantized", "EmbedLayerNormalization") and ids & set(node.input):
-            read = list(node.input[2:3] if node.op_type == "EmbedLayerNormalization" else node.input)
+        elif node.op_type in (
+            "Gather",
+            "GatherBlockQuantized",
+            "EmbedLayerNormalization",
+        ) and ids & set(node.input):
+            read = list(
+                node.input[2:3]
+                if node.op_type == "EmbedLayerNormalization"
+                else node.input
+            )
             for name in read:
-                if name in writers and writers[name].op_type in ("DequantizeLinear", "Cast", "Identity"):
+                if name in writers and writers[name].op_type in (
+                    "DequantizeLinear",
+                    "Cast",
+                    "Identity",
+                ):
                     read += writers[name].input
             found |= {name: constants[name][0] for name in read if constants.get(name)}
     rows = max(found.values(), default=0)
@@ -321,29 +419,41 @@ def token_tables(graph: onnx.GraphProto) -> set[str]:
 
 
 def read_vocabulary_size(path: Path) -> int | None:
-    """Read `vocab_size` of the config.json in the folder of the file, or one folder up; None where there is none."""
+    """Read `vocab_size` of the config.json in the folder of the file, or one folder up;
+    None where there is none."""
     for config in (path.parent / "config.json", path.parent.parent / "config.json"):
-        if config.is_file() and (size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")):
+        if config.is_file() and (
+            size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")
+        ):
             return int(size)
     return None
 
 
 def inherit_metadata(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the metadata that also hold for a file made from this one: all but the certificate."""
-    return {key: value for key, value in metadata(model).items() if key != CERTIFICATE_KEY}
+    """Return the metadata that also hold for a file made from this one: all but the
+    certificate."""
+    return {
+        key: value for key, value in metadata(model).items() if key != CERTIFICATE_KEY
+    }
 
 
-def save_changed(model: onnx.ModelProto, target: Path, entries: Mapping[str, str] | None = None) -> None:
-    """Save a model that was changed since it was read: with `entries` in its metadata, without its certificate."""
+def save_changed(
+    model: onnx.ModelProto, target: Path, entries: Mapping[str, str] | None = None
+) -> None:
+    """Save a model that was changed since it was read: with `entries` in its metadata,
+    without its certificate."""
     if any(node.domain == MICROSOFT for node in model.graph.node):
         declare_microsoft(model)
     _save(model, target, {**inherit_metadata(model), **(entries or {})})
 
 
 def save_certified(source: Path, target: Path, proof: Certificate) -> None:
-    """Write the ONNX file `source` with its certificate to `target`, which may be `source` itself."""
+    """Write the ONNX file `source` with its certificate to `target`, which may be
+    `source` itself."""
     model = read_model(source)
-    _save(model, target, {**metadata(model), CERTIFICATE_KEY: json.dumps(asdict(proof))})
+    _save(
+        model, target, {**metadata(model), CERTIFICATE_KEY: json.dumps(asdict(proof))}
+    )
 
 
 def read_certificate(path: Path) -> str:
@@ -366,10 +476,12 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
 
 LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
 LONGEST_ROW = 512
-"""The most tokens of a row on which another file is compared with fp32's: windows and positions show in long rows."""
+"""The most tokens of a row on which another file is compared with fp32's: windows and
+positions show in long rows."""
 
 EncodedRow = Mapping[str, Sequence[int]]
-"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
+"""One encoded text: input_ids, attention_mask and, where the model has segments,
+token_type_ids."""
 
 Feeds = Mapping[str, NDArray[np.int64]]
 """One row, without padding, as a session takes it: input name -> (1, tokens)."""
@@ -380,7 +492,8 @@ Run = Callable[[Feeds], Sequence[NDArray[np.float32]]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest |logit - fp32's logit| over rows; `logit`: the largest |logit| of fp32 there."""
+    """The largest |logit - fp32's logit| over rows; `logit`: the largest |logit| of
+    fp32 there."""
 
     largest: float
     logit: float
@@ -393,8 +506,9 @@ class Difference:
 
 
 def rows_for(path: Path, max_length: int) -> list[Feeds]:
-    """Draw rows of random tokens, always the same, of up to `max_length` or LONGEST_ROW tokens, with the inputs of the
-    ONNX file at `path`; half of each is of the second segment.
+    """Draw rows of random tokens, always the same, of up to `max_length` or LONGEST_ROW
+    tokens, with the inputs of the ONNX file at `path`; half of each is of the second
+    segment.
 
     Raises ExportError for a file that is not of a text encoder.
     """
@@ -403,25 +517,37 @@ def rows_for(path: Path, max_length: int) -> list[Feeds]:
     vocabulary, draw = vocabulary_size(model, path), np.random.default_rng(0)
     rows: list[Feeds] = []
     longest = min(max_length, LONGEST_ROW)
-    for length in sorted({longest, *(length for length in LENGTHS if length <= longest)}):
-        ids, segments = draw.integers(0, vocabulary, (1, length)), np.arange(length)[None] * 2 // length
-        known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": segments}
+    for length in sorted(
+        {longest, *(length for length in LENGTHS if length <= longest)}
+    ):
+        ids, segments = (
+            draw.integers(0, vocabulary, (1, length)),
+            np.arange(length)[None] * 2 // length,
+        )
+        known = {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "token_type_ids": segments,
+        }
         if unknown := [name for name in names if name not in known]:
             raise ExportError(
-                f"{path}: reads {', '.join(unknown)}; expected a text encoder's file, which reads {', '.join(known)}"
+                f"{path}: reads {', '.join(unknown)}; expected a text encoder's file, "
+                f"which reads {', '.join(known)}"
             )
         rows.append({name: known[name] for name in names})
     return rows
 
 
 def onnx_run(path: Path) -> Run:
-    """Open the file in onnxruntime, on the CPU, with one thread, and return the function that runs a row."""
+    """Open the file in onnxruntime, on the CPU, with one thread, and return the
+    function that runs a row."""
     session = open_session(path, threads=1)
     return lambda row: session.run(None, dict(row))
 
 
 def difference(exact: Run, other: Run, rows: Sequence[Feeds]) -> Difference:
-    """Compare the answers of `other` with the exact ones; NaN when any logit of `other` is."""
+    """Compare the answers of `other` with the exact ones; NaN when any logit of `other`
+    is."""
     apart, sizes = [], []
     for row in rows:
         for expected, found in zip(exact(row), other(row), strict=True):

@@ -1,15 +1,17 @@
-"""Quantise weights alone to int8 or int4: what is stored shrinks, activations keep their range. For size, where int8
-costs too much score.
+"""Quantise weights alone to int8 or int4: what is stored shrinks, activations keep
+their range. For size, where int8 costs too much score.
 
-Weights are quantised in blocks along the inner dimension, each block with a scale (and, in 4 bits, a zero point) of
-its own, and expanded where they are used: matrix products by `MatMulNBits`, embedding tables by `GatherBlockQuantized`,
-both of onnxruntime's own operators (domain com.microsoft). A weight that several nodes read is stored once, and so is
-a table that is also, transposed, the weight of a product.
+Weights are quantised in blocks along the inner dimension, each block with a scale (and,
+in 4 bits, a zero point) of its own, and expanded where they are used: matrix products
+by `MatMulNBits`, embedding tables by `GatherBlockQuantized`, both of onnxruntime's own
+operators (domain com.microsoft). A weight that several nodes read is stored once, and
+so is a table that is also, transposed, the weight of a product.
 
-4 bits are multiplied in float32. For 8 bits onnxruntime's float32 kernel takes twice the time of the fp32 file, so
-they let it round activations too, to int8 with a scale per block, which takes less (TinyBERT 4 x 312, 64 tokens, 1
-thread, x86-64 with VNNI, onnxruntime 1.31, fastest of 450 runs: fp32 3.0 ms, 8 bits 6.4 ms, with rounded activations
-2.4 ms, dynamic int8 1.3 ms; 4 bits 3.3 ms either way).
+4 bits are multiplied in float32. For 8 bits onnxruntime's float32 kernel takes twice
+the time of the fp32 file, so they let it round activations too, to int8 with a scale
+per block, which takes less (TinyBERT 4 x 312, 64 tokens, 1 thread, x86-64 with VNNI,
+onnxruntime 1.31, fastest of 450 runs: fp32 3.0 ms, 8 bits 6.4 ms, with rounded
+activations 2.4 ms, dynamic int8 1.3 ms; 4 bits 3.3 ms either way).
 """
 
 import math
@@ -29,13 +31,16 @@ from compress.exporters.rewrite.graph import Graph, attribute, is_plain_gemm
 from compress.exporters.session import MICROSOFT, read_model, save_changed
 
 SMALL = 2**12
-"""Weights with fewer numbers stay float32: token types, the outputs of a classifier decide much and weigh nothing."""
+"""Weights with fewer numbers stay float32: token types, the outputs of a classifier
+decide much and weigh nothing."""
 
 BLOCKS = {8: (32, 64, 128), 4: (32,)}
-"""Block sizes to choose from, by bits: of 8 bits the one that gives the smallest file, as any is exact enough."""
+"""Block sizes to choose from, by bits: of 8 bits the one that gives the smallest file,
+as any is exact enough."""
 
 ACCURACY = {8: 4, 4: 0}
-"""`accuracy_level` of MatMulNBits by bits; 4: activations may be int8, 0: they are as they come."""
+"""`accuracy_level` of MatMulNBits by bits; 4: activations may be int8, 0: they are as
+they come."""
 
 Bits = Literal[8, 4]
 
@@ -44,8 +49,10 @@ Bits = Literal[8, 4]
 class Packed:
     """A matrix (rows N, columns K), quantised along its columns.
 
-    numbers_NC  uint8, `bits` per number, the low half of a byte first, the columns padded to whole blocks
-    scales_NB, zeros_NC   one per block; zeros packed as numbers are, none where every zero point is the middle
+    numbers_NC  uint8, `bits` per number, the low half of a byte first, the columns
+                padded to whole blocks
+    scales_NB, zeros_NC   one per block; zeros packed as numbers are, none where every
+                          zero point is the middle
     """
 
     numbers_NC: NDArray[np.uint8]
@@ -61,17 +68,25 @@ class Packed:
 
 
 def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
-    """Quantise to the nearest. 8 bits: w = (q - 128) s with s = max |w| / 127. 4 bits: w = (q - z) s, where 0 has a
-    number of its own and the block's range, 0 included, has the other 15."""
+    """Quantise to the nearest. 8 bits: w = (q - 128) s with s = max |w| / 127. 4 bits:
+    w = (q - z) s, where 0 has a number of its own and the block's range, 0 included,
+    has the other 15."""
     rows, columns = weight_NK.shape
-    block = min(BLOCKS[bits], key=lambda size: -(-columns // size) * (size * bits // 8 + 4))
+    block = min(
+        BLOCKS[bits], key=lambda size: -(-columns // size) * (size * bits // 8 + 4)
+    )
     count = -(-columns // block)
-    blocks_NBK = np.pad(weight_NK, ((0, 0), (0, count * block - columns))).reshape(rows, count, block)
+    blocks_NBK = np.pad(weight_NK, ((0, 0), (0, count * block - columns))).reshape(
+        rows, count, block
+    )
     if bits == 8:
         spans_NB = np.abs(blocks_NBK).max(-1) / 127
         zeros_NB = np.full((rows, count), 128.0, np.float32)
     else:
-        low_NB, high_NB = np.minimum(blocks_NBK.min(-1), 0), np.maximum(blocks_NBK.max(-1), 0)
+        low_NB, high_NB = (
+            np.minimum(blocks_NBK.min(-1), 0),
+            np.maximum(blocks_NBK.max(-1), 0),
+        )
         spans_NB = (high_NB - low_NB) / 15
         zeros_NB = np.rint(-low_NB / np.where(spans_NB > 0, spans_NB, 1))
     scales_NB = np.where(spans_NB > 0, spans_NB, 1).astype(np.float32)
@@ -79,7 +94,14 @@ def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
     numbers_NK = np.clip(found_NBK, 0, 2**bits - 1).astype(np.uint8).reshape(rows, -1)
     if bits == 8:
         return Packed(numbers_NK, scales_NB, None, columns, block, bits)
-    return Packed(_nibbles(numbers_NK), scales_NB, _nibbles(zeros_NB.astype(np.uint8)), columns, block, bits)
+    return Packed(
+        _nibbles(numbers_NK),
+        scales_NB,
+        _nibbles(zeros_NB.astype(np.uint8)),
+        columns,
+        block,
+        bits,
+    )
 
 
 def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
@@ -92,8 +114,8 @@ def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
     writer.rewrite()
     if not writer.packed:
         raise ExportError(
-            f"{source}: no constant matrix of {SMALL} numbers or more was found to quantise; expected the fp32 file "
-            "that to_onnx writes"
+            f"{source}: no constant matrix of {SMALL} numbers or more was found to "
+            "quantise; expected the fp32 file that to_onnx writes"
         )
     save_changed(model, target, {PRECISION_KEY: "w8" if bits == 8 else "q4"})
 
@@ -109,28 +131,44 @@ class _WeightOnly:
     def __init__(self, graph: Graph, bits: Bits) -> None:
         self.graph, self.bits = graph, bits
         self.packed: dict[str, Packed] = {}
-        transposes = [node for node in graph.nodes if node.op_type == "Transpose" and node.input[0] in graph.tensors]
+        transposes = [
+            node
+            for node in graph.nodes
+            if node.op_type == "Transpose" and node.input[0] in graph.tensors
+        ]
         self.transposed = {node.output[0]: node.input[0] for node in transposes}
-        self.lookups = {node.output[0]: node.input[0] for node in graph.lookups() if self._large(node.input[0])}
+        self.lookups = {
+            node.output[0]: node.input[0]
+            for node in graph.lookups()
+            if self._large(node.input[0])
+        }
 
     def rewrite(self) -> None:
         nodes: list[onnx.NodeProto] = []
         for node in self.graph.nodes:
             if node.output[0] in self.lookups:
                 nodes += self._lookup(node)
-            elif node.op_type in ("MatMul", "Gemm") and (found := self._weight(node)) is not None:
+            elif (
+                node.op_type in ("MatMul", "Gemm")
+                and (found := self._weight(node)) is not None
+            ):
                 nodes += self._product(node, *found)
             else:
                 nodes.append(node)
         read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
-        self.graph.nodes = [node for node in nodes if read & set(node.output)]  # no Transpose that is unused now
+        # no Transpose that is unused now
+        self.graph.nodes = [node for node in nodes if read & set(node.output)]
         self.graph.store()
 
     def _large(self, name: str) -> bool:
-        return self.graph.is_matrix(name) and math.prod(self.graph.tensors[name].dims) >= SMALL
+        return (
+            self.graph.is_matrix(name)
+            and math.prod(self.graph.tensors[name].dims) >= SMALL
+        )
 
     def _weight(self, node: onnx.NodeProto) -> tuple[str, bool] | None:
-        """Find the constant a product multiplies by, and whether its rows are the outputs; None for other products."""
+        """Find the constant a product multiplies by, and whether its rows are the
+        outputs; None for other products."""
         if node.op_type == "Gemm" and not is_plain_gemm(node):
             return None
         name, rows_are_outputs = node.input[1], bool(attribute(node, "transB", 0))
@@ -140,7 +178,9 @@ class _WeightOnly:
 
     def _lookup(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         table, output = node.input[0], node.output[0]
-        packed = self._pack(table, numpy_helper.to_array(self.graph.tensors[table]), blocked=False)
+        packed = self._pack(
+            table, numpy_helper.to_array(self.graph.tensors[table]), blocked=False
+        )
         padded = packed.block * packed.scales_NB.shape[1] != packed.columns
         yield helper.make_node(
             "GatherBlockQuantized",
@@ -159,7 +199,9 @@ class _WeightOnly:
             names = [f"{output}.{name}" for name in ("padded", "start", "end", "axis")]
             yield helper.make_node("Slice", names, [output], f"{node.name}.columns")
 
-    def _product(self, node: onnx.NodeProto, name: str, rows_are_outputs: bool) -> Iterator[onnx.NodeProto]:
+    def _product(
+        self, node: onnx.NodeProto, name: str, rows_are_outputs: bool
+    ) -> Iterator[onnx.NodeProto]:
         array = numpy_helper.to_array(self.graph.tensors[name])
         weight_NK = array if rows_are_outputs else array.T
         table = self._same_table(weight_NK)
@@ -168,8 +210,16 @@ class _WeightOnly:
         numbers = f"{key}.numbers"
         if table is not None:
             numbers = f"{node.output[0]}.weight"
-            self.graph.put(f"{numbers}.shape", np.array((*packed.scales_NB.shape, packed.block * self.bits // 8)))
-            yield helper.make_node("Reshape", [f"{key}.numbers", f"{numbers}.shape"], [numbers], f"{node.name}.weight")
+            self.graph.put(
+                f"{numbers}.shape",
+                np.array((*packed.scales_NB.shape, packed.block * self.bits // 8)),
+            )
+            yield helper.make_node(
+                "Reshape",
+                [f"{key}.numbers", f"{numbers}.shape"],
+                [numbers],
+                f"{node.name}.weight",
+            )
         bias = node.input[2] if len(node.input) > 2 else ""
         product = f"{node.output[0]}.product" if bias else node.output[0]
         yield helper.make_node(
@@ -185,10 +235,15 @@ class _WeightOnly:
             accuracy_level=ACCURACY[self.bits],
         )
         if bias:
-            yield helper.make_node("Add", [product, bias], [node.output[0]], f"{node.name}.bias")
+            yield helper.make_node(
+                "Add", [product, bias], [node.output[0]], f"{node.name}.bias"
+            )
 
-    def _pack(self, key: str, weight_NK: NDArray[np.float32], *, blocked: bool) -> Packed:
-        """Quantise the weight, and store it at its first use; `blocked`: in the three axes that a product reads."""
+    def _pack(
+        self, key: str, weight_NK: NDArray[np.float32], *, blocked: bool
+    ) -> Packed:
+        """Quantise the weight, and store it at its first use; `blocked`: in the three
+        axes that a product reads."""
         if key not in self.packed:
             packed = self.packed[key] = pack(weight_NK, self.bits)
             shape = (*packed.scales_NB.shape, -1) if blocked else (len(weight_NK), -1)
@@ -199,10 +254,13 @@ class _WeightOnly:
         return self.packed[key]
 
     def _same_table(self, weight_NK: NDArray[np.float32]) -> str | None:
-        """Find the table that a product's weight is a copy of: the exporter folds the transpose of a tied one."""
+        """Find the table that a product's weight is a copy of: the exporter folds the
+        transpose of a tied one."""
         for name in self.lookups.values():
             table = self.graph.tensors[name]
-            if tuple(table.dims) == weight_NK.shape and np.array_equal(numpy_helper.to_array(table), weight_NK):
+            if tuple(table.dims) == weight_NK.shape and np.array_equal(
+                numpy_helper.to_array(table), weight_NK
+            ):
                 return name
         return None
 

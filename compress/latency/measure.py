@@ -1,8 +1,10 @@
-"""Measure the latency of shapes with random weights, exported and quantised like a shipped model.
+"""Measure the latency of shapes with random weights, exported and quantised like a
+shipped model.
 
-Latency does not depend on the weights, so nothing is trained: a shape is built, exported as by `Bundle.write`, and
-timed in turns with others. Other processes only make runs slower, so the fastest tenth of the runs counts, once another
-race confirms it; docs/latency-prediction.md describes its accuracy on a busy machine.
+Latency does not depend on the weights, so nothing is trained: a shape is built,
+exported as by `Bundle.write`, and timed in turns with others. Other processes only make
+runs slower, so the fastest tenth of the runs counts, once another race confirms it;
+docs/latency-prediction.md describes its accuracy on a busy machine.
 """
 
 import tempfile
@@ -35,16 +37,19 @@ from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
 FilePrecision = Precision | Literal["w8a16"]
-"""The precision of a file that is timed; w8a16: of a file for NPUs, which is not a part of a bundle."""
+"""The precision of a file that is timed; w8a16: of a file for NPUs, which is not a part
+of a bundle."""
 
 AGREE = 1.05
-"""The largest ratio between a file's p10 in its best two races for both to count as undisturbed."""
+"""The largest ratio between a file's p10 in its best two races for both to count as
+undisturbed."""
 
 TOGETHER = 8
 """Files open on the device at once; a phone cannot hold more."""
 
 SWEEPS, MORE = 3, 5
-"""Races of every file, and further races of disturbed files: two in a row can be disturbed alike."""
+"""Races of every file, and further races of disturbed files: two in a row can be
+disturbed alike."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,23 @@ def sample(
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Sample, ...]:
-    """Measure shapes for a LatencyModel to fit to, and other `files` in the same race: see `exported` and `race`.
+    """Measure shapes for a LatencyModel to fit to, and other `files` in the same race:
+    see `exported` and `race`.
 
-    Raises SearchError for a shape that cannot be built or has too few positions, ExportError from the export,
-    DeviceError from the device. Leaves no file behind.
+    Raises SearchError for a shape that cannot be built or has too few positions,
+    ExportError from the export, DeviceError from the device. Leaves no file behind.
     """
-    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as exports:
+    with exported(
+        configs, setting, precision=precision, kind=kind, segments=segments, say=say
+    ) as exports:
         files = {**exports, **files}
         latencies = race(files, device, setting, rounds=rounds, runs=runs, say=say)
         return tuple(
             Sample(
                 name=name,
-                terms=Terms.from_config(configs[name], setting, kind) if name in configs else Terms({}, 0.0),
+                terms=Terms.from_config(configs[name], setting, kind)
+                if name in configs
+                else Terms({}, 0.0),
                 ms=each.p50_ms,
                 noisy=each.noisy,
                 noise=each.noise,
@@ -103,28 +113,42 @@ def exported(
     segments: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Path]]:
-    """Yield ONNX files of models of these configs, with random weights and the head of `kind`, deleted on exit.
+    """Yield ONNX files of models of these configs, with random weights and the head of
+    `kind`, deleted on exit.
 
-    precision: of all files, or by name. kind: None for no head. segments: whether the tokenizer makes token types
-    (`exporters.onnx.makes_segments`). The weights are the same each time, and torch's generator is not affected.
+    precision: of all files, or by name. kind: None for no head. segments: whether the
+    tokenizer makes token types (`exporters.onnx.makes_segments`). The weights are the
+    same each time, and torch's generator is not affected.
     """
-    precisions = dict.fromkeys(configs, precision) if isinstance(precision, str) else precision
+    precisions = (
+        dict.fromkeys(configs, precision) if isinstance(precision, str) else precision
+    )
     known = (*FILES, "w8a16")
     for each in precisions.values():
         if each not in known:
-            raise SearchError(f"precision {each}: no such precision.{did_you_mean(each, known)}")
+            raise SearchError(
+                f"precision {each}: no such precision.{did_you_mean(each, known)}"
+            )
     if not configs:
         raise SearchError("no shapes to measure; expected at least one config")
     with tempfile.TemporaryDirectory(prefix="compress-shapes-") as scratch:
         files = {}
         say(f"exporting {len(configs)} shapes with random weights")
-        for number, (name, config) in enumerate(show_progress(configs.items(), "exporting", len(configs), "shapes")):
+        for number, (name, config) in enumerate(
+            show_progress(configs.items(), "exporting", len(configs), "shapes")
+        ):
             files[name] = Path(scratch) / f"{number}.onnx"
             model = _build_model(name, config, setting, kind)
             full = files[name].with_suffix(".fp32.onnx")
             form = npu.FORM if precisions[name] == "w8a16" else SHIPPED
             to_onnx(model, full, segments=segments, form=form, max_length=setting.seq)
-            _convert(full, files[name], setting, precisions[name], name=f"{name}: {config.model_type}")
+            _convert(
+                full,
+                files[name],
+                setting,
+                precisions[name],
+                name=f"{name}: {config.model_type}",
+            )
             full.unlink(missing_ok=True)
         yield files
 
@@ -138,49 +162,78 @@ def race(
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
-    """Measure the latency of files, by name, robustly against other work on the machine.
+    """Measure the latency of files, by name, robustly against other work on the
+    machine.
 
-    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs` forwards in all. Every file races
-    SWEEPS times; if its best passes in two races do not agree, it races again, MORE times at most. p50_ms is the median
-    of an undisturbed pass: the least p10 of a pass, times the least ratio of median to p10. `noisy`: no second race has
-    a pass whose p10 is within AGREE of the least.
+    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs`
+    forwards in all. Every file races SWEEPS times; if its best passes in two races do
+    not agree, it races again, MORE times at most. p50_ms is the median of an
+    undisturbed pass: the least p10 of a pass, times the least ratio of median to p10.
+    `noisy`: no second race has a pass whose p10 is within AGREE of the least.
     """
     races: list[dict[str, Latency]] = []
     for sweep in range(SWEEPS + MORE):
-        left = [name for name in files if sweep < SWEEPS or _summarise(name, races).noisy]
+        left = [
+            name for name in files if sweep < SWEEPS or _summarise(name, races).noisy
+        ]
         if sweep % 2:
             left.reverse()
         if left:
             why = "" if sweep < SWEEPS else ", disturbed until now"
-            say(f"{device.name}: timing {len(left)} files at {setting}, turn {sweep + 1}{why}")
-        for at in show_progress(range(0, len(left), TOGETHER), "timing", -(-len(left) // TOGETHER), "groups"):
-            together = list(dict.fromkeys([*left[at : at + TOGETHER], *files]))[:TOGETHER]
-            some = {name: files[name] for name in together}  # alone, a file would have the caches for itself
-            races.append({each.name: each for each in device.race(some, [setting], rounds=rounds, runs=runs)})
+            say(
+                f"{device.name}: timing {len(left)} files at {setting}, turn "
+                f"{sweep + 1}{why}"
+            )
+        for at in show_progress(
+            range(0, len(left), TOGETHER), "timing", -(-len(left) // TOGETHER), "groups"
+        ):
+            together = list(dict.fromkeys([*left[at : at + TOGETHER], *files]))[
+                :TOGETHER
+            ]
+            # alone, a file would have the caches for itself
+            some = {name: files[name] for name in together}
+            races.append(
+                {
+                    each.name: each
+                    for each in device.race(some, [setting], rounds=rounds, runs=runs)
+                }
+            )
     return {name: _summarise(name, races) for name in files}
 
 
 def choose_spread(
-    candidates: Mapping[str, Any], count: int, setting: Setting, kind: Kind | None = "classification"
+    candidates: Mapping[str, Any],
+    count: int,
+    setting: Setting,
+    kind: Kind | None = "classification",
 ) -> list[str]:
-    """Choose the names of `count` candidates (or all, if there are fewer) whose terms are far apart.
+    """Choose the names of `count` candidates (or all, if there are fewer) whose terms
+    are far apart.
 
-    Start with the fewest and the most FLOPs, then add the one farthest from all chosen ones, in the logarithms of the
-    terms, each scaled to its range: so that all kinds of shapes are measured, and few predictions are extrapolations.
-    The choice does not depend on the order of the candidates. Raises SearchError for fewer than 2.
+    Start with the fewest and the most FLOPs, then add the one farthest from all chosen
+    ones, in the logarithms of the terms, each scaled to its range: so that all kinds of
+    shapes are measured, and few predictions are extrapolations. The choice does not
+    depend on the order of the candidates. Raises SearchError for fewer than 2.
     """
     if count < 2 or not candidates:
-        raise SearchError(f"{count} of {len(candidates)} shapes to measure: expected at least 2, of at least 1 shape")
+        raise SearchError(
+            f"{count} of {len(candidates)} shapes to measure: expected at least 2, of "
+            "at least 1 shape"
+        )
     names = sorted(candidates)
     terms = [Terms.from_config(candidates[name], setting, kind) for name in names]
     columns = sorted({column for each in terms for column in each.counts})
-    logs_SN = np.log1p([[each.counts.get(column, 0.0) for column in columns] for each in terms])
+    logs_SN = np.log1p(
+        [[each.counts.get(column, 0.0) for column in columns] for each in terms]
+    )
     spread_N = np.ptp(logs_SN, axis=0)
     placed_SN = (logs_SN - logs_SN.min(0)) / np.where(spread_N > 0, spread_N, 1.0)
     flops = [each.flops for each in terms]
     chosen = list(dict.fromkeys([int(np.argmin(flops)), int(np.argmax(flops))]))
     while len(chosen) < min(count, len(names)):
-        distance_S = np.min([np.square(placed_SN - placed_SN[each]).sum(1) for each in chosen], axis=0)
+        distance_S = np.min(
+            [np.square(placed_SN - placed_SN[each]).sum(1) for each in chosen], axis=0
+        )
         distance_S[chosen] = -1.0
         chosen.append(int(np.argmax(distance_S)))
     return [names[each] for each in chosen]
@@ -192,15 +245,22 @@ def _build_model(name: str, config: Any, setting: Setting, kind: Kind | None) ->
         try:
             model = heads.create(config, "task" if kind else "encoder", kind).eval()
         except (ValueError, KeyError, ZeroDivisionError) as error:
-            raise SearchError(f"{name}: no {config.model_type} of this shape can be built ({error})") from error
+            raise SearchError(
+                f"{name}: no {config.model_type} of this shape can be built ({error})"
+            ) from error
     share_again(model)
     limit = positions(model)
     if limit is not None and setting.seq > limit:
-        raise SearchError(f"{name}: {setting.seq} tokens to measure at; this shape has {limit} positions")
+        raise SearchError(
+            f"{name}: {setting.seq} tokens to measure at; this shape has {limit} "
+            "positions"
+        )
     return model
 
 
-def _convert(full: Path, path: Path, setting: Setting, precision: FilePrecision, *, name: str) -> None:
+def _convert(
+    full: Path, path: Path, setting: Setting, precision: FilePrecision, *, name: str
+) -> None:
     if precision == "int8":
         quantize_dynamic(full, path)
     elif precision == "fp16":
@@ -215,11 +275,20 @@ def _convert(full: Path, path: Path, setting: Setting, precision: FilePrecision,
 
 def _summarise(name: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
     """Summarise the races of one file."""
-    own = sorted((each[name] for each in races if name in each), key=lambda each: min(each.lows))
+    own = sorted(
+        (each[name] for each in races if name in each), key=lambda each: min(each.lows)
+    )
     least, confirming = (min(each.lows) for each in own[:2])
-    spread = min(p50 / low for each in own for p50, low in zip(each.passes, each.lows, strict=True))
+    spread = min(
+        p50 / low
+        for each in own
+        for p50, low in zip(each.passes, each.lows, strict=True)
+    )
     noisy = confirming > AGREE * least
-    noise = f"the fastest runs took {least:.2f} ms in one of {len(own)} races, {confirming:.2f} ms in the next best"
+    noise = (
+        f"the fastest runs took {least:.2f} ms in one of {len(own)} races, "
+        f"{confirming:.2f} ms in the next best"
+    )
     return replace(
         own[0],
         p50_ms=least * spread,

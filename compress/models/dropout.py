@@ -1,7 +1,8 @@
 """Draw dropout masks in a fifth of the time that torch takes on a CPU.
 
-torch draws one number per element, which takes 5 % of a small student's step. Here 64 random bits make the mask of four
-elements; they come from torch's generator, so that a resumed run continues with them.
+torch draws one number per element, which takes 5 % of a small student's step. Here 64
+random bits make the mask of four elements; they come from torch's generator, so that a
+resumed run continues with them.
 """
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 STEPS = 1 << 16
-"""Probabilities are rounded to a multiple of 1 / STEPS: 0.1 becomes 0.100006. The scale uses the rounded value."""
+"""Probabilities are rounded to a multiple of 1 / STEPS: 0.1 becomes 0.100006. The scale
+uses the rounded value."""
 
 
 def drop(x: Tensor, p: float) -> Tensor:

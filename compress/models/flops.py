@@ -1,4 +1,5 @@
-"""Count the parameters and floating-point operations of a model, by torch on its graph rather than by a formula."""
+"""Count the parameters and floating-point operations of a model, by torch on its graph
+rather than by a formula."""
 
 import copy
 from collections.abc import Iterator
@@ -17,30 +18,40 @@ from compress.slicing.shape import Shape, positions, setting_name
 TOKENS = 128
 """The length at which FLOPs are counted."""
 LOOKS_AT_VALUES = ("deberta", "xlm", "xlnet")
-"""Families whose forward pass does not run without weights; they are given a vocabulary of FEW tokens."""
+"""Families whose forward pass does not run without weights; they are given a vocabulary
+of FEW tokens."""
 FEW = 8
 
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
-    """Count FLOPs (a multiply-add is two) per token of a forward pass over `length` tokens, or as many as the model has
-    positions.
+    """Count FLOPs (a multiply-add is two) per token of a forward pass over `length`
+    tokens, or as many as the model has positions.
 
-    Matrix products count, attention included; embedding look-ups, norms and activations do not. Attention within a
-    window (ModernBERT) counts all pairs: torch and ONNX files compute and mask them. Works on the meta device, without
-    weights, except for XLM, XLNet and the first DeBERTa, whose code reads values.
+    Matrix products count, attention included; embedding look-ups, norms and activations
+    do not. Attention within a window (ModernBERT) counts all pairs: torch and ONNX
+    files compute and mask them. Works on the meta device, without weights, except for
+    XLM, XLNet and the first DeBERTa, whose code reads values.
     """
     device = next(model.parameters()).device
     length = min(length, positions(model) or length)
     training = model.training
     model.eval()
-    with torch.no_grad(), _frozen(model), FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
+    with (
+        torch.no_grad(),
+        _frozen(model),
+        FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter,
+    ):
         ids_BL = torch.ones(1, length, dtype=torch.long, device=device)
         config: Any = model.config
         if config.is_encoder_decoder:  # T5 classifies at the end of the text
             ids_BL[:, -1] = config.eos_token_id
-        # on the meta device a mask has no values, but most families check whether it is all ones
+        # on the meta device a mask has no values, but most families check whether it is
+        # all ones
         masked = device.type != "meta" or config.model_type.startswith("deberta")
-        model(input_ids=ids_BL, **({"attention_mask": torch.ones_like(ids_BL)} if masked else {}))
+        model(
+            input_ids=ids_BL,
+            **({"attention_mask": torch.ones_like(ids_BL)} if masked else {}),
+        )
     model.train(training)
     return counter.get_total_flops() / length
 
@@ -50,7 +61,9 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+def _attention(
+    query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any
+) -> int:
     return sdpa_flop_count(query, key, value)
 
 
@@ -62,8 +75,9 @@ _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _atten
 def _frozen(model: Any) -> Iterator[None]:
     """Freeze the parameters and remove the padding token while FLOPs are counted.
 
-    The counter would hook the gradients of parameters that are inputs of a module, such as DeBERTa's positions; GPT-2
-    on the meta device would search for padding among tokens without values.
+    The counter would hook the gradients of parameters that are inputs of a module, such
+    as DeBERTa's positions; GPT-2 on the meta device would search for padding among
+    tokens without values.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -80,33 +94,49 @@ def _frozen(model: Any) -> Iterator[None]:
 
 
 ALIKE = 1.05
-"""A student is larger beyond this many times its teacher's FLOPs: a factorised embedding adds half a percent."""
+"""A student is larger beyond this many times its teacher's FLOPs: a factorised
+embedding adds half a percent."""
 
 
-def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> list[str]:
-    """Warn about a student that has more parameters or clearly more FLOPs than its teacher, or as many of both."""
+def warn_if_larger(
+    stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig
+) -> list[str]:
+    """Warn about a student that has more parameters or clearly more FLOPs than its
+    teacher, or as many of both."""
     with torch.device("meta"):
-        mine, theirs = (measure_size(heads.create(copy.deepcopy(each), "encoder", None)) for each in (student, teacher))
-    larger = mine.parameters > theirs.parameters or mine.flops_per_token > ALIKE * theirs.flops_per_token
-    if not larger and (mine.parameters < theirs.parameters or mine.flops_per_token < theirs.flops_per_token):
+        mine, theirs = (
+            measure_size(heads.create(copy.deepcopy(each), "encoder", None))
+            for each in (student, teacher)
+        )
+    larger = (
+        mine.parameters > theirs.parameters
+        or mine.flops_per_token > ALIKE * theirs.flops_per_token
+    )
+    if not larger and (
+        mine.parameters < theirs.parameters
+        or mine.flops_per_token < theirs.flops_per_token
+    ):
         return []
     compared = "larger than" if larger else "as large as"
     one, other = (
-        f"{each.family} {each.layers}x{each.hidden}, {each.parameters / 1e6:.1f} M parameters, "
-        f"{each.flops_per_token / 1e6:.1f} MFLOP per token"
+        f"{each.family} {each.layers}x{each.hidden}, {each.parameters / 1e6:.1f} M "
+        f"parameters, {each.flops_per_token / 1e6:.1f} MFLOP per token"
         for each in (mine, theirs)
     )
     return [
-        f"stage {stage}: the student ({one}) is {compared} its teacher ({other}), so nothing is compressed; "
-        f"--set student.layers={max(1, theirs.layers // 2)} makes a smaller one, `compress students` lists them"
+        f"stage {stage}: the student ({one}) is {compared} its teacher ({other}), so "
+        f"nothing is compressed; --set student.layers={max(1, theirs.layers // 2)} "
+        "makes a smaller one, `compress students` lists them"
     ]
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters, FLOPs (a multiply-add is two) per token over TOKENS tokens, and megabytes of 10^6 bytes.
+    """Parameters, FLOPs (a multiply-add is two) per token over TOKENS tokens, and
+    megabytes of 10^6 bytes.
 
-    int8_mb: one byte per number of tables and matrices, four of vectors, as `quantize_dynamic` does.
+    int8_mb: one byte per number of tables and matrices, four of vectors, as
+    `quantize_dynamic` does.
     """
 
     family: str
@@ -129,18 +159,30 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
     """Measure a model without a head, which may be on the meta device."""
 
     def flops(layers: int) -> float:
-        shallow, needs_values = copy.deepcopy(model.config), model.config.model_type in LOOKS_AT_VALUES
+        shallow, needs_values = (
+            copy.deepcopy(model.config),
+            model.config.model_type in LOOKS_AT_VALUES,
+        )
         if layers:
             setattr(shallow, setting_name(shallow, "layers"), layers)
         if needs_values:
             shallow.vocab_size = FEW
         with torch.device("cpu" if needs_values else "meta"):
             encoder: Any = heads.create(shallow, "encoder", None)
-            return flops_per_token(encoder.get_encoder() if model.config.is_encoder_decoder else encoder, TOKENS)
+            return flops_per_token(
+                encoder.get_encoder() if model.config.is_encoder_decoder else encoder,
+                TOKENS,
+            )
 
     shape, total = Shape.from_config(model.config), count_parameters(model)
-    tables = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
-    vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() < 2)
+    tables = {
+        id(m.weight): m.weight.numel()
+        for m in model.modules()
+        if isinstance(m, nn.Embedding)
+    }
+    vectors = sum(
+        parameter.numel() for parameter in model.parameters() if parameter.dim() < 2
+    )
     return ModelSize(
         family=shape.family,
         layers=shape.layers,

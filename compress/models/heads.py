@@ -1,4 +1,5 @@
-"""Choose, create and exchange the heads of models: a stage names its head, and each kind of task has its own."""
+"""Choose, create and exchange the heads of models: a stage names its head, and each
+kind of task has its own."""
 
 import copy
 from collections.abc import Mapping
@@ -23,8 +24,11 @@ CLASSES: Final[Mapping[Kind, str]] = {
     "embedding": "AutoModelForSentenceEmbedding",
     "ranking": "AutoModelForSequenceClassification",
 }
-ENDINGS: Final[Mapping[Kind, str]] = {kind: name.removeprefix("AutoModel") for kind, name in CLASSES.items()}
-"""The endings of the `architectures` of a checkpoint with such a head: ForSequenceClassification, ..."""
+ENDINGS: Final[Mapping[Kind, str]] = {
+    kind: name.removeprefix("AutoModel") for kind, name in CLASSES.items()
+}
+"""The endings of the `architectures` of a checkpoint with such a head:
+ForSequenceClassification, ..."""
 PROBLEMS: Final[Mapping[Kind, str]] = {
     "classification": "single_label_classification",
     "multilabel": "multi_label_classification",
@@ -39,7 +43,12 @@ OTHERS: Final[Mapping["Head", str]] = {
     "causal_lm": "AutoModelForCausalLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
 }
-LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm", "seq2seq")
+LANGUAGE: Final[tuple["Head", ...]] = (
+    "masked_lm",
+    "pretraining",
+    "causal_lm",
+    "seq2seq",
+)
 """Heads that predict tokens, and are scored by perplexity."""
 
 
@@ -49,23 +58,28 @@ def task_class(kind: Kind) -> Any:
 
     from compress.models import sentence_encoder
 
-    return getattr(sentence_encoder if kind == "embedding" else transformers, CLASSES[kind])
+    return getattr(
+        sentence_encoder if kind == "embedding" else transformers, CLASSES[kind]
+    )
 
 
 def output_names(task: Task) -> tuple[str, ...]:
-    """Name the outputs of the task's head for a config; an embedding has no labels, but its config keeps two."""
+    """Name the outputs of the task's head for a config; an embedding has no labels, but
+    its config keeps two."""
     if task.kind in ("qa", "embedding"):
         return ("start", "end") if task.kind == "qa" else ("LABEL_0", "LABEL_1")
     return task.labels or ("score",)
 
 
 def count_outputs(config: "PreTrainedConfig", kind: Kind) -> int:
-    """Count the outputs of a model of this config: its labels, or the width of its vectors."""
+    """Count the outputs of a model of this config: its labels, or the width of its
+    vectors."""
     return width_of(config) if kind == "embedding" else len(config.id2label or {})
 
 
 def auto(head: "Head", kind: Kind | None) -> Any:
-    """Return transformers' Auto class of a head; `task` is the head of that kind of task. Raises StudentError."""
+    """Return transformers' Auto class of a head; `task` is the head of that kind of
+    task. Raises StudentError."""
     import transformers
 
     if head != "task":
@@ -75,21 +89,29 @@ def auto(head: "Head", kind: Kind | None) -> Any:
     return task_class(kind)
 
 
-def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "type[PreTrainedModel]":
-    """Return the class that the family of `config` has for this head. Raises StudentError if it has none."""
+def model_class(
+    config: "PreTrainedConfig", head: "Head", kind: Kind | None
+) -> "type[PreTrainedModel]":
+    """Return the class that the family of `config` has for this head. Raises
+    StudentError if it has none."""
     found = find_class(auto(head, kind), config)
     if found is None:
         raise StudentError(
-            f"{config.model_type} has no {head} head in transformers ({auto(head, kind).__name__}); choose another "
-            "family for the student, or another `head` for the stage"
+            f"{config.model_type} has no {head} head in transformers "
+            f"({auto(head, kind).__name__}); choose another family for the student, or "
+            "another `head` for the stage"
         )
     return found
 
 
-def find_class(auto_class: Any, config: "PreTrainedConfig") -> "type[PreTrainedModel] | None":
-    """Return the class that an Auto class has for the family of `config`; None if there is none.
+def find_class(
+    auto_class: Any, config: "PreTrainedConfig"
+) -> "type[PreTrainedModel] | None":
+    """Return the class that an Auto class has for the family of `config`; None if there
+    is none.
 
-    Of several (Funnel has two encoders), the one that `architectures` names, else the first.
+    Of several (Funnel has two encoders), the one that `architectures` names, else the
+    first.
     """
     found = auto_class._model_mapping.get(type(config), None)
     if not isinstance(found, tuple):
@@ -100,7 +122,8 @@ def find_class(auto_class: Any, config: "PreTrainedConfig") -> "type[PreTrainedM
 
 
 def class_for(auto: Any, config: "PreTrainedConfig") -> "type[PreTrainedModel]":
-    """Return the class of a model: of the family of `config` by an Auto class, or the class itself.
+    """Return the class of a model: of the family of `config` by an Auto class, or the
+    class itself.
 
     Raises StudentError for a family without one.
     """
@@ -111,28 +134,43 @@ def class_for(auto: Any, config: "PreTrainedConfig") -> "type[PreTrainedModel]":
         return own
     found = find_class(auto, config)
     if found is None:
-        raise StudentError(f"{config.model_type} models have no class in {auto.__name__}; choose another checkpoint")
+        raise StudentError(
+            f"{config.model_type} models have no class in {auto.__name__}; choose "
+            "another checkpoint"
+        )
     return found
 
 
-def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """Create a model with weights drawn from torch's generator. Raises StudentError if its family has no such head."""
+def create(
+    config: "PreTrainedConfig", head: "Head", kind: Kind | None
+) -> "PreTrainedModel":
+    """Create a model with weights drawn from torch's generator. Raises StudentError if
+    its family has no such head."""
     model_class(config, head, kind)
-    return restore_labels(config, auto(head, kind).from_config(adapt_labels(config, head)))
+    return restore_labels(
+        config, auto(head, kind).from_config(adapt_labels(config, head))
+    )
 
 
 def output_layer(model: "nn.Module") -> "nn.Linear | None":
-    """Return the layer that computes the number of a regression: the last linear one with a single output."""
+    """Return the layer that computes the number of a regression: the last linear one
+    with a single output."""
     from torch import nn
 
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each.out_features == 1]
+    layers = [
+        each
+        for each in model.modules()
+        if isinstance(each, nn.Linear) and each.out_features == 1
+    ]
     return layers[-1] if layers else None
 
 
 def fit_new_output(model: "nn.Module", mean: float, unit: float) -> None:
-    """Let the new head of a regression begin at the mean of the labels, with weights in their unit.
+    """Let the new head of a regression begin at the mean of the labels, with weights in
+    their unit.
 
-    A head is new if its bias is zero, as the library creates it; others stay as they are.
+    A head is new if its bias is zero, as the library creates it; others stay as they
+    are.
     """
     layer = output_layer(model)
     if layer is not None and layer.bias is not None and not layer.bias.detach().any():
@@ -140,11 +178,14 @@ def fit_new_output(model: "nn.Module", mean: float, unit: float) -> None:
         layer.weight.data.mul_(unit)
 
 
-def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """Return `model` if it has this head, else a new model with this head and the encoder's weights.
+def under(
+    model: "PreTrainedModel", head: "Head", kind: Kind | None
+) -> "PreTrainedModel":
+    """Return `model` if it has this head, else a new model with this head and the
+    encoder's weights.
 
-    Head weights of the same name and shape are kept (the masked language model of a next-sentence model), the others
-    are drawn from torch's generator.
+    Head weights of the same name and shape are kept (the masked language model of a
+    next-sentence model), the others are drawn from torch's generator.
     """
     from compress.models.init_weights import strip_prefix
     from compress.models.sharing import share_again
@@ -163,14 +204,18 @@ def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrai
 
 
 def adapt_labels(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
-    """Give ALBERT two labels for its sentence-order head, which has as many outputs as the config has labels."""
+    """Give ALBERT two labels for its sentence-order head, which has as many outputs as
+    the config has labels."""
     if head == "pretraining" and config.model_type == "albert":
         config = copy.deepcopy(config)
         config.num_labels = 2
     return config
 
 
-def restore_labels(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
-    """Keep the task's labels in the model's config, for the head that comes with the task."""
+def restore_labels(
+    config: "PreTrainedConfig", model: "PreTrainedModel"
+) -> "PreTrainedModel":
+    """Keep the task's labels in the model's config, for the head that comes with the
+    task."""
     model.config.id2label, model.config.label2id = config.id2label, config.label2id
     return model

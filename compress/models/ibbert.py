@@ -1,14 +1,19 @@
-"""Define IB-BERT, the inverted-bottleneck BERT-large that teaches MobileBERT (Sun et al. 2020, arXiv:2004.02984).
+"""Define IB-BERT, the inverted-bottleneck BERT-large that teaches MobileBERT (Sun et
+al. 2020, arXiv:2004.02984).
 
-Every block (Table 1) widens the 512-wide stream to 1,024, works there like a block of BERT-large, and returns to 512,
-so that all feature maps are as wide as MobileBERT's. transformers' MobileBERT has this structure with one difference:
-its queries and keys read the widened stream, IB-BERT's read the stream itself, like its values. Embeddings, pooler and
-the pre-training heads are transformers' own, with MobileBERT's parameter names, so they can be copied to a student.
+Every block (Table 1) widens the 512-wide stream to 1,024, works there like a block of
+BERT-large, and returns to 512, so that all feature maps are as wide as MobileBERT's.
+transformers' MobileBERT has this structure with one difference: its queries and keys
+read the widened stream, IB-BERT's read the stream itself, like its values. Embeddings,
+pooler and the pre-training heads are transformers' own, with MobileBERT's parameter
+names, so they can be copied to a student.
 
-Shapes: B batch, L tokens, D stream (512), I intra-block (1,024), H heads, K head size (I / H).
+Shapes: B batch, L tokens, D stream (512), I intra-block (1,024), H heads, K head size
+(I / H).
 
-Deviation from transformers' MobileBERT, whose defaults apply otherwise: every LayerNorm has the same epsilon, 1e-12 as
-in BERT; theirs ignores `layer_norm_eps` in the embeddings and after the feed-forward network.
+Deviation from transformers' MobileBERT, whose defaults apply otherwise: every LayerNorm
+has the same epsilon, 1e-12 as in BERT; theirs ignores `layer_norm_eps` in the
+embeddings and after the feed-forward network.
 """
 
 from typing import Any
@@ -47,7 +52,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 
 class IBBertConfig(PreTrainedConfig):
-    """Sizes and names as in transformers' MobileBertConfig; the defaults are the paper's teacher, 293M parameters.
+    """Sizes and names as in transformers' MobileBertConfig; the defaults are the
+    paper's teacher, 293M parameters.
 
     hidden_act is the tanh form of GELU, as in the authors' code.
     """
@@ -77,19 +83,22 @@ class IBBertConfig(PreTrainedConfig):
 
     @property
     def true_hidden_size(self) -> int:
-        """Return the width of attention and feed-forward network, under transformers' name."""
+        """Return the width of attention and feed-forward network, under transformers'
+        name."""
         return self.intra_bottleneck_size
 
 
 class IBBertAttention(nn.Module):
-    """Attend with queries, keys and values of the D-wide stream, I wide together; add to the widened stream."""
+    """Attend with queries, keys and values of the D-wide stream, I wide together; add
+    to the widened stream."""
 
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
         D, inner = config.hidden_size, config.intra_bottleneck_size
         if inner % config.num_attention_heads:
             raise ValueError(
-                f"intra_bottleneck_size {inner} is not a multiple of num_attention_heads {config.num_attention_heads}"
+                f"intra_bottleneck_size {inner} is not a multiple of "
+                f"num_attention_heads {config.num_attention_heads}"
             )
         self.config = config
         self.head_size = inner // config.num_attention_heads
@@ -101,14 +110,22 @@ class IBBertAttention(nn.Module):
         self.LayerNorm = nn.LayerNorm(inner, eps=config.layer_norm_eps)
 
     def forward(
-        self, stream_BLD: Tensor, widened_BLI: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        self,
+        stream_BLD: Tensor,
+        widened_BLI: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (B, L, I) after the residual and its norm, and the attention probabilities if they are computed."""
+        """Return (B, L, I) after the residual and its norm, and the attention
+        probabilities if they are computed."""
         split = (*stream_BLD.shape[:-1], -1, self.head_size)
         query_BHLK, key_BHLK, value_BHLK = (
-            each(stream_BLD).view(split).transpose(1, 2) for each in (self.query, self.key, self.value)
+            each(stream_BLD).view(split).transpose(1, 2)
+            for each in (self.query, self.key, self.value)
         )
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
         read_BLHK, probabilities = attend(
             self,
             query_BHLK,
@@ -124,11 +141,16 @@ class IBBertAttention(nn.Module):
 
 
 class IBBertLayer(GradientCheckpointingLayer):
-    """Widen, attend, feed forward, narrow: each with a residual, and a residual of the stream around all of them."""
+    """Widen, attend, feed forward, narrow: each with a residual, and a residual of the
+    stream around all of them."""
 
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
-        D, inner, eps = config.hidden_size, config.intra_bottleneck_size, config.layer_norm_eps
+        D, inner, eps = (
+            config.hidden_size,
+            config.intra_bottleneck_size,
+            config.layer_norm_eps,
+        )
         self.widen = nn.Linear(D, inner)
         self.widen_norm = nn.LayerNorm(inner, eps=eps)
         self.attention = IBBertAttention(config)
@@ -140,10 +162,16 @@ class IBBertLayer(GradientCheckpointingLayer):
         self.narrow_norm = nn.LayerNorm(D, eps=eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, stream_BLD: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(
+        self, stream_BLD: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
         widened_BLI = self.widen_norm(self.widen(stream_BLD))
-        attended_BLI, _ = self.attention(stream_BLD, widened_BLI, attention_mask, **kwargs)
-        fed_BLI = self.ffn_norm(self.ffn_out(self.activation(self.ffn_in(attended_BLI))) + attended_BLI)
+        attended_BLI, _ = self.attention(
+            stream_BLD, widened_BLI, attention_mask, **kwargs
+        )
+        fed_BLI = self.ffn_norm(
+            self.ffn_out(self.activation(self.ffn_in(attended_BLI))) + attended_BLI
+        )
         out: Tensor = self.narrow_norm(self.dropout(self.narrow(fed_BLI)) + stream_BLD)
         return out
 
@@ -159,22 +187,28 @@ class IBBertPreTrainedModel(MobileBertPreTrainedModel):
 class IBBertEncoder(nn.Module):
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(IBBertLayer(config) for _ in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(
+            IBBertLayer(config) for _ in range(config.num_hidden_layers)
+        )
 
-    def forward(self, stream_BLD: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
+    def forward(
+        self, stream_BLD: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Tensor:
         for layer in self.layer:
             stream_BLD = layer(stream_BLD, attention_mask, **kwargs)
         return stream_BLD
 
 
 class IBBertModel(IBBertPreTrainedModel):
-    """Trigram embeddings, N blocks, and the pooler: tanh of a linear map of [CLS], or with `classifier_activation:
-    false` [CLS] itself."""
+    """Trigram embeddings, N blocks, and the pooler: tanh of a linear map of [CLS], or
+    with `classifier_activation: false` [CLS] itself."""
 
     def __init__(self, config: IBBertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = MobileBertEmbeddings(config)
-        self.embeddings.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.embeddings.LayerNorm = nn.LayerNorm(
+            config.hidden_size, eps=config.layer_norm_eps
+        )
         self.encoder = IBBertEncoder(config)
         self.pooler = MobileBertPooler(config) if add_pooling_layer else None
         self.post_init()
@@ -193,16 +227,26 @@ class IBBertModel(IBBertPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         embedded_BLD = self.embeddings(
-            input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids, inputs_embeds=inputs_embeds
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
         )
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded_BLD, attention_mask=attention_mask)
+        mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=embedded_BLD,
+            attention_mask=attention_mask,
+        )
         last_BLD = self.encoder(embedded_BLD, mask, **kwargs)
         pooled_BD = self.pooler(last_BLD) if self.pooler is not None else None
-        return BaseModelOutputWithPooling(last_hidden_state=last_BLD, pooler_output=pooled_BD)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=last_BLD, pooler_output=pooled_BD
+        )
 
 
 class _WithHead(IBBertPreTrainedModel):
-    """An IB-BERT under a head of transformers' MobileBERT, whose `forward` calls the encoder `self.mobilebert`."""
+    """An IB-BERT under a head of transformers' MobileBERT, whose `forward` calls the
+    encoder `self.mobilebert`."""
 
     pooled = True
 
@@ -238,15 +282,21 @@ class _WithLanguageModel(_WithHead):
     def add_head(self, config: IBBertConfig) -> None:
         self.cls = self.head_class(config)
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize both parts; the second is stored transposed, which the library does not expect."""
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Embedding:
+        """Resize both parts; the second is stored transposed, which the library does
+        not expect."""
         predictions: Any = self.cls.predictions
-        predictions.dense = self._get_resized_lm_head(predictions.dense, new_num_tokens=new_num_tokens, transposed=True)
+        predictions.dense = self._get_resized_lm_head(
+            predictions.dense, new_num_tokens=new_num_tokens, transposed=True
+        )
         return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
 
 class IBBertForPreTraining(_WithLanguageModel):
-    """Return prediction_logits (B, L, V) and seq_relationship_logits (B, 2); the loss is a sum, given both labels."""
+    """Return prediction_logits (B, L, V) and seq_relationship_logits (B, 2); the loss
+    is a sum, given both labels."""
 
     head_class = MobileBertPreTrainingHeads
     forward = MobileBertForPreTraining.forward
@@ -279,6 +329,8 @@ AutoConfig.register("ib-bert", IBBertConfig)
 AutoModel.register(IBBertConfig, IBBertModel)
 AutoModelForPreTraining.register(IBBertConfig, IBBertForPreTraining)
 AutoModelForMaskedLM.register(IBBertConfig, IBBertForMaskedLM)
-AutoModelForSequenceClassification.register(IBBertConfig, IBBertForSequenceClassification)
+AutoModelForSequenceClassification.register(
+    IBBertConfig, IBBertForSequenceClassification
+)
 AutoModelForTokenClassification.register(IBBertConfig, IBBertForTokenClassification)
 AutoModelForQuestionAnswering.register(IBBertConfig, IBBertForQuestionAnswering)

@@ -1,4 +1,5 @@
-"""Initialise a student with weights of its teacher: chosen layers, and the most important units of each."""
+"""Initialise a student with weights of its teacher: chosen layers, and the most
+important units of each."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,17 +17,31 @@ from compress.slicing.rules import GROUPED, place
 from compress.slicing.select import Kept
 from compress.slicing.sizes import select_layers
 
-KNOWN = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "ernie", "deberta-v2")
-"""Families with the same blocks under different names: a student of one can be cut out of a teacher of another."""
+KNOWN = (
+    "bert",
+    "distilbert",
+    "roberta",
+    "xlm-roberta",
+    "electra",
+    "ernie",
+    "deberta-v2",
+)
+"""Families with the same blocks under different names: a student of one can be cut out
+of a teacher of another."""
 APART = ("modernbert",)
-"""Families with blocks of their own: a student can only be cut out of a teacher of the same family."""
+"""Families with blocks of their own: a student can only be cut out of a teacher of the
+same family."""
 SLICED = ("gpt2", *GROUPED)
-"""Families whose students are cut out of a teacher of the same family by the names of the weights."""
+"""Families whose students are cut out of a teacher of the same family by the names of
+the weights."""
 HEADS = ("score.", "classifier.", "qa_outputs.")
 """Prefixes of the weights of task heads, which depend on the number of labels."""
 
-_LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers|attentions|layer_norm1|ffns|layer_norm2))\.(\d+)\.(.*)")
-"""A weight of a layer: its stack, its number there, and its name; the last four stacks are XLM's."""
+_LAYER = re.compile(
+    r"((?:.*?\.)?(?:h|block|layer|layers|attentions|layer_norm1|ffns|layer_norm2))\.(\d+)\.(.*)"
+)
+"""A weight of a layer: its stack, its number there, and its name; the last four stacks
+are XLM's."""
 
 _NUMBERED = re.compile(r"\.\d+\.")
 """A weight of a module in a list, such as a layer."""
@@ -36,7 +51,8 @@ _NUMBERED = re.compile(r"\.\d+\.")
 class Weight:
     """The name of a weight that is the same in every family.
 
-    role as in `slicing.rules`; layer is None outside the encoder layers; part is `weight` or `bias`.
+    role as in `slicing.rules`; layer is None outside the encoder layers; part is
+    `weight` or `bias`.
     """
 
     role: str
@@ -45,44 +61,71 @@ class Weight:
 
 
 def weight_of(name: str, family: str = "bert") -> Weight | None:
-    """Read `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3, "weight"); None when unknown."""
+    """Read `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3,
+    "weight"); None when unknown."""
     found = place(family if family in APART else "bert", name)
-    return None if found is None else Weight(found.role, found.layer, name.rpartition(".")[2])
+    return (
+        None
+        if found is None
+        else Weight(found.role, found.layer, name.rpartition(".")[2])
+    )
 
 
 def weights_by_role(model: PreTrainedModel) -> dict[Weight, Tensor]:
     """Return the weights of a model under names that are the same in every family."""
     named = model.named_parameters(remove_duplicate=False)  # layers may share weights
-    return _by_role({name: parameter.data for name, parameter in named}, model.config.model_type)
+    return _by_role(
+        {name: parameter.data for name, parameter in named}, model.config.model_type
+    )
 
 
 def _by_role(weights: Mapping[str, Tensor], family: str) -> dict[Weight, Tensor]:
-    return {weight: tensor for name, tensor in weights.items() if (weight := weight_of(name, family)) is not None}
+    return {
+        weight: tensor
+        for name, tensor in weights.items()
+        if (weight := weight_of(name, family)) is not None
+    }
 
 
-def strip_prefix(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def strip_prefix(
+    model: PreTrainedModel, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Rename a model's weights as in the model without a head."""
-    return {name.removeprefix(f"{model.base_model_prefix}."): tensor for name, tensor in weights.items()}
+    return {
+        name.removeprefix(f"{model.base_model_prefix}."): tensor
+        for name, tensor in weights.items()
+    }
 
 
 def first_position(config: Any) -> int:
-    """Return the first row of positions in use: RoBERTa's start after the padding index."""
-    return config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    """Return the first row of positions in use: RoBERTa's start after the padding
+    index."""
+    return (
+        config.pad_token_id + 1
+        if config.model_type in ("roberta", "xlm-roberta", "camembert")
+        else 0
+    )
 
 
 def cuts(teacher: str, student: str) -> bool:
     """Return True if a student of one family can be cut out of a teacher of another."""
-    return {teacher, student} <= set(KNOWN) or (teacher == student and student in (*APART, *SLICED))
+    return {teacher, student} <= set(KNOWN) or (
+        teacher == student and student in (*APART, *SLICED)
+    )
 
 
 @torch.no_grad()
 def copy_from_teacher(
-    student: PreTrainedModel, teacher: PreTrainedModel, rule: str | Sequence[int], kept: Kept | None
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    rule: str | Sequence[int],
+    kept: Kept | None,
 ) -> None:
     """Copy every weight that both models have; the others stay as they are.
 
     rule   the layers to copy whole, see `select_layers`
-    kept   the units of the teacher that the student consists of; None if layers of its family are copied whole
+    kept   the units of the teacher that the student consists of; None if layers of its
+           family are copied whole
 
     A teacher on the meta device has no weights to cut. Raises StudentError.
     """
@@ -90,8 +133,9 @@ def copy_from_teacher(
         mine, theirs = student.config.model_type, teacher.config.model_type
         if mine != theirs:
             raise StudentError(
-                f"student.init: teacher: a student of a {theirs} model can only begin as a {mine} model if both are of "
-                f"{', '.join(KNOWN)}; use family: teacher, init: scratch, or the folder of a checkpoint"
+                f"student.init: teacher: a student of a {theirs} model can only begin "
+                f"as a {mine} model if both are of {', '.join(KNOWN)}; use family: "
+                "teacher, init: scratch, or the folder of a checkpoint"
             )
         copy_whole(student, teacher, rule)
         return
@@ -99,79 +143,114 @@ def copy_from_teacher(
         weights = cut(SlicePlan.from_model(teacher), parameters_of(teacher), kept)
         if student.config.model_type in SLICED:
             _copy_by_name(
-                strip_prefix(student, dict(student.named_parameters())), strip_prefix(teacher, weights), optional=HEADS,
-                remedy="heads keep their size, and as many share keys and values; leave head_dim and "
-                "num_key_value_heads out of student.config, or use init: scratch",
-            )  # fmt: skip
+                strip_prefix(student, dict(student.named_parameters())),
+                strip_prefix(teacher, weights),
+                optional=HEADS,
+                remedy="heads keep their size, and as many share keys and values; "
+                "leave head_dim and num_key_value_heads out of student.config, or use "
+                "init: scratch",
+            )
         else:
-            _copy_by_role(student, teacher, _by_role(weights, teacher.config.model_type))
+            _copy_by_role(
+                student, teacher, _by_role(weights, teacher.config.model_type)
+            )
     projection: Any = getattr(student, "projection", None)
-    if projection is not None and getattr(teacher, "projection", None) is None:  # vectors keep the teacher's order
+    # vectors keep the teacher's order
+    if projection is not None and getattr(teacher, "projection", None) is None:
         places = kept.indices.get(HIDDEN, torch.arange(projection.in_features))
         projection.weight.copy_(torch.eye(projection.out_features)[:, places])
 
 
-def _copy_by_role(student: PreTrainedModel, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> None:
+def _copy_by_role(
+    student: PreTrainedModel, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]
+) -> None:
     own = weights_by_role(student)
     for weight, parameter in own.items():
         tensor = source.get(weight)
-        if tensor is None or (weight.role == "classifier" and len(tensor) != len(parameter)):
+        if tensor is None or (
+            weight.role == "classifier" and len(tensor) != len(parameter)
+        ):
             continue
-        if weight.role == "types":  # RoBERTa has one, BERT two: the last one stands for the rest
+        # RoBERTa has one, BERT two: the last one stands for the rest
+        if weight.role == "types":
             tensor = tensor[torch.arange(len(parameter)).clamp(max=len(tensor) - 1)]
         if weight.role == "positions":
-            parameter[first_position(student.config) :].copy_(tensor[first_position(teacher.config) :])
+            parameter[first_position(student.config) :].copy_(
+                tensor[first_position(teacher.config) :]
+            )
         elif tensor.shape == parameter.shape:
             parameter.copy_(tensor)
     types = Weight("types", None, "weight")
-    if types in source and types not in own:  # DistilBERT gets type 0 with its positions, so that it embeds as before
+    # DistilBERT gets type 0 with its positions, so that it embeds as before
+    if types in source and types not in own:
         positions = own[Weight("positions", None, "weight")]
         positions.add_(source[types][0].to(positions.device))
 
 
 @torch.no_grad()
-def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | Sequence[int]) -> None:
-    """Copy the teacher's weights, choosing the layers of each stack (encoder, decoder) by the same `rule`.
+def copy_whole(
+    student: PreTrainedModel, teacher: PreTrainedModel, rule: str | Sequence[int]
+) -> None:
+    """Copy the teacher's weights, choosing the layers of each stack (encoder, decoder)
+    by the same `rule`.
 
-    See `select_layers`. Weights that the teacher does not have, such as another head, stay as they are. Raises
-    StudentError if a weight has another shape than the teacher's, or if no stack of layers is known.
+    See `select_layers`. Weights that the teacher does not have, such as another head,
+    stay as they are. Raises StudentError if a weight has another shape than the
+    teacher's, or if no stack of layers is known.
     """
-    own, source = (strip_prefix(model, dict(model.named_parameters())) for model in (student, teacher))
+    own, source = (
+        strip_prefix(model, dict(model.named_parameters()))
+        for model in (student, teacher)
+    )
     depths, teacher_depths = _count_layers(own), _count_layers(source)
     chosen = {
-        stack: select_layers(rule, depths[stack], teacher_depths[stack]) for stack in depths.keys() & teacher_depths
+        stack: select_layers(rule, depths[stack], teacher_depths[stack])
+        for stack in depths.keys() & teacher_depths
     }
     lost = [name for name in source.keys() - own.keys() if _NUMBERED.search(name)]
     if lost and not chosen:
         raise StudentError(
-            f"student.init: teacher: layers of {teacher.config.model_type} models cannot be told by the names of their "
-            f"weights, such as {min(lost)}: leave out layers, or use init: scratch"
+            f"student.init: teacher: layers of {teacher.config.model_type} models "
+            f"cannot be told by the names of their weights, such as {min(lost)}: leave "
+            "out layers, or use init: scratch"
         )
 
     def name_in_teacher(name: str) -> str:
         found = _LAYER.fullmatch(name)
-        if found is None or found[1] not in chosen or "relative_attention_bias" in name:  # which only a first layer has
+        # which only a first layer has
+        if found is None or found[1] not in chosen or "relative_attention_bias" in name:
             return name
         return f"{found[1]}.{chosen[found[1]][int(found[2])]}.{found[3]}"
 
     _copy_by_name(
-        own, {name: source[there] for name in own if (there := name_in_teacher(name)) in source},
-        remedy=f"layers of {teacher.config.model_type} models are copied whole: leave out every size but layers, or "
-        "use init: scratch",
-    )  # fmt: skip
+        own,
+        {
+            name: source[there]
+            for name in own
+            if (there := name_in_teacher(name)) in source
+        },
+        remedy=f"layers of {teacher.config.model_type} models are copied whole: leave "
+        "out every size but layers, or use init: scratch",
+    )
 
 
 def _copy_by_name(
-    own: Mapping[str, Tensor], source: Mapping[str, Tensor], *, remedy: str, optional: tuple[str, ...] = ()
+    own: Mapping[str, Tensor],
+    source: Mapping[str, Tensor],
+    *,
+    remedy: str,
+    optional: tuple[str, ...] = (),
 ) -> None:
-    """Copy the weights of the same name. Raises StudentError for other shapes, unless a name begins with `optional`."""
+    """Copy the weights of the same name. Raises StudentError for other shapes, unless a
+    name begins with `optional`."""
     for name in [name for name in own if name in source]:
         if own[name].shape == source[name].shape:
             own[name].copy_(source[name])
         elif not name.startswith(optional):
             raise StudentError(
-                f"student.init: teacher: {name} is {tuple(own[name].shape)} in the student, and "
-                f"{tuple(source[name].shape)} in what is copied of the teacher: {remedy}"
+                f"student.init: teacher: {name} is {tuple(own[name].shape)} in the "
+                f"student, and {tuple(source[name].shape)} in what is copied of the "
+                f"teacher: {remedy}"
             )
 
 
@@ -183,30 +262,45 @@ def _count_layers(names: Mapping[str, Tensor]) -> dict[str, int]:
     return depths
 
 
-def tables(teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the teacher's words, positions in use and types in float64, each row minus its mean."""
-    words, positions = (source[Weight(role, None, "weight")].double() for role in ("words", "positions"))
+def tables(
+    teacher: PreTrainedModel, source: Mapping[Weight, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the teacher's words, positions in use and types in float64, each row minus
+    its mean."""
+    words, positions = (
+        source[Weight(role, None, "weight")].double() for role in ("words", "positions")
+    )
     kept = source.get(Weight("types", None, "weight"))
     types = torch.zeros_like(words[:1]) if kept is None else kept.double()
     for name, module in teacher.named_modules():
         if name.endswith("position_embeddings") and module.padding_idx is not None:
-            positions = positions[module.padding_idx + 1 :]  # RoBERTa's begin after the padding index
+            # RoBERTa's begin after the padding index
+            positions = positions[module.padding_idx + 1 :]
         if name.endswith("task_type_embeddings"):
-            types = types + module.weight.data[0].to(types)  # ERNIE's is 0 unless the caller says otherwise
-    words, positions, types = (table - table.mean(-1, keepdim=True) for table in (words, positions, types))
+            # ERNIE's is 0 unless the caller says otherwise
+            types = types + module.weight.data[0].to(types)
+    words, positions, types = (
+        table - table.mean(-1, keepdim=True) for table in (words, positions, types)
+    )
     return words, positions, types
 
 
 def directions(
     words_VW: Tensor, positions_PW: Tensor, types_TW: Tensor, *, keep: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute orthonormal (W, R) leading directions of the normalised rows, and their mean cosine with the rows."""
+    """Compute orthonormal (W, R) leading directions of the normalised rows, and their
+    mean cosine with the rows."""
     n = torch.arange(len(words_VW), device=words_VW.device)
-    rows_NW = words_VW + positions_PW[n % len(positions_PW)] + types_TW[n // len(positions_PW) % len(types_TW)]
+    rows_NW = (
+        words_VW
+        + positions_PW[n % len(positions_PW)]
+        + types_TW[n // len(positions_PW) % len(types_TW)]
+    )
     rows_NW = rows_NW / (rows_NW.pow(2).mean(-1, keepdim=True) + eps).sqrt()
     moment_WW = rows_NW.T @ rows_NW
     W = len(moment_WW)
-    moment_WW = moment_WW - (moment_WW.trace() + 1) / W  # no row has a component along 1: make it the last direction
+    # no row has a component along 1: make it the last direction
+    moment_WW = moment_WW - (moment_WW.trace() + 1) / W
     basis_WR = torch.linalg.eigh(moment_WW).eigenvectors.flip(1)[:, :keep]
     cosine_N = (rows_NW @ basis_WR).norm(dim=-1) / rows_NW.norm(dim=-1)
     return basis_WR, cosine_N.mean()

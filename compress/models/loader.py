@@ -1,12 +1,16 @@
-"""Load configs, tokenizers and models of checkpoints. No other module of compress calls `from_pretrained`.
+"""Load configs, tokenizers and models of checkpoints. No other module of compress calls
+`from_pretrained`.
 
-Opening a tokenizer imports no model: what only models need is imported by the functions that load one.
+Opening a tokenizer imports no model: what only models need is imported by the functions
+that load one.
 
-A model is loaded in float32 unless asked otherwise, whatever the number format of its files: a bfloat16 model hardly
-moves at the usual learning rates, and float16 overflows. Under `--precision bf16` its linear layers compute in bfloat16
-by autocast. Nothing that the files say is dropped without a word: tensors that are missing, have another shape or have
-no place in the model are named in one error, except those of `models.tensors.COMPUTED`, the heads and poolers of the
-family's own pre-training, and, where a new head is wanted, the heads of other tasks. docs/what-is-read.md lists them.
+A model is loaded in float32 unless asked otherwise, whatever the number format of its
+files: a bfloat16 model hardly moves at the usual learning rates, and float16 overflows.
+Under `--precision bf16` its linear layers compute in bfloat16 by autocast. Nothing that
+the files say is dropped without a word: tensors that are missing, have another shape or
+have no place in the model are named in one error, except those of
+`models.tensors.COMPUTED`, the heads and poolers of the family's own pre-training, and,
+where a new head is wanted, the heads of other tasks. docs/what-is-read.md lists them.
 """
 
 from collections.abc import Collection
@@ -35,11 +39,13 @@ if TYPE_CHECKING:
 def load_config(folder: Path) -> Any:
     """Load a checkpoint's config, without settings that choose code to download or run.
 
-    Its labels are complete: those of config.json if they can be right, else LABEL_0, LABEL_1, ...; whoever shows them
-    to a user asks `ModelFolder.labels`, which says what is wrong with them.
+    Its labels are complete: those of config.json if they can be right, else LABEL_0,
+    LABEL_1, ...; whoever shows them to a user asks `ModelFolder.labels`, which says
+    what is wrong with them.
 
-    Raises TeacherError for a config that cannot be read, describes quantised weights, has an impossible size, or a
-    setting that changes what the model computes and that this version of transformers ignores.
+    Raises TeacherError for a config that cannot be read, describes quantised weights,
+    has an impossible size, or a setting that changes what the model computes and that
+    this version of transformers ignores.
     """
     import compress.models.families  # noqa: F401  # registers our families with transformers
 
@@ -50,8 +56,8 @@ def load_config(folder: Path) -> Any:
     layers = getattr(config, "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
         raise TeacherError(
-            f"{folder}: its config.json has {layers!r} layers; expected 0 to {MOST_LAYERS:,}: correct it, or download "
-            "it again"
+            f"{folder}: its config.json has {layers!r} layers; expected 0 to "
+            f"{MOST_LAYERS:,}: correct it, or download it again"
         )
     try:
         names = source.labels()
@@ -59,7 +65,8 @@ def load_config(folder: Path) -> Any:
         names = tuple(f"LABEL_{index}" for index in range(source.outputs))
     set_labels(config, names)
     config.return_dict = True
-    config._attn_implementation = config._experts_implementation = None  # let the library choose
+    # let the library choose
+    config._attn_implementation = config._experts_implementation = None
     return config
 
 
@@ -75,75 +82,101 @@ def set_labels(config: Any, names: Collection[str]) -> None:
 def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint; with its `config`, make it fit.
 
-    A tokenizer without a padding token gets one (`padding.align_padding`). One that gives a pair two token types makes
-    none for a model that knows one: such a model reads pairs without types (klue/roberta, AlephBERT). Raises
-    TeacherError.
+    A tokenizer without a padding token gets one (`padding.align_padding`). One that
+    gives a pair two token types makes none for a model that knows one: such a model
+    reads pairs without types (klue/roberta, AlephBERT). Raises TeacherError.
     """
     with explain_load_errors(folder):
         if ModelFolder(folder).tokenizer_settings().get("auto_map"):
             raise TeacherError(
-                f"{folder / 'tokenizer_config.json'}: the tokenizer has code of its own (auto_map), which is never "
-                "run. Choose another checkpoint; or, if transformers' own class is meant, remove auto_map"
+                f"{folder / 'tokenizer_config.json'}: the tokenizer has code of its "
+                "own (auto_map), which is never run. Choose another checkpoint; or, if "
+                "transformers' own class is meant, remove auto_map"
             )
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False
+        )
     if config is not None:
         _make_fit(folder, tokenizer, config)
     return tokenizer
 
 
 def _make_fit(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Let tokenizer and config agree on the padding token, and leave out token types that the model does not know."""
+    """Let tokenizer and config agree on the padding token, and leave out token types
+    that the model does not know."""
     align_padding(tokenizer, config)
     if tokenizer.pad_token is None:
         raise TeacherError(
-            f"{folder}: its tokenizer has no pad_token and no eos_token to pad with; expected one: set pad_token in "
-            "tokenizer_config.json"
+            f"{folder}: its tokenizer has no pad_token and no eos_token to pad with; "
+            "expected one: set pad_token in tokenizer_config.json"
         )
     if getattr(config, "type_vocab_size", None) == 1:
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        tokenizer.model_input_names = [
+            name for name in tokenizer.model_input_names if name != "token_type_ids"
+        ]
 
 
-def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") -> None:
-    """Raise TeacherError for a tokenizer without tokens, or with tokens or token types that the model does not have."""
+def check_vocabulary(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel"
+) -> None:
+    """Raise TeacherError for a tokenizer without tokens, or with tokens or token types
+    that the model does not have."""
     if not isinstance(tokenizer.model_max_length, int | float):
         raise TeacherError(
-            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is not a number: correct it "
-            "in tokenizer_config.json, or download it again"
+            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its "
+            "tokenizer is not a number: correct it in tokenizer_config.json, or "
+            "download it again"
         )
     known = token_rows(model)
-    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # the library invents one
+    # the library invents one
+    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):
         raise TeacherError(
-            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file; download all its files, "
-            "or save its tokenizer there"
+            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own "
+            "file; download all its files, or save its tokenizer there"
         )
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if known is not None and highest >= known:
         raise TeacherError(
-            f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
+            f"{folder}: its tokenizer makes token ids up to {highest}, the model knows "
+            f"{known}: they do not belong together; use the tokenizer that the model "
+            "was trained with"
+        )
+
+
+def check_token_types(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any
+) -> None:
+    """Raise TeacherError for a tokenizer that gives a pair of texts more token types
+    than the model has."""
+    # without any, the model does not read them
+    known = getattr(config, "type_vocab_size", 0)
+    types = tokenizer("a", "a").get("token_type_ids", [0])
+    if known and max(types) >= known:
+        raise TeacherError(
+            f"{folder}: its tokenizer gives the second text of a pair the type "
+            f"{max(types)}, and the model knows {known} types: they do not belong "
             "together; use the tokenizer that the model was trained with"
         )
 
 
-def check_token_types(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Raise TeacherError for a tokenizer that gives a pair of texts more token types than the model has."""
-    known = getattr(config, "type_vocab_size", 0)  # without any, the model does not read them
-    types = tokenizer("a", "a").get("token_type_ids", [0])
-    if known and max(types) >= known:
-        raise TeacherError(
-            f"{folder}: its tokenizer gives the second text of a pair the type {max(types)}, and the model knows "
-            f"{known} types: they do not belong together; use the tokenizer that the model was trained with"
-        )
-
-
-def compare_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
-    """Say how two tokenizers differ in their tokens, ids and special tokens; an empty text if they do not."""
+def compare_tokens(
+    tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase
+) -> str:
+    """Say how two tokenizers differ in their tokens, ids and special tokens; an empty
+    text if they do not."""
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     every = ours.keys() | theirs.keys()
     differing = sorted(token for token in every if ours.get(token) != theirs.get(token))
     if differing:
         example = differing[0]
-        first, second = (f"id {each[example]}" if example in each else "absent" for each in (ours, theirs))
-        return f"{len(differing):,} of {len(every):,} tokens have other ids, such as {example!r} ({first}, {second})"
+        first, second = (
+            f"id {each[example]}" if example in each else "absent"
+            for each in (ours, theirs)
+        )
+        return (
+            f"{len(differing):,} of {len(every):,} tokens have other ids, such as "
+            f"{example!r} ({first}, {second})"
+        )
     for name, token in tokenizer.special_tokens_map.items():
         known = other.special_tokens_map.get(name, token)
         if known != token:
@@ -168,15 +201,21 @@ def load_model(
 
     auto        the Auto class of its head, or the model's own class
     config      its config, if the caller has changed it
-    new         what may be drawn at random: nothing; a pooler, of an encoder whose tokens are read; a head
-    drop_heads  heads of the family for other tasks may be dropped, because the caller has no use for them
+    new         what may be drawn at random: nothing; a pooler, of an encoder whose
+                tokens are read; a head
+    drop_heads  heads of the family for other tasks may be dropped, because the caller
+                has no use for them
     dtype       number format of the weights; None: that of the files
 
-    Raises TeacherError for files that are damaged or missing, and for tensors that are missing, have another shape or
-    have no place in the model; StudentError for a family without such a head.
+    Raises TeacherError for files that are damaged or missing, and for tensors that are
+    missing, have another shape or have no place in the model; StudentError for a family
+    without such a head.
     """
     from compress.models.fit import LoadedModel, account, check_formats, judge
-    from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder
+    from compress.models.sentence_encoder import (
+        AutoModelForSentenceEmbedding,
+        SentenceEncoder,
+    )
     from compress.models.tensors import SavedTensors
 
     config = load_config(folder) if config is None else config
@@ -203,20 +242,25 @@ def load_model(
 
 
 def load_result(folder: Path, head: "Head", kind: Kind | None) -> Any:
-    """Load the model that a stage of a run saved, with gradients, and restore what its layers share."""
+    """Load the model that a stage of a run saved, with gradients, and restore what its
+    layers share."""
     from compress.models.sharing import share_again
 
     config = load_config(folder)
-    loaded = load_model(folder, heads.auto(head, kind), heads.adapt_labels(config, head))
+    loaded = load_model(
+        folder, heads.auto(head, kind), heads.adapt_labels(config, head)
+    )
     model = loaded.model.requires_grad_(True)
     share_again(model)
     return heads.restore_labels(config, model)
 
 
 def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> "LoadedModel":
-    """Load a checkpoint in the class that saved it and in the number format of its files, to write it again.
+    """Load a checkpoint in the class that saved it and in the number format of its
+    files, to write it again.
 
-    Raises TeacherError for one whose class is unknown, or lacks a head that is in the files.
+    Raises TeacherError for one whose class is unknown, or lacks a head that is in the
+    files.
     """
     import transformers
 
@@ -228,12 +272,15 @@ def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> "LoadedModel":
         raise TeacherError(explain_unknown_head(source, head))
     own = getattr(transformers, head.name, None)
     auto = own if isinstance(own, type) else getattr(transformers, head.autos[0])
-    loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
+    loaded = load_model(
+        folder, auto, config, new="pooler", allow_pickle=allow_pickle, dtype=None
+    )
     loaded.remove_new_pooler()
     lost = sorted(loaded.dropped_heads)
     if lost:
         raise TeacherError(
-            f"{source.where}: a {head.name} does not have {len(lost)} tensors of the files, such as "
-            f"{write_names(lost)}, which would be lost; name the class that saved them in architectures"
+            f"{source.where}: a {head.name} does not have {len(lost)} tensors of the "
+            f"files, such as {write_names(lost)}, which would be lost; name the class "
+            "that saved them in architectures"
         )
     return loaded

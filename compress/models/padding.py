@@ -1,10 +1,13 @@
-"""Choose how the rows of a batch are padded, so that a row has the result that it has alone.
+"""Choose how the rows of a batch are padded, so that a row has the result that it has
+alone.
 
-Rows are padded on the right, whatever the tokenizer says: a mask hides the padding, positions count from the first
-token, and a causal model does not look ahead. Two kinds of classifiers do not read the mask. XLNet, XLM and FlauBERT
-may summarise a text by its last place, padding or not: their rows are padded on the left, with position ids. Decoders
-such as GPT-2 read the last token that is not their config's padding token: theirs and the tokenizer's must be the same.
-MobileBERT embeds a token with its neighbours, and no mask hides the padding after the last one: its embedding becomes
+Rows are padded on the right, whatever the tokenizer says: a mask hides the padding,
+positions count from the first token, and a causal model does not look ahead. Two kinds
+of classifiers do not read the mask. XLNet, XLM and FlauBERT may summarise a text by its
+last place, padding or not: their rows are padded on the left, with position ids.
+Decoders such as GPT-2 read the last token that is not their config's padding token:
+theirs and the tokenizer's must be the same. MobileBERT embeds a token with its
+neighbours, and no mask hides the padding after the last one: its embedding becomes
 zero, as what is beyond the end of a row that is alone.
 
 Shapes: B batch, L tokens, D hidden.
@@ -21,16 +24,18 @@ from compress.errors import TeacherError
 
 def reads_last_place(model: nn.Module) -> bool:
     """Check whether a model answers at the last place of a row, padding or not."""
-    return _summary_of(model) in ("last", "cls_index")  # no model passes an index: it is then the last place
+    # no model passes an index: it is then the last place
+    return _summary_of(model) in ("last", "cls_index")
 
 
 def pads_left(model: nn.Module) -> bool:
-    """Check whether the batches of a model must be padded on the left. Raises TeacherError for a model that averages
-    over the padding too."""
+    """Check whether the batches of a model must be padded on the left. Raises
+    TeacherError for a model that averages over the padding too."""
     if _summary_of(model) == "mean":
         raise TeacherError(
-            f"{type(model).__name__}: summary_type in its config.json is mean, an average over a batch's padding too; "
-            "expected first or last, whose rows can be trained in batches"
+            f"{type(model).__name__}: summary_type in its config.json is mean, an "
+            "average over a batch's padding too; expected first or last, whose rows "
+            "can be trained in batches"
         )
     return reads_last_place(model)
 
@@ -40,17 +45,21 @@ def _summary_of(model: nn.Module) -> str:
 
 
 def align_padding(tokenizer: Any, config: Any) -> None:
-    """Give a tokenizer without a padding token one, and a decoder that reads it and its tokenizer the same one.
+    """Give a tokenizer without a padding token one, and a decoder that reads it and its
+    tokenizer the same one.
 
-    The model's own counts, as it chooses the token that is read. A decoder without one reads the last token: it gets
-    one that no text ends with. Changes both in place.
+    The model's own counts, as it chooses the token that is read. A decoder without one
+    reads the last token: it gets one that no text ends with. Changes both in place.
     """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     )
 
-    families = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
+    families = (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+        - MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
+    )
     reads_padding = config.model_type in families
     own = getattr(config, "pad_token_id", None)
     own = own if own in tokenizer.get_vocab().values() else None
@@ -65,15 +74,22 @@ def align_padding(tokenizer: Any, config: Any) -> None:
 
 
 def _inner_tokens(tokenizer: Any) -> Iterator[str]:
-    """Yield the special tokens that a text does not end with, the padding token first."""
+    """Yield the special tokens that a text does not end with, the padding token
+    first."""
     end = tokenizer("a")["input_ids"][-1:]
-    for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token):
+    for token in (
+        tokenizer.pad_token,
+        tokenizer.eos_token,
+        tokenizer.unk_token,
+        tokenizer.bos_token,
+    ):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in end:
             yield token
 
 
 def hide_padding(model: Any) -> None:
-    """Set the embedding of the padding token to zero, in place, where its neighbours are embedded with it."""
+    """Set the embedding of the padding token to zero, in place, where its neighbours
+    are embedded with it."""
     config = model.config
     if getattr(config, "trigram_input", False) and config.pad_token_id is not None:
         with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Find out which head a checkpoint was saved with, from its config and the tensors of its files."""
+"""Find out which head a checkpoint was saved with, from its config and the tensors of
+its files."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,10 +15,19 @@ from compress.data.task import Kind
 from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.folder import ModelFolder, explain_load_errors
-from compress.models.tensors import Fit, SavedTensors, build_on_meta, compare, is_computed, list_taken
+from compress.models.tensors import (
+    Fit,
+    SavedTensors,
+    build_on_meta,
+    compare,
+    is_computed,
+    list_taken,
+)
 
 TASK_CLASSES: Final[Mapping[str, str]] = {
-    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForSequenceClassification": (
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
+    ),
     "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
 }
@@ -27,7 +37,8 @@ LANGUAGE_CLASSES: Final[Mapping[str, str]] = {
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
 }
-"""Auto classes of heads, and where transformers lists the classes that each of them serves."""
+"""Auto classes of heads, and where transformers lists the classes that each of them
+serves."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,8 @@ class SavedHead:
     """The head that a checkpoint was saved with.
 
     name    the class that was saved, or whose tensors the files have exactly
-    part    encoder: no head; language: a head that predicts tokens; task: one for a kind of task; other: any other
-            class of transformers; unknown: none of them
+    part    encoder: no head; language: a head that predicts tokens; task: one for a
+            kind of task; other: any other class of transformers; unknown: none of them
     autos   the Auto classes that the head belongs to
     tensors the tensors of an unknown head that the family's encoder does not have
     nearest which class comes nearest to them, and what differs
@@ -53,21 +64,30 @@ class SavedHead:
         return heads.CLASSES[kind] in self.autos
 
 
-def find_head(source: ModelFolder, config: Any, *, allow_pickle: bool = False) -> SavedHead:
+def find_head(
+    source: ModelFolder, config: Any, *, allow_pickle: bool = False
+) -> SavedHead:
     """Find out which head a checkpoint was saved with.
 
-    `architectures` in config.json says it, if it names a class of transformers. If it is null, missing or names another
-    class, the head is the one whose tensors the files have exactly. Raises TeacherError for damaged files.
+    `architectures` in config.json says it, if it names a class of transformers. If it
+    is null, missing or names another class, the head is the one whose tensors the files
+    have exactly. Raises TeacherError for damaged files.
     """
     name = source.architecture
     autos = {**TASK_CLASSES, **LANGUAGE_CLASSES, "AutoModel": "MODEL_MAPPING_NAMES"}
-    named = tuple(auto for auto, listing in autos.items() if name and name in _class_names(auto, listing, config))
+    named = tuple(
+        auto
+        for auto, listing in autos.items()
+        if name and name in _class_names(auto, listing, config)
+    )
     if named:
         return SavedHead(name, _part_of(named), named)
     if isinstance(getattr(transformers, name or "?", None), type):
         return SavedHead(name, "other")
     with explain_load_errors(source.path):
-        return _fit_head(source, config, SavedTensors(source.weights(allow_pickle=allow_pickle)))
+        return _fit_head(
+            source, config, SavedTensors(source.weights(allow_pickle=allow_pickle))
+        )
 
 
 def _part_of(autos: Collection[str]) -> Literal["encoder", "language", "task"]:
@@ -77,7 +97,8 @@ def _part_of(autos: Collection[str]) -> Literal["encoder", "language", "task"]:
 
 
 def _class_names(auto: str, listing: str, config: PreTrainedConfig) -> set[str]:
-    """List the classes of an Auto class, of any family of transformers, and ours for this config."""
+    """List the classes of an Auto class, of any family of transformers, and ours for
+    this config."""
     names: set[str] = set()
     for each in getattr(modeling_auto, listing).values():
         names.update([each] if isinstance(each, str) else each)
@@ -86,7 +107,8 @@ def _class_names(auto: str, listing: str, config: PreTrainedConfig) -> set[str]:
 
 
 def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHead:
-    """Find the class of the family whose tensors the files have exactly: all of them, and no others."""
+    """Find the class of the family whose tensors the files have exactly: all of them,
+    and no others."""
     found: dict[str, str] = {}
     misfits: dict[str, int] = {}
     for auto in ("AutoModel", *TASK_CLASSES, *_language_classes(config)):
@@ -95,7 +117,11 @@ def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHea
             continue
         model = build_on_meta(model_class, config)
         fit = compare(model, saved.infos)
-        extra = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, model)]
+        extra = [
+            name
+            for name in sorted(fit.unexpected)
+            if not is_computed(name, saved, model)
+        ]
         wrong = len(extra) + len(fit.missing) + len(fit.mismatched)
         misfits[f"{model_class.__name__} {_describe_misfit(extra, fit)}"] = wrong
         if wrong == 0:
@@ -105,11 +131,17 @@ def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHea
     tasks = tuple(auto for auto in found if auto in TASK_CLASSES)
     others = tasks or tuple(found)
     if others:
-        return SavedHead(" or ".join(dict.fromkeys(found[auto] for auto in others)), _part_of(others), others)
+        return SavedHead(
+            " or ".join(dict.fromkeys(found[auto] for auto in others)),
+            _part_of(others),
+            others,
+        )
     base_class = heads.model_class(config, "encoder", None)
     base = build_on_meta(base_class, config)
     fit = compare(base, saved.infos)
-    extra = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, base)]
+    extra = [
+        name for name in sorted(fit.unexpected) if not is_computed(name, saved, base)
+    ]
     left = drop_pretraining(extra, config, saved)
     if left:
         nearest = min(misfits, key=lambda each: misfits[each])
@@ -124,27 +156,38 @@ def _describe_misfit(extra: Collection[str], fit: Fit) -> str:
     if fit.missing:
         parts.append(f"also has {write_names(sorted(fit.missing))}")
     if fit.mismatched:
-        parts.append(f"has other shapes: {write_names(map(write_shapes, sorted(fit.mismatched.items())))}")
+        parts.append(
+            "has other shapes: "
+            f"{write_names(map(write_shapes, sorted(fit.mismatched.items())))}"
+        )
     return ", and ".join(parts)
 
 
 def _language_classes(config: Any) -> list[str]:
     """List the Auto classes of the heads that the family is pre-trained with.
 
-    Masked language models can generate too, by a class of the same tensors, which is left out.
+    Masked language models can generate too, by a class of the same tensors, which is
+    left out.
     """
     if heads.find_class(transformers.AutoModelForMaskedLM, config) is None:
         return list(LANGUAGE_CLASSES)
     return [auto for auto in LANGUAGE_CLASSES if auto != "AutoModelForCausalLM"]
 
 
-def drop_pretraining(names: Collection[str], config: Any, saved: SavedTensors) -> list[str]:
-    """Return those of `names` that belong to none of the classes that the family is pre-trained with.
+def drop_pretraining(
+    names: Collection[str], config: Any, saved: SavedTensors
+) -> list[str]:
+    """Return those of `names` that belong to none of the classes that the family is
+    pre-trained with.
 
     Poolers and heads of pre-training are what a model for a task has no use for.
     """
     left = sorted(names)
-    for auto in ("AutoModel", *_language_classes(config), "AutoModelForNextSentencePrediction"):
+    for auto in (
+        "AutoModel",
+        *_language_classes(config),
+        "AutoModelForNextSentencePrediction",
+    ):
         model_class = heads.find_class(getattr(transformers, auto), config)
         if left and model_class is not None:
             taken = list_taken(model_class, config, left, saved.infos)
@@ -152,7 +195,9 @@ def drop_pretraining(names: Collection[str], config: Any, saved: SavedTensors) -
     return left
 
 
-def drop_heads_of_tasks(names: Collection[str], config: Any, saved: SavedTensors) -> list[str]:
+def drop_heads_of_tasks(
+    names: Collection[str], config: Any, saved: SavedTensors
+) -> list[str]:
     """Return those of `names` that belong to no head of the family for another task."""
     left = sorted(names)
     for auto in (*TASK_CLASSES, "AutoModelForMultipleChoice"):
@@ -163,8 +208,11 @@ def drop_heads_of_tasks(names: Collection[str], config: Any, saved: SavedTensors
     return left
 
 
-def check_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False) -> None:
-    """Raise TeacherError if the head in the files does not have the outputs that `config` states.
+def check_saved_head(
+    source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False
+) -> None:
+    """Raise TeacherError if the head in the files does not have the outputs that
+    `config` states.
 
     config: as it was read; no weights are read.
     """
@@ -174,10 +222,14 @@ def check_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickl
         fit = compare(model, saved.infos)
     wrong = list_head(model, fit.mismatched)
     if wrong:
-        raise TeacherError(explain_outputs(source.path, {name: fit.mismatched[name] for name in wrong}))
+        raise TeacherError(
+            explain_outputs(source.path, {name: fit.mismatched[name] for name in wrong})
+        )
 
 
-def has_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False) -> bool:
+def has_saved_head(
+    source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False
+) -> bool:
     """Check whether the files have every tensor of a head; no weights are read."""
     saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
     with explain_load_errors(source.path):
@@ -187,15 +239,21 @@ def has_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickle:
 
 
 def list_head(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
-    """List those of a model's tensors that are in its head, not in the encoder that its family shares."""
+    """List those of a model's tensors that are in its head, not in the encoder that its
+    family shares."""
     base = model.base_model
     if base is not model:
-        return {name for name in names if not name.startswith(f"{model.base_model_prefix}.")}
+        return {
+            name for name in names if not name.startswith(f"{model.base_model_prefix}.")
+        }
     base_class = heads.find_class(transformers.AutoModel, model.config)
     names = set(names)
     if base_class is None or isinstance(model, base_class) or not names:
         return set()
-    parts = {name for name, _ in build_on_meta(base_class, model.config).named_children()}  # of T5, without a prefix
+    # of T5, without a prefix
+    parts = {
+        name for name, _ in build_on_meta(base_class, model.config).named_children()
+    }
     return {name for name in names if name.partition(".")[0] not in parts}
 
 
@@ -206,26 +264,34 @@ def explain_unknown_head(source: ModelFolder, head: SavedHead) -> str:
         named = f"architectures names {head.name}, which is no class of transformers"
     family = source.config.get("model_type")
     return (
-        f"{source.where}: {named}, and no class of the {family} family has exactly the tensors of the files, such as "
-        f"{write_names(head.tensors)}. The nearest, {head.nearest}. Save the model with a class of transformers, and "
-        "id2label with a name for each output, or name its class in architectures"
+        f"{source.where}: {named}, and no class of the {family} family has exactly the "
+        f"tensors of the files, such as {write_names(head.tensors)}. The nearest, "
+        f"{head.nearest}. Save the model with a class of transformers, and id2label "
+        "with a name for each output, or name its class in architectures"
     )
 
 
-def explain_outputs(folder: Path, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+def explain_outputs(
+    folder: Path, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+) -> str:
     shapes = write_names(map(write_shapes, wrong.items()))
     return (
-        f"{folder}: the head in its files has other outputs than its config.json states: {shapes}. Correct id2label, "
-        "which needs a name for each output, or download both again"
+        f"{folder}: the head in its files has other outputs than its config.json "
+        f"states: {shapes}. Correct id2label, which needs a name for each output, or "
+        "download both again"
     )
 
 
 def suggest_class(folder: Path, model: PreTrainedModel, saved: SavedTensors) -> str:
-    """Name the class that the files belong to, where it is another one of the family."""
+    """Name the class that the files belong to, where it is another one of the
+    family."""
     head = _fit_head(ModelFolder(folder), model.config, saved)
     if head.part == "unknown" or head.name == type(model).__name__:
         return ""
-    return f"; these are the tensors of a {head.name}: if it is one, name it in architectures of config.json"
+    return (
+        f"; these are the tensors of a {head.name}: if it is one, name it in "
+        "architectures of config.json"
+    )
 
 
 def write_shapes(item: tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> str:

@@ -1,15 +1,19 @@
-"""Share weights between the layers of a plain transformers model: attention, FFN, or both, in groups as in ALBERT.
+"""Share weights between the layers of a plain transformers model: attention, FFN, or
+both, in groups as in ALBERT.
 
-Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer, or those of its attention or
-FFN; the appendix's `shared groups` share only among neighbouring layers. transformers' own ALBERT shares whole layers,
-in groups. Here one nn.Parameter serves the layers of a group, in a model of any family of `init_weights.KNOWN` and
-`APART`: it is counted, updated and decayed once, and its gradient is the sum over the layers.
+Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer,
+or those of its attention or FFN; the appendix's `shared groups` share only among
+neighbouring layers. transformers' own ALBERT shares whole layers, in groups. Here one
+nn.Parameter serves the layers of a group, in a model of any family of
+`init_weights.KNOWN` and `APART`: it is counted, updated and decayed once, and its
+gradient is the sum over the layers.
 
-A saved model is an ordinary checkpoint: `state_dict()` of a shared model holds a copy for each layer, and the config
-records what was shared (`shared_layers`), so that `share_again` can tie the copies after loading.
+A saved model is an ordinary checkpoint: `state_dict()` of a shared model holds a copy
+for each layer, and the config records what was shared (`shared_layers`), so that
+`share_again` can tie the copies after loading.
 
-A layer's two norms go with the block whose output they normalise. The paper does not say where they belong; they are
-less than 0.1 % of a base model's weights.
+A layer's two norms go with the block whose output they normalise. The paper does not
+say where they belong; they are less than 0.1 % of a base model's weights.
 """
 
 from collections.abc import Mapping
@@ -24,55 +28,87 @@ from compress.models.init_weights import APART, KNOWN, weight_of
 from compress.slicing.shape import Shape
 
 BLOCKS: Mapping[str, frozenset[str]] = {
-    "attention": frozenset({"query", "key", "value", "qkv", "attention_out", "attention_norm"}),
+    "attention": frozenset(
+        {"query", "key", "value", "qkv", "attention_out", "attention_norm"}
+    ),
     "ffn": frozenset({"ffn_in", "ffn_out", "ffn_norm"}),
 }
 
 
-def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | None = None) -> None:
-    """Share weights so that the layers have only `attention` different attention blocks and `ffn` different FFNs.
+def share(
+    model: PreTrainedModel, *, attention: int | None = None, ffn: int | None = None
+) -> None:
+    """Share weights so that the layers have only `attention` different attention blocks
+    and `ffn` different FFNs.
 
-    1 means a single block for all N layers, None one per layer; with G blocks, layer i uses block int(i G / N), as in
-    ALBERT. The layers of a group take the weights of its first layer. Raises StudentError.
+    1 means a single block for all N layers, None one per layer; with G blocks, layer i
+    uses block int(i G / N), as in ALBERT. The layers of a group take the weights of its
+    first layer. Raises StudentError.
     """
     layers = Shape.from_config(model.config).layers
-    wanted = {block: groups for block, groups in (("attention", attention), ("ffn", ffn)) if groups is not None}
-    if wanted or hasattr(model.config, "shared_layers"):  # copied from the config of a teacher that shares
+    wanted = {
+        block: groups
+        for block, groups in (("attention", attention), ("ffn", ffn))
+        if groups is not None
+    }
+    # copied from the config of a teacher that shares
+    if wanted or hasattr(model.config, "shared_layers"):
         model.config.shared_layers = wanted
     if not wanted:
         return
     for block, groups in wanted.items():
         if not 1 <= groups <= layers:
             raise StudentError(
-                f"student.share.{block}: {groups}; the student has {layers} layers, expected 1..{layers}"
+                f"student.share.{block}: {groups}; the student has {layers} layers, "
+                f"expected 1..{layers}"
             )
     family = model.config.model_type
     if family not in (*KNOWN, *APART):
-        hint = "; albert models share by config: {num_hidden_groups: G}" if family == "albert" else ""
-        raise StudentError(f"student.share: expected one of {', '.join((*KNOWN, *APART))}, found {family}{hint}")
+        hint = (
+            "; albert models share by config: {num_hidden_groups: G}"
+            if family == "albert"
+            else ""
+        )
+        raise StudentError(
+            f"student.share: expected one of {', '.join((*KNOWN, *APART))}, found "
+            f"{family}{hint}"
+        )
     first: dict[tuple[str, str, int], nn.Parameter] = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         weight = weight_of(name, family)
         for block, groups in wanted.items():
-            if weight is not None and weight.layer is not None and weight.role in BLOCKS[block]:
+            if (
+                weight is not None
+                and weight.layer is not None
+                and weight.role in BLOCKS[block]
+            ):
                 group = weight.layer * groups // layers
                 module, _, part = name.rpartition(".")
-                setattr(model.get_submodule(module), part, first.setdefault((weight.role, part, group), parameter))
+                setattr(
+                    model.get_submodule(module),
+                    part,
+                    first.setdefault((weight.role, part, group), parameter),
+                )
     model.register_state_dict_post_hook(_copy_per_layer)
 
 
 def share_again(model: PreTrainedModel) -> None:
-    """Restore the sharing of a loaded model; models that share nothing stay as they are."""
+    """Restore the sharing of a loaded model; models that share nothing stay as they
+    are."""
     shared = getattr(model.config, "shared_layers", None)
     if shared:
         share(model, **shared)
 
 
 def _copy_per_layer(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Give every layer its own copy, because safetensors refuses two names for one tensor."""
+    """Give every layer its own copy, because safetensors refuses two names for one
+    tensor."""
     seen: set[int] = set()
     for name in [name for name in state if name.startswith(prefix)]:
-        weight, tensor = weight_of(name.removeprefix(prefix), model.config.model_type), state[name]
+        weight, tensor = (
+            weight_of(name.removeprefix(prefix), model.config.model_type),
+            state[name],
+        )
         if weight is None or weight.layer is None or not isinstance(tensor, Tensor):
             continue
         if tensor.device != torch.device("meta") and tensor.data_ptr() in seen:

@@ -1,9 +1,10 @@
 """Read the signals of a forward pass that an objective compares.
 
-The only file that knows how transformers exposes attention. Queries, keys and values come from the attention interface
-(`tap`), while SDPA still does the work: no hooks and no module names. Whatever the interface is told about the scores
-is part of them: their scale, a bias for positions, a cap. A setting that is not known here is refused. DeBERTa does not
-use the interface and is read by hooks that last for one forward pass.
+The only file that knows how transformers exposes attention. Queries, keys and values
+come from the attention interface (`tap`), while SDPA still does the work: no hooks and
+no module names. Whatever the interface is told about the scores is part of them: their
+scale, a bias for positions, a cap. A setting that is not known here is refused. DeBERTa
+does not use the interface and is read by hooks that last for one forward pass.
 
 Shapes: B batch, L tokens, D hidden, H heads, K head size, V classes or vocabulary.
 """
@@ -26,7 +27,17 @@ from transformers.masking_utils import sdpa_mask
 from compress.errors import ObjectiveError
 from compress.models.dropout import draw_faster, drop
 
-NAMES = ("logits", "pair", "embeddings", "layers", "encoder_layers", "scores", "queries", "keys", "values")
+NAMES = (
+    "logits",
+    "pair",
+    "embeddings",
+    "layers",
+    "encoder_layers",
+    "scores",
+    "queries",
+    "keys",
+    "values",
+)
 LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
 """Signals with one tensor per layer; the others are a single tensor."""
 ATTENTION = frozenset({"scores", "queries", "keys", "values"})
@@ -34,13 +45,15 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's queries, keys and values (B, H, L, K), and how its scores are made of them.
+    """One layer's queries, keys and values (B, H, L, K), and how its scores are made of
+    them.
 
-    Queries and keys as multiplied: after their norms and rotary positions, if any. Keys and values shared by a group of
-    heads are repeated for each head.
+    Queries and keys as multiplied: after their norms and rotary positions, if any. Keys
+    and values shared by a group of heads are repeated for each head.
 
     scores_BHLL   the scores, where they have been computed already
-    seen_BLL      which tokens (last axis) each token attends to, padding excluded; None if to all real ones
+    seen_BLL      which tokens (last axis) each token attends to, padding excluded; None
+                  if to all real ones
     scale         what q k^T is multiplied by; None: 1 / sqrt d_k
     cap           the bound of a soft cap, cap tanh(score / cap), if any
     bias_BHLL     what is added for the positions of two tokens, if anything
@@ -61,11 +74,17 @@ class LayerAttention:
         """Return what the layer takes the softmax of, before the mask: (B, H, L, L)."""
         if self.scores_BHLL is not None:
             return self.scores_BHLL
-        return _score(self.query_BHLK, self.key_BHLK, self.scale, self.cap, self.bias_BHLL)
+        return _score(
+            self.query_BHLK, self.key_BHLK, self.scale, self.cap, self.bias_BHLL
+        )
 
 
 def _score(
-    query_BHLK: Tensor, key_BHLK: Tensor, scale: float | None, cap: float | None, bias_BHLL: Tensor | None
+    query_BHLK: Tensor,
+    key_BHLK: Tensor,
+    scale: float | None,
+    cap: float | None,
+    bias_BHLL: Tensor | None,
 ) -> Tensor:
     """Compute Q K^T times the scale, within the cap, plus the bias."""
     scale = 1 / math.sqrt(query_BHLK.shape[-1]) if scale is None else scale
@@ -79,14 +98,15 @@ def _score(
 
 @dataclass(frozen=True)
 class Signals:
-    """The requested signals of a forward pass; reading any other is a bug. `mask_BL`: 1 for real tokens.
+    """The requested signals of a forward pass; reading any other is a bug. `mask_BL`: 1
+    for real tokens.
 
-    logits  (B, V) of a task's head, (B, L, V) of a head per token, (B, L, 2) for starts and ends of spans; (R, V) if
-            the head ran only at R chosen positions
+    logits  (B, V) of a task's head, (B, L, V) of a head per token, (B, L, 2) for starts
+            and ends of spans; (R, V) if the head ran only at R chosen positions
     pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
 
-    Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M target tokens; mask_BL is that
-    of the source, and attention is the encoder's.
+    Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M
+    target tokens; mask_BL is that of the source, and attention is the encoder's.
     """
 
     mask_BL: Tensor
@@ -108,7 +128,8 @@ class Signals:
 
     @property
     def encoder_layers(self) -> tuple[Tensor, ...]:
-        """Return the outputs of layers 1..N of an encoder-decoder's encoder: (B, L, D) each."""
+        """Return the outputs of layers 1..N of an encoder-decoder's encoder: (B, L, D)
+        each."""
         return self.encoder_hidden[1:]
 
     @property
@@ -125,25 +146,41 @@ class Signals:
 
     @cached_property
     def scores(self) -> tuple[Tensor, ...]:
-        """Return the scores that each layer takes the softmax of, before mask and dropout: (B, H, L, L) each.
+        """Return the scores that each layer takes the softmax of, before mask and
+        dropout: (B, H, L, L) each.
 
-        They are Q K^T / sqrt d_k, unless the family has another scale, a cap, or terms for positions: see
-        `LayerAttention`. Those of padding, and of tokens that are not seen, are among them.
+        They are Q K^T / sqrt d_k, unless the family has another scale, a cap, or terms
+        for positions: see `LayerAttention`. Those of padding, and of tokens that are
+        not seen, are among them.
         """
         return tuple(layer.scores() for layer in self.attention)
 
 
-_SCORED_BY = frozenset({"dropout", "is_causal", "position_bias", "scaling", "sliding_window", "softcap"})
+_SCORED_BY = frozenset(
+    {"dropout", "is_causal", "position_bias", "scaling", "sliding_window", "softcap"}
+)
 """Settings of attention that `_record` accounts for; of a window, the mask tells."""
 _WITHOUT_EFFECT = frozenset(
     {
-        "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "max_length_k", "max_length_q",
-        "output_attentions", "output_hidden_states", "position_embeddings", "position_ids", "return_dict", "use_cache",
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "output_hidden_states",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
     }
-)  # fmt: skip
-"""Settings that some models pass on to their attention, and that do not change its scores."""
+)
+"""Settings that some models pass on to their attention, and that do not change its
+scores."""
 UNSEEN = -9_000.0
-"""A number that no bias of a position is as low as: masks add the lowest of their format, or -10,000 as BERT's."""
+"""A number that no bias of a position is as low as: masks add the lowest of their
+format, or -10,000 as BERT's."""
 
 
 def _tap(
@@ -156,22 +193,39 @@ def _tap(
     tap: list[LayerAttention] | None = None,
     **settings: Any,
 ) -> Any:
-    """Compute attention, and append its inputs to `tap`, a list that the caller passes to the model.
+    """Compute attention, and append its inputs to `tap`, a list that the caller passes
+    to the model.
 
-    On a CPU torch's SDPA is slow with dropout, and for few tokens; there the formula is computed explicitly, which
-    yields the scores as well, as everywhere if the scores are capped, which SDPA cannot do. A model that is neither
-    tapped nor trained uses SDPA, as it would without `open_attention`, so that a resumed run has the same bits.
-    Raises ObjectiveError for a setting that changes the scores in a way that is not known here.
+    On a CPU torch's SDPA is slow with dropout, and for few tokens; there the formula is
+    computed explicitly, which yields the scores as well, as everywhere if the scores
+    are capped, which SDPA cannot do. A model that is neither tapped nor trained uses
+    SDPA, as it would without `open_attention`, so that a resumed run has the same bits.
+    Raises ObjectiveError for a setting that changes the scores in a way that is not
+    known here.
     """
-    explicit = query.device.type == "cpu" and (tap is not None or settings.get("dropout"))
+    explicit = query.device.type == "cpu" and (
+        tap is not None or settings.get("dropout")
+    )
     computed = None
     if settings.get("softcap") is not None:
-        computed = _attend_capped(module, query, key, value, attention_mask, settings=settings)
+        computed = _attend_capped(
+            module, query, key, value, attention_mask, settings=settings
+        )
     elif explicit:
         computed = _attend(module, query, key, value, attention_mask, **settings)
     if tap is not None:
         scores_BHLL = computed[1] if computed else None
-        tap.append(_record(module, query, key, value, attention_mask, settings=settings, scores_BHLL=scores_BHLL))
+        tap.append(
+            _record(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                settings=settings,
+                scores_BHLL=scores_BHLL,
+            )
+        )
     if computed:
         return computed[0], None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
@@ -187,18 +241,26 @@ def _record(
     settings: Mapping[str, Any],
     scores_BHLL: Tensor | None = None,
 ) -> LayerAttention:
-    """Record what a layer's attention has been told, and its scores where they have been computed."""
+    """Record what a layer's attention has been told, and its scores where they have
+    been computed."""
     given = {name for name, value in settings.items() if value is not None}
     unknown = sorted(given - _SCORED_BY - _WITHOUT_EFFECT)
     if unknown:
         raise _unreadable(
-            f"{type(module).__name__} computes its attention with {', '.join(unknown)}, so that it is not the softmax "
-            "of the scores of queries and keys"
+            f"{type(module).__name__} computes its attention with "
+            f"{', '.join(unknown)}, so that it is not the softmax of the scores of "
+            "queries and keys"
         )
     bias_BHLL = settings.get("position_bias")
     seen_BLL = None
-    if mask_BLL is None and _looks_back(module, settings.get("is_causal")) and query_BHLK.shape[2] > 1:
-        seen_BLL = query_BHLK.new_ones(query_BHLK.shape[2], key_BHLK.shape[2], dtype=torch.bool).tril()
+    if (
+        mask_BLL is None
+        and _looks_back(module, settings.get("is_causal"))
+        and query_BHLK.shape[2] > 1
+    ):
+        seen_BLL = query_BHLK.new_ones(
+            query_BHLK.shape[2], key_BHLK.shape[2], dtype=torch.bool
+        ).tril()
         seen_BLL = seen_BLL.expand(len(query_BHLK), -1, -1)
     elif mask_BLL is not None:
         seen_BHLL = mask_BLL
@@ -206,8 +268,12 @@ def _record(
             seen_BHLL = mask_BLL > UNSEEN
             added_BHLL = mask_BLL.masked_fill(~seen_BHLL, 0)
             bias_BHLL = added_BHLL if bias_BHLL is None else bias_BHLL + added_BHLL
-        if seen_BHLL.shape[1] > 1 and not torch.equal(seen_BHLL.all(1), seen_BHLL.any(1)):
-            raise _unreadable(f"the heads of {type(module).__name__} see different tokens")
+        if seen_BHLL.shape[1] > 1 and not torch.equal(
+            seen_BHLL.all(1), seen_BHLL.any(1)
+        ):
+            raise _unreadable(
+                f"the heads of {type(module).__name__} see different tokens"
+            )
         seen_BLL = seen_BHLL[:, 0].expand(-1, query_BHLK.shape[2], -1)
     group = query_BHLK.shape[1] // key_BHLK.shape[1]
     return LayerAttention(
@@ -231,7 +297,8 @@ def _looks_back(module: nn.Module, is_causal: bool | None) -> bool:
 LONG = 32
 """The number of tokens beyond which torch's SDPA is faster, without dropout."""
 LANES = 16
-"""Float32 numbers in a vector register: torch's softmax over fewer is not vectorised, and 8 times as slow."""
+"""Float32 numbers in a vector register: torch's softmax over fewer is not vectorised,
+and 8 times as slow."""
 
 
 def _attend(
@@ -247,14 +314,23 @@ def _attend(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return softmax(Q K^T / sqrt d + mask) V as (B, L, H, K), and the scores; None if SDPA is needed, or faster.
+    """Return softmax(Q K^T / sqrt d + mask) V as (B, L, H, K), and the scores; None if
+    SDPA is needed, or faster.
 
-    `mask_BLL`, (B, 1, L, L), is true for visible tokens. The softmax is computed in float32.
+    `mask_BLL`, (B, 1, L, L), is true for visible tokens. The softmax is computed in
+    float32.
     """
     tokens, scale = key_BHLK.shape[2], query_BHLK.shape[-1] ** -0.5
     causal = mask_BLL is None and _looks_back(module, is_causal)
-    biased = position_bias is not None or (mask_BLL is not None and mask_BLL.dtype != torch.bool)
-    other = biased or causal or key_BHLK.shape[1] != query_BHLK.shape[1] or scaling not in (None, scale)
+    biased = position_bias is not None or (
+        mask_BLL is not None and mask_BLL.dtype != torch.bool
+    )
+    other = (
+        biased
+        or causal
+        or key_BHLK.shape[1] != query_BHLK.shape[1]
+        or scaling not in (None, scale)
+    )
     if other or (tokens > LONG and not dropout):
         return None
     scores_BHLL = (query_BHLK * scale) @ key_BHLK.mT
@@ -270,30 +346,47 @@ def _attend_capped(
     *,
     settings: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax(scores + mask) V as (B, L, H, K), and the scores, which are capped."""
-    layer = _record(module, query_BHLK, key_BHLK, value_BHLK, mask_BLL, settings=settings)
+    """Return softmax(scores + mask) V as (B, L, H, K), and the scores, which are
+    capped."""
+    layer = _record(
+        module, query_BHLK, key_BHLK, value_BHLK, mask_BLL, settings=settings
+    )
     scores_BHLL = layer.scores()
     seen_B1LL = None if layer.seen_BLL is None else layer.seen_BLL[:, None]
-    return _average(scores_BHLL, layer.value_BHLK, seen_B1LL, settings.get("dropout") or 0.0), scores_BHLL
+    return _average(
+        scores_BHLL, layer.value_BHLK, seen_B1LL, settings.get("dropout") or 0.0
+    ), scores_BHLL
 
 
-def _average(scores_BHLL: Tensor, value_BHLK: Tensor, seen_B1LL: Tensor | None, dropout: float) -> Tensor:
-    """Average the values by the softmax of the scores, which is computed in float32: (B, L, H, K)."""
+def _average(
+    scores_BHLL: Tensor, value_BHLK: Tensor, seen_B1LL: Tensor | None, dropout: float
+) -> Tensor:
+    """Average the values by the softmax of the scores, which is computed in float32:
+    (B, L, H, K)."""
     tokens = scores_BHLL.shape[-1]
     masked_BHLL = scores_BHLL.to(torch.promote_types(scores_BHLL.dtype, torch.float32))
     if seen_B1LL is not None:
         lowest = torch.finfo(torch.float32).min
-        hidden_B1LL = torch.zeros(seen_B1LL.shape, device=seen_B1LL.device).masked_fill_(~seen_B1LL, lowest)
+        hidden_B1LL = torch.zeros(
+            seen_B1LL.shape, device=seen_B1LL.device
+        ).masked_fill_(~seen_B1LL, lowest)
         masked_BHLL = masked_BHLL + hidden_B1LL
     filled = max(0, LANES - tokens)
-    weights_BHLL = pad(masked_BHLL, (0, filled), value=-math.inf).softmax(-1)[..., :tokens]
+    weights_BHLL = pad(masked_BHLL, (0, filled), value=-math.inf).softmax(-1)[
+        ..., :tokens
+    ]
     weights_BHLL = drop(weights_BHLL.to(value_BHLK.dtype), dropout)
     return (weights_BHLL @ value_BHLK).transpose(1, 2).contiguous()
 
 
 def _whole_mask(*sizes: Any, **settings: Any) -> Tensor | None:
-    """Make the mask that SDPA could do without as well, for families that do not tell it when they are causal."""
-    return sdpa_mask(*sizes, **settings | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    """Make the mask that SDPA could do without as well, for families that do not tell
+    it when they are causal."""
+    return sdpa_mask(
+        *sizes,
+        **settings
+        | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+    )
 
 
 AttentionInterface.register("tap", _tap)
@@ -303,22 +396,38 @@ AttentionMaskInterface.register("tap_masked", _whole_mask)
 
 
 def read(
-    model: nn.Module, batch: Mapping[str, Tensor], wants: frozenset[str], *, at_BL: Tensor | None = None
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    wants: frozenset[str],
+    *,
+    at_BL: Tensor | None = None,
 ) -> Signals:
     """Run `model` on `batch` and return the signals in `wants`, computing no others.
 
-    Gradients flow unless the caller stops them. Labels, and inputs that the model does not take (a DistilBERT has no
-    token types), are dropped. With `at_BL` (true at R positions) a language model's head runs only there: over 30,522
-    tokens it costs more than the layers below it. Raises ObjectiveError if the model's attention cannot be read.
+    Gradients flow unless the caller stops them. Labels, and inputs that the model does
+    not take (a DistilBERT has no token types), are dropped. With `at_BL` (true at R
+    positions) a language model's head runs only there: over 30,522 tokens it costs more
+    than the layers below it. Raises ObjectiveError if the model's attention cannot be
+    read.
     """
-    # only the head determines the decoder's input: a T5 that classifies feeds it the text
+    # only the head determines the decoder's input: a T5 that classifies feeds it the
+    # text
     two_stacks = getattr(model.config, "is_encoder_decoder", False)
     own_decoder = two_stacks and "decoder_input_ids" not in batch
-    head = model if wants & {"logits", "pair"} or own_decoder else getattr(model, "base_model", model)
+    head = (
+        model
+        if wants & {"logits", "pair"} or own_decoder
+        else getattr(model, "base_model", model)
+    )
     accepted = inspect.signature(head.forward).parameters
-    inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
+    inputs: dict[str, Any] = {
+        name: value
+        for name, value in batch.items()
+        if name in accepted and name != "labels"
+    }
     reads_states = bool(wants & {"layers", "encoder_layers", "embeddings"})
-    if reads_states or (two_stacks and wants & ATTENTION):  # they tell how many layers are the encoder's
+    # they tell how many layers are the encoder's
+    if reads_states or (two_stacks and wants & ATTENTION):
         inputs["output_hidden_states"] = True
     with _head_at(model, at_BL if "logits" in wants else None):
         if not wants & ATTENTION:
@@ -334,58 +443,103 @@ def read(
         mask_BL = torch.ones_like(batch["input_ids"])
     encoder = _first(out, "encoder_hidden_states") or ()
     if wants & ATTENTION:
-        layers = _check_attention(model, layers[: len(encoder) - 1] if encoder else layers, mask_BL)
+        layers = _check_attention(
+            model, layers[: len(encoder) - 1] if encoder else layers, mask_BL
+        )
     logits = logits_of(out) if "logits" in wants else None
-    hidden = _first(out, "hidden_states", "decoder_hidden_states") if reads_states else None
+    hidden = (
+        _first(out, "hidden_states", "decoder_hidden_states") if reads_states else None
+    )
     pair = _first(out, "seq_relationship_logits", "sop_logits")
-    return Signals(mask_BL, logits, hidden or (), tuple(layers), pair, encoder if reads_states else ())
+    return Signals(
+        mask_BL,
+        logits,
+        hidden or (),
+        tuple(layers),
+        pair,
+        encoder if reads_states else (),
+    )
 
 
-def _check_attention(model: nn.Module, layers: list[LayerAttention], mask_BL: Tensor) -> list[LayerAttention]:
+def _check_attention(
+    model: nn.Module, layers: list[LayerAttention], mask_BL: Tensor
+) -> list[LayerAttention]:
     """Return the attention of each layer, without masks that only leave out padding.
 
-    Raises ObjectiveError unless each layer has shown one attention among the tokens of the batch.
+    Raises ObjectiveError unless each layer has shown one attention among the tokens of
+    the batch.
     """
     name = type(model).__name__
     if not layers:
         raise _unreadable(
-            f"{name} shows no attention to read: call signals.open_attention(model) first; XLNet, XLM, the first GPT "
-            "and some other families do not use transformers' attention interface"
+            f"{name} shows no attention to read: call signals.open_attention(model) "
+            "first; XLNet, XLM, the first GPT and some other families do not use "
+            "transformers' attention interface"
         )
     tokens = mask_BL.shape[1]
-    sizes = {size for layer in layers for size in (layer.query_BHLK.shape[2], layer.key_BHLK.shape[2])}
-    in_order = all(layer.number in (None, number) for number, layer in enumerate(layers))
+    sizes = {
+        size
+        for layer in layers
+        for size in (layer.query_BHLK.shape[2], layer.key_BHLK.shape[2])
+    }
+    in_order = all(
+        layer.number in (None, number) for number, layer in enumerate(layers)
+    )
     kinds = getattr(model.config, "layer_types", None) or ()
-    mixed = len(layers) < len(kinds) and not set(kinds) <= {"full_attention", "sliding_attention", "chunked_attention"}
+    mixed = len(layers) < len(kinds) and not set(kinds) <= {
+        "full_attention",
+        "sliding_attention",
+        "chunked_attention",
+    }
     if sizes != {tokens} or not in_order or mixed:
         raise _unreadable(
-            f"{name} has layers without attention, with several of it, or with attention to other places than the "
-            f"{tokens} tokens of the text"
+            f"{name} has layers without attention, with several of it, or with "
+            f"attention to other places than the {tokens} tokens of the text"
         )
     real_B1L = mask_BL[:, None, :].bool()
-    all_seen = {id(layer.seen_BLL): layer.seen_BLL for layer in layers if layer.seen_BLL is not None}
-    padding = [key for key, seen_BLL in all_seen.items() if torch.equal(seen_BLL, real_B1L.expand_as(seen_BLL))]
-    return [replace(layer, seen_BLL=None) if id(layer.seen_BLL) in padding else layer for layer in layers]
+    all_seen = {
+        id(layer.seen_BLL): layer.seen_BLL
+        for layer in layers
+        if layer.seen_BLL is not None
+    }
+    padding = [
+        key
+        for key, seen_BLL in all_seen.items()
+        if torch.equal(seen_BLL, real_B1L.expand_as(seen_BLL))
+    ]
+    return [
+        replace(layer, seen_BLL=None) if id(layer.seen_BLL) in padding else layer
+        for layer in layers
+    ]
 
 
 def _unreadable(why: str) -> ObjectiveError:
-    return ObjectiveError(f"{why}: leave attention losses out for this family, and compare layers and logits")
+    return ObjectiveError(
+        f"{why}: leave attention losses out for this family, and compare layers and "
+        "logits"
+    )
 
 
 def logits_of(out: Any) -> Tensor:
-    """Return a model's logits, under any name of transformers; starts and ends of spans as (B, L, 2), the vectors of a
-    sentence encoder as (B, E)."""
+    """Return a model's logits, under any name of transformers; starts and ends of spans
+    as (B, L, 2), the vectors of a sentence encoder as (B, E)."""
     starts = getattr(out, "start_logits", None)
     if starts is not None:
         return torch.stack([starts, out.end_logits], -1)
     found = _first(out, "logits", "prediction_logits", "sentence_embedding")
     if found is None:
-        raise ObjectiveError(f"{type(out).__name__} has no logits; give the stage the `head` that its losses read")
+        raise ObjectiveError(
+            f"{type(out).__name__} has no logits; give the stage the `head` that its "
+            "losses read"
+        )
     return found
 
 
 def _first(out: Any, *names: str) -> Any:
-    return next((value for name in names if (value := getattr(out, name, None)) is not None), None)
+    return next(
+        (value for name in names if (value := getattr(out, name, None)) is not None),
+        None,
+    )
 
 
 @contextmanager
@@ -400,8 +554,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-_LM_HEADS = ("cls", "lm_head", "predictions", "generator_predictions", "vocab_transform", "lm_predictions")
-"""Names of the first module above the encoder in transformers' masked and causal language models."""
+_LM_HEADS = (
+    "cls",
+    "lm_head",
+    "predictions",
+    "generator_predictions",
+    "vocab_transform",
+    "lm_predictions",
+)
+"""Names of the first module above the encoder in transformers' masked and causal
+language models."""
 
 
 def has_lm_head(model: nn.Module) -> bool:
@@ -410,19 +572,23 @@ def has_lm_head(model: nn.Module) -> bool:
 
 
 def _lm_head(model: nn.Module) -> Any:
-    """Return the first module above the encoder in a language model; ModernBERT's classifiers have a `head` as well."""
+    """Return the first module above the encoder in a language model; ModernBERT's
+    classifiers have a `head` as well."""
     names = (*_LM_HEADS, "head") if hasattr(model, "decoder") else _LM_HEADS
     return next((getattr(model, name) for name in names if hasattr(model, name)), None)
 
 
 @contextmanager
 def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
-    """Pass the head hidden states (R, D) of the chosen positions instead of (B, L, D)."""
+    """Pass the head hidden states (R, D) of the chosen positions instead of (B, L,
+    D)."""
     if at_BL is None:
         yield
         return
     chosen_BL = at_BL.bool()
-    hook = _lm_head(model).register_forward_pre_hook(lambda _, args: (args[0][chosen_BL], *args[1:]))
+    hook = _lm_head(model).register_forward_pre_hook(
+        lambda _, args: (args[0][chosen_BL], *args[1:])
+    )
     try:
         yield
     finally:
@@ -432,14 +598,20 @@ def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
 def open_attention(model: nn.Module) -> None:
     """Let `read` see this model's queries, keys and values.
 
-    Raises ObjectiveError for reentrant gradient checkpointing, which silently loses the gradients of these signals.
+    Raises ObjectiveError for reentrant gradient checkpointing, which silently loses the
+    gradients of these signals.
     """
     for module in model.modules():
-        keywords = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
-        if getattr(module, "gradient_checkpointing", False) and keywords.get("use_reentrant", False):
+        keywords = getattr(
+            getattr(module, "_gradient_checkpointing_func", None), "keywords", {}
+        )
+        if getattr(module, "gradient_checkpointing", False) and keywords.get(
+            "use_reentrant", False
+        ):
             raise ObjectiveError(
-                "reentrant gradient checkpointing loses the gradient of attention signals; use "
-                "model.gradient_checkpointing_enable({'use_reentrant': False})"
+                "reentrant gradient checkpointing loses the gradient of attention "
+                "signals; use model.gradient_checkpointing_enable({'use_reentrant': "
+                "False})"
             )
     chosen = "tap" if getattr(model, "_supports_sdpa", True) else "tap_masked"
     if not _is_disentangled(model) and model.config._attn_implementation != chosen:  # type: ignore[union-attr]
@@ -447,21 +619,26 @@ def open_attention(model: nn.Module) -> None:
 
 
 def has_unseen_tokens(model: nn.Module) -> bool:
-    """Return True if there are layers in which some tokens do not attend to all: with a window, or to earlier ones."""
+    """Return True if there are layers in which some tokens do not attend to all: with a
+    window, or to earlier ones."""
     config: Any = model.config
     encoder: Any = model.get_encoder() if config.is_encoder_decoder else model  # type: ignore[operator]
     windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    return windows or any(getattr(module, "is_causal", False) for module in encoder.modules())
+    return windows or any(
+        getattr(module, "is_causal", False) for module in encoder.modules()
+    )
 
 
 def train_faster(model: nn.Module) -> None:
-    """Replace torch's SDPA and dropout by the faster `_tap` and `compress.models.dropout`."""
+    """Replace torch's SDPA and dropout by the faster `_tap` and
+    `compress.models.dropout`."""
     draw_faster(model)
     if getattr(model.config, "_attn_implementation", None) == "sdpa":
         model.set_attn_implementation("tap")  # type: ignore[operator]
 
 
-# DeBERTa has disentangled attention: scores add position terms to q k^T, and the scale is sqrt((1 + terms) d).
+# DeBERTa has disentangled attention: scores add position terms to q k^T, and the scale
+# is sqrt((1 + terms) d).
 
 
 def _is_disentangled(model: nn.Module) -> bool:
@@ -470,14 +647,18 @@ def _is_disentangled(model: nn.Module) -> bool:
 
 @contextmanager
 def _hooked(model: nn.Module) -> Iterator[list[LayerAttention]]:
-    """Record the inputs of each DisentangledSelfAttention, and read them after the forward pass.
+    """Record the inputs of each DisentangledSelfAttention, and read them after the
+    forward pass.
 
-    Reading them during the pass would make it differ from its repetition under gradient checkpointing.
+    Reading them during the pass would make it differ from its repetition under gradient
+    checkpointing.
     """
     layers: list[LayerAttention] = []
     calls: list[tuple[Any, ...]] = []
     hooks = [
-        module.register_forward_hook(lambda *call: calls.append(call[:3]), with_kwargs=True)
+        module.register_forward_hook(
+            lambda *call: calls.append(call[:3]), with_kwargs=True
+        )
         for module in model.modules()
         if type(module).__name__ == "DisentangledSelfAttention"
     ]
@@ -489,30 +670,62 @@ def _hooked(model: nn.Module) -> Iterator[list[LayerAttention]]:
             hook.remove()
 
 
-def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerAttention:
-    """Recompute queries, keys and values by the layer's own projections, and scores with its position terms.
+def _disentangled_attention(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> LayerAttention:
+    """Recompute queries, keys and values by the layer's own projections, and scores
+    with its position terms.
 
     Position terms are computed without dropout.
     """
     call = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    hidden_BLD, relative, table = call["hidden_states"], call.get("relative_pos"), call.get("rel_embeddings")
+    hidden_BLD, relative, table = (
+        call["hidden_states"],
+        call.get("relative_pos"),
+        call.get("rel_embeddings"),
+    )
     if hasattr(module, "query_proj"):  # v2, v3
-        query_BLD = hidden_BLD if call.get("query_states") is None else call["query_states"]
-        projected = module.query_proj(query_BLD), module.key_proj(hidden_BLD), module.value_proj(hidden_BLD)
-        flat = [module.transpose_for_scores(x, module.num_attention_heads) for x in projected]
+        query_BLD = (
+            hidden_BLD if call.get("query_states") is None else call["query_states"]
+        )
+        projected = (
+            module.query_proj(query_BLD),
+            module.key_proj(hidden_BLD),
+            module.value_proj(hidden_BLD),
+        )
+        flat = [
+            module.transpose_for_scores(x, module.num_attention_heads)
+            for x in projected
+        ]
         terms = 1 + sum(kind in module.pos_att_type for kind in ("c2p", "p2c"))
-        split = [x.view(hidden_BLD.shape[0], module.num_attention_heads, x.shape[-2], x.shape[-1]) for x in flat]
+        split = [
+            x.view(
+                hidden_BLD.shape[0],
+                module.num_attention_heads,
+                x.shape[-2],
+                x.shape[-1],
+            )
+            for x in flat
+        ]
         query, key = flat[0], flat[1]
         bias = module.disentangled_attention_bias if module.relative_attention else None
     else:  # v1
-        q, k, v = module.transpose_for_scores(module.in_proj(hidden_BLD)).chunk(3, dim=-1)
+        q, k, v = module.transpose_for_scores(module.in_proj(hidden_BLD)).chunk(
+            3, dim=-1
+        )
         q = q + module.transpose_for_scores(module.q_bias[None, None, :])
         v = v + module.transpose_for_scores(module.v_bias[None, None, :])
         terms = 1 + len(module.pos_att_type)
         split = [q, k, v]
         query, key = q / math.sqrt(q.shape[-1] * terms), k
-        bias = module.disentangled_att_bias if module.relative_attention and table is not None else None
+        bias = (
+            module.disentangled_att_bias
+            if module.relative_attention and table is not None
+            else None
+        )
     scores_BHLL = split[0] @ split[1].mT / math.sqrt(split[0].shape[-1] * terms)
     if bias is not None:
-        scores_BHLL = scores_BHLL + bias(query, key, relative, table, terms).view_as(scores_BHLL)
+        scores_BHLL = scores_BHLL + bias(query, key, relative, table, terms).view_as(
+            scores_BHLL
+        )
     return LayerAttention(split[0], split[1], split[2], scores_BHLL)

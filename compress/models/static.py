@@ -1,7 +1,8 @@
 """Define a student without layers: the mean of its tokens' vectors, and a linear head.
 
-It ignores order and context; `model2vec` computes the vectors from a teacher, and a forward pass reads a few rows of a
-table. It uses the teacher's tokenizer, and is exported and shipped like any other model.
+It ignores order and context; `model2vec` computes the vectors from a teacher, and a
+forward pass reads a few rows of a table. It uses the teacher's tokenizer, and is
+exported and shipped like any other model.
 
 Shapes: B batch, L tokens, D width, V classes.
 """
@@ -10,13 +11,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    SequenceClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
 
 
 class StaticConfig(PreTrainedConfig):
-    """The settings of a static model. hidden_size: width of the vectors; normalize: divide their mean by its length."""
+    """The settings of a static model. hidden_size: width of the vectors; normalize:
+    divide their mean by its length."""
 
     model_type = "static-embedding"
 
@@ -38,12 +49,15 @@ class StaticPreTrainedModel(PreTrainedModel):
 class StaticModel(StaticPreTrainedModel):
     """Look up the tokens' vectors.
 
-    last_hidden_state: (B, L, D) the vectors; pooler_output: (B, D) their mean over real tokens, 0 without any.
+    last_hidden_state: (B, L, D) the vectors; pooler_output: (B, D) their mean over real
+    tokens, 0 without any.
     """
 
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.word_embeddings = nn.Embedding(
+            config.vocab_size, config.hidden_size, config.pad_token_id
+        )
         self.post_init()
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -58,7 +72,9 @@ class StaticModel(StaticPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        vectors_BLD: Tensor = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        vectors_BLD: Tensor = (
+            self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        )
         if attention_mask is None:
             attention_mask = torch.ones_like(vectors_BLD[..., 0])
         mask_BL1 = attention_mask.unsqueeze(-1).to(vectors_BLD.dtype)
@@ -89,10 +105,16 @@ class StaticForSequenceClassification(StaticPreTrainedModel):
     ) -> SequenceClassifierOutput:
         out = self.static(input_ids, attention_mask, inputs_embeds, **kwargs)
         logits_BV = self.classifier(self.dropout(out.pooler_output))
-        loss = None if labels is None else self.loss_function(labels, logits_BV, self.config)
+        loss = (
+            None
+            if labels is None
+            else self.loss_function(labels, logits_BV, self.config)
+        )
         return SequenceClassifierOutput(loss, logits_BV, out.hidden_states)
 
 
 AutoConfig.register("static-embedding", StaticConfig)
 AutoModel.register(StaticConfig, StaticModel)
-AutoModelForSequenceClassification.register(StaticConfig, StaticForSequenceClassification)
+AutoModelForSequenceClassification.register(
+    StaticConfig, StaticForSequenceClassification
+)

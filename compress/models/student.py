@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
 from compress.arguments import check_arguments
@@ -19,7 +24,12 @@ from compress.errors import ArgumentError, StudentError, TeacherError, did_you_m
 from compress.models import heads
 from compress.models.checkpoints import resolve
 from compress.models.init_weights import copy_from_teacher, cuts, first_position
-from compress.models.loader import compare_tokens, load_config, load_model, load_tokenizer
+from compress.models.loader import (
+    compare_tokens,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 from compress.models.pooling import SETTINGS, keep_width
 from compress.models.sharing import share, share_again
 from compress.slicing.plan import SlicePlan
@@ -29,30 +39,51 @@ from compress.slicing.shape import Shape, find_setting, setting_name
 from compress.slicing.sizes import fits_rotary, layer_kinds, select_layers
 
 _SHARED = (
-    "vocab_size", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id",
+    "vocab_size",
+    "max_position_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "id2label",
+    "label2id",
     "problem_type",
-)  # fmt: skip
+)
 """Settings that a student of another family takes from its teacher."""
 _UNDECLARED: Mapping[str, tuple[str, ...]] = {
-    "deberta-v2": ("share_att_key", "position_buckets", "norm_rel_ebd", "conv_kernel_size", "conv_groups", "conv_act")
+    "deberta-v2": (
+        "share_att_key",
+        "position_buckets",
+        "norm_rel_ebd",
+        "conv_kernel_size",
+        "conv_groups",
+        "conv_act",
+    )
 }
-"""Settings that a family's model reads although its config class does not declare them."""
+"""Settings that a family's model reads although its config class does not declare
+them."""
 _SIZES = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
 POSITIONS = 512
-"""The positions of a student whose teacher has no limit (XLNet, T5): as many as BERT has."""
+"""The positions of a student whose teacher has no limit (XLNet, T5): as many as BERT
+has."""
 
 
 def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
-    """Make the student's config: the teacher's, resized, or another family's with the teacher's vocabulary and labels.
+    """Make the student's config: the teacher's, resized, or another family's with the
+    teacher's vocabulary and labels.
 
-    Raises StudentError naming the size that does not fit, PruneError for layers that cannot stand at their places.
+    Raises StudentError naming the size that does not fit, PruneError for layers that
+    cannot stand at their places.
     """
     family = teacher.model_type if spec.family == "teacher" else spec.family
     if family not in CONFIG_MAPPING:
-        raise StudentError(f"student.family: no model family {family!r}.{did_you_mean(family, CONFIG_MAPPING)}")
+        raise StudentError(
+            "student.family: no model family "
+            f"{family!r}.{did_you_mean(family, CONFIG_MAPPING)}"
+        )
     if family == teacher.model_type:
         config = copy.deepcopy(teacher)
-        config._attn_implementation = None  # the fastest of the family, however the teacher was opened
+        # the fastest of the family, however the teacher was opened
+        config._attn_implementation = None
     else:
         config = _convert_config(family, teacher)
     _set_sizes(config, spec, teacher)
@@ -64,14 +95,16 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
         keep_width(config, teacher)
     if getattr(config, "layer_types", None):
         config.layer_types = _choose_layer_types(spec, teacher, config, shape)
-    if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
+    # DeBERTa's second name for the same width
+    if hasattr(config, "pooler_hidden_size"):
         config.pooler_hidden_size = shape.hidden
     if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
         config.d_head = shape.hidden // shape.heads
     if shape.hidden % shape.heads:
         raise StudentError(
-            f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}: expected heads of equal width; "
-            "change one of the two, as by --set student.heads=4"
+            f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}: "
+            "expected heads of equal width; change one of the two, as by --set "
+            "student.heads=4"
         )
     return config
 
@@ -83,25 +116,39 @@ def _set_sizes(config: Any, spec: StudentSpec, teacher: Any) -> None:
         if name is None:
             if wanted is None:
                 continue
-            raise StudentError(f"student.{size}: {config.model_type} models have no such size")
-        if wanted is None and getattr(config, name) is None:  # GPT-2's neurons, which then follow from the width
+            raise StudentError(
+                f"student.{size}: {config.model_type} models have no such size"
+            )
+        # GPT-2's neurons, which then follow from the width
+        if wanted is None and getattr(config, name) is None:
             continue
         if size == "embedding" and wanted is None:
-            if config.model_type == teacher.model_type and theirs.embedding == theirs.hidden:
+            if (
+                config.model_type == teacher.model_type
+                and theirs.embedding == theirs.hidden
+            ):
                 config.embedding_size = Shape.from_config(config).hidden
             continue
         setattr(config, name, _count(size, wanted, getattr(theirs, size)))
     if theirs.decoder_layers is not None and config.is_encoder_decoder:
-        setattr(config, setting_name(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
+        setattr(
+            config,
+            setting_name(config, "decoder_layers"),
+            _count("layers", spec.layers, theirs.decoder_layers),
+        )
 
 
 def _count(size: str, wanted: float | None, theirs: int) -> int:
-    """Resolve a size: the teacher's by default, a count, or a share of the teacher's."""
+    """Resolve a size: the teacher's by default, a count, or a share of the
+    teacher's."""
     if wanted is None:
         return theirs
     count = round(wanted * theirs) if wanted < 1 else wanted
     if count != int(count) or count < 1:
-        raise StudentError(f"student.{size}: {wanted} is neither a whole number nor a share of the teacher's {theirs}")
+        raise StudentError(
+            f"student.{size}: {wanted} is neither a whole number nor a share of the "
+            f"teacher's {theirs}"
+        )
     return int(count)
 
 
@@ -111,16 +158,23 @@ def _apply_settings(config: Any, spec: StudentSpec) -> None:
     for name, value in spec.config.items():
         if not hasattr(config, name) and name not in undeclared:
             known = [*config.to_dict(), *undeclared]
-            raise StudentError(f"student.config: {config.model_type} has no {name!r}.{did_you_mean(name, known)}")
+            raise StudentError(
+                f"student.config: {config.model_type} has no "
+                f"{name!r}.{did_you_mean(name, known)}"
+            )
         setattr(config, name, value)
-    if (
-        config.model_type == "mobilebert"
-    ):  # the width inside its blocks, which the config computes only when it is created
-        config.true_hidden_size = config.intra_bottleneck_size if config.use_bottleneck else config.hidden_size
+    # the width inside its blocks, which the config computes only when it is created
+    if config.model_type == "mobilebert":
+        config.true_hidden_size = (
+            config.intra_bottleneck_size
+            if config.use_bottleneck
+            else config.hidden_size
+        )
 
 
 def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
-    """Keep the teacher's head size and its number of heads per key and value head; of another family, one each.
+    """Keep the teacher's head size and its number of heads per key and value head; of
+    another family, one each.
 
     given: the recipe sets the number of key and value heads.
     """
@@ -131,44 +185,80 @@ def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
     together = teacher.num_attention_heads // teacher.num_key_value_heads
     if heads % together and not given:
         raise StudentError(
-            f"student.heads: {heads}: {together} heads share each head of keys and values in this teacher; expected a "
-            f"multiple of {together}, or `config: {{num_key_value_heads: ...}}`"
+            f"student.heads: {heads}: {together} heads share each head of keys and "
+            f"values in this teacher; expected a multiple of {together}, or `config: "
+            "{num_key_value_heads: ...}`"
         )
-    config.head_dim, config.num_key_value_heads = Shape.from_config(teacher).head_size, heads // together
+    config.head_dim, config.num_key_value_heads = (
+        Shape.from_config(teacher).head_size,
+        heads // together,
+    )
 
 
-def _choose_layer_types(spec: StudentSpec, teacher: PreTrainedConfig, config: Any, shape: Shape) -> list[str]:
-    """Choose the kind of attention of each layer: the copied teacher layer's, else by the family's pattern."""
+def _choose_layer_types(
+    spec: StudentSpec, teacher: PreTrainedConfig, config: Any, shape: Shape
+) -> list[str]:
+    """Choose the kind of attention of each layer: the copied teacher layer's, else by
+    the family's pattern."""
     kinds = list(config.layer_types)
     if "layer_types" in spec.config:
         if len(kinds) != shape.layers:
-            raise StudentError(f"student.config: layer_types names {len(kinds)} layers; the student has {shape.layers}")
+            raise StudentError(
+                f"student.config: layer_types names {len(kinds)} layers; the student "
+                f"has {shape.layers}"
+            )
         return kinds
-    copied = spec.init == "teacher" or (spec.init == "auto" and _can_cut(spec, teacher, config))
+    copied = spec.init == "teacher" or (
+        spec.init == "auto" and _can_cut(spec, teacher, config)
+    )
     if copied and teacher.model_type == shape.family:
-        layers = select_layers(spec.copy_layers, shape.layers, Shape.from_config(teacher).layers)
+        layers = select_layers(
+            spec.copy_layers, shape.layers, Shape.from_config(teacher).layers
+        )
         check_layers(shape.family, layers)
         return layer_kinds(teacher, layers) or kinds
-    period = next((n for n, kind in enumerate(kinds) if n and kind == kinds[0] != kinds[n - 1]), len(kinds))
-    return [kinds[n] if n < len(kinds) else kinds[n % period] for n in range(shape.layers)]
+    period = next(
+        (n for n, kind in enumerate(kinds) if n and kind == kinds[0] != kinds[n - 1]),
+        len(kinds),
+    )
+    return [
+        kinds[n] if n < len(kinds) else kinds[n % period] for n in range(shape.layers)
+    ]
 
 
 def _convert_config(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """Make a config of another family, with what it shares with the teacher's."""
     if teacher.model_type == "xlnet":
         raise StudentError(
-            "student.family: XLNet's rows are padded before the text and end in [CLS], which no other family reads; "
-            "use family: teacher"
+            "student.family: XLNet's rows are padded before the text and end in [CLS], "
+            "which no other family reads; use family: teacher"
         )
     chosen: type[PreTrainedConfig] = CONFIG_MAPPING[family]
-    settable = [name for name in _SHARED if not isinstance(getattr(chosen, name, None), property)]  # XLNet's length
-    config = chosen(**{name: getattr(teacher, name) for name in settable if getattr(teacher, name, None) is not None})
+    # XLNet's length
+    settable = [
+        name
+        for name in _SHARED
+        if not isinstance(getattr(chosen, name, None), property)
+    ]
+    config = chosen(
+        **{
+            name: getattr(teacher, name)
+            for name in settable
+            if getattr(teacher, name, None) is not None
+        }
+    )
     if "max_position_embeddings" in settable:
-        usable = getattr(teacher, "max_position_embeddings", -1) - first_position(teacher)
-        config.max_position_embeddings = (usable if usable > 0 else POSITIONS) + first_position(config)
-    if getattr(config, "type_vocab_size", 0):  # as many as the teacher's tokenizer uses: four in ERNIE
+        usable = getattr(teacher, "max_position_embeddings", -1) - first_position(
+            teacher
+        )
+        config.max_position_embeddings = (
+            usable if usable > 0 else POSITIONS
+        ) + first_position(config)
+    # as many as the teacher's tokenizer uses: four in ERNIE
+    if getattr(config, "type_vocab_size", 0):
         config.type_vocab_size = max(2, getattr(teacher, "type_vocab_size", 0))
-    if family == "xlnet":  # by default it reads the last token, which is [CLS] only with its own tokenizer
+    # by default it reads the last token, which is [CLS] only with its own tokenizer
+    if family == "xlnet":
         config.summary_type = "first"
     if config.is_encoder_decoder:  # T5's answers begin with the padding token
         config.decoder_start_token_id = config.pad_token_id
@@ -186,15 +276,19 @@ def build(
     kept: Kept | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreTrainedModel:
-    """Build a plain transformers model with the teacher's labels and vocabulary, and a `head` for this `kind` of task.
+    """Build a plain transformers model with the teacher's labels and vocabulary, and a
+    `head` for this `kind` of task.
 
-    words: the tokenizer's, for init functions that take them. kept: the teacher's units that the student consists of,
-    by default what `choose_units` returns. tokenizer: makes the rows that it will read; a checkpoint that it begins as
-    must have the same tokens. Weights that are not copied (see StudentSpec.init) are drawn from torch's global
-    generator: seed it first. Raises StudentError.
+    words: the tokenizer's, for init functions that take them. kept: the teacher's units
+    that the student consists of, by default what `choose_units` returns. tokenizer:
+    makes the rows that it will read; a checkpoint that it begins as must have the same
+    tokens. Weights that are not copied (see StudentSpec.init) are drawn from torch's
+    global generator: seed it first. Raises StudentError.
     """
     if head == "task" and kind is None:
-        raise ArgumentError("kind", "a kind of task, for the head of one", "None", where="build")
+        raise ArgumentError(
+            "kind", "a kind of task, for the head of one", "None", where="build"
+        )
     spec = resolve_init(spec, teacher.config)
     if isinstance(spec.init, str) and spec.init not in INITS:
         if tokenizer is not None:
@@ -203,20 +297,29 @@ def build(
     config = config_for(spec, teacher.config)
     student = heads.create(config, head, kind)
     if spec.init == "teacher":
-        copy_from_teacher(student, teacher, spec.copy_layers, kept or choose_units(spec, teacher))
+        copy_from_teacher(
+            student, teacher, spec.copy_layers, kept or choose_units(spec, teacher)
+        )
     elif isinstance(spec.init, Call):
         with torch.no_grad():
-            spec.init(student, teacher, **({"words": words} if "words" in options(spec.init.function) else {}))
+            spec.init(
+                student,
+                teacher,
+                **({"words": words} if "words" in options(spec.init.function) else {}),
+            )
     share(student, **spec.share)
     return student
 
 
 def resolve_init(spec: StudentSpec, teacher: Any) -> StudentSpec:
-    """Resolve `init: auto` for this teacher. Raises StudentError naming the size that does not fit."""
+    """Resolve `init: auto` for this teacher. Raises StudentError naming the size that
+    does not fit."""
     if spec.init != "auto":
         return spec
     config = config_for(spec, teacher)
-    return spec.model_copy(update={"init": "teacher" if _can_cut(spec, teacher, config) else "scratch"})
+    return spec.model_copy(
+        update={"init": "teacher" if _can_cut(spec, teacher, config) else "scratch"}
+    )
 
 
 def _can_cut(spec: StudentSpec, teacher: Any, config: Any) -> bool:
@@ -228,54 +331,79 @@ def _can_cut(spec: StudentSpec, teacher: Any, config: Any) -> bool:
         same = all(getattr(mine, size) == getattr(theirs, size) for size in _SIZES[1:])
         return same and mine.family == theirs.family
     if theirs.family in GROUPED:
-        together = mine.heads * teacher.num_key_value_heads == theirs.heads * config.num_key_value_heads
+        together = (
+            mine.heads * teacher.num_key_value_heads
+            == theirs.heads * config.num_key_value_heads
+        )
         return together and mine.head_size == theirs.head_size
     if theirs.family in ROTARY and not fits_rotary(teacher, mine.head_size):
         return False
-    return theirs.family not in FIRST_IS_OWN or select_layers(spec.copy_layers, mine.layers, theirs.layers)[0] == 0
+    return (
+        theirs.family not in FIRST_IS_OWN
+        or select_layers(spec.copy_layers, mine.layers, theirs.layers)[0] == 0
+    )
 
 
 def choose_units(
-    spec: StudentSpec, teacher: PreTrainedModel, rate: Callable[[], Importance] | None = None
+    spec: StudentSpec,
+    teacher: PreTrainedModel,
+    rate: Callable[[], Importance] | None = None,
 ) -> Kept | None:
-    """Choose the units of its teacher that a student of `init: teacher` consists of; None if it is not cut out of one.
+    """Choose the units of its teacher that a student of `init: teacher` consists of;
+    None if it is not cut out of one.
 
-    rate: computes the importance of the teacher's units, and is called only for a narrower student; by default the
-    norms of their weights decide. Raises StudentError if the student is larger than its teacher.
+    rate: computes the importance of the teacher's units, and is called only for a
+    narrower student; by default the norms of their weights decide. Raises StudentError
+    if the student is larger than its teacher.
     """
     spec = resolve_init(spec, teacher.config)
     if spec.init != "teacher":
         return None
-    mine, theirs = Shape.from_config(config_for(spec, teacher.config)), Shape.from_config(teacher.config)
+    mine, theirs = (
+        Shape.from_config(config_for(spec, teacher.config)),
+        Shape.from_config(teacher.config),
+    )
     if not cuts(theirs.family, mine.family):
         return None
     layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
     for size in _SIZES[1:]:
         if getattr(mine, size) > getattr(theirs, size):
             raise StudentError(
-                f"student: init: teacher can only narrow, but {size} {getattr(mine, size)} is more than the teacher's "
-                f"{getattr(theirs, size)}; make it smaller (hidden = heads x head size) or use init: scratch"
+                f"student: init: teacher can only narrow, but {size} "
+                f"{getattr(mine, size)} is more than the teacher's "
+                f"{getattr(theirs, size)}; make it smaller (hidden = heads x head "
+                "size) or use init: scratch"
             )
     if theirs.family in ROTARY and not fits_rotary(teacher.config, mine.head_size):
         raise StudentError(
-            f"student: init: teacher cannot make heads of {mine.head_size} out of {theirs.family}'s heads of "
-            f"{theirs.head_size}: rotary positions need that size, a multiple or a divisor; choose hidden and "
-            "heads accordingly (hidden = heads x head size), or use init: scratch"
+            f"student: init: teacher cannot make heads of {mine.head_size} out of "
+            f"{theirs.family}'s heads of {theirs.head_size}: rotary positions need "
+            "that size, a multiple or a divisor; choose hidden and heads accordingly "
+            "(hidden = heads x head size), or use init: scratch"
         )
     plan = SlicePlan.from_model(teacher)
     sizes = replace(
-        plan.sizes, layers=len(layers), hidden=mine.hidden, heads=mine.heads, head_size=mine.head_size, ffn=mine.ffn,
+        plan.sizes,
+        layers=len(layers),
+        hidden=mine.hidden,
+        heads=mine.heads,
+        head_size=mine.head_size,
+        ffn=mine.ffn,
         embedding=None if plan.sizes.embedding is None else mine.embedding,
-    )  # fmt: skip
+    )
     if teacher.device.type == "meta":  # a listing builds students only for their sizes
         return Kept(sizes, tuple(layers), {})
-    narrower = any(getattr(mine, size) != getattr(theirs, size) for size in ("hidden", "embedding", "heads", "ffn"))
+    narrower = any(
+        getattr(mine, size) != getattr(theirs, size)
+        for size in ("hidden", "embedding", "heads", "ffn")
+    )
     importance = rate() if rate and narrower else None
     return choose(plan, importance or magnitude(teacher, plan), sizes, layers=layers)
 
 
 def plan_config(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
-    """Make the config of the student that `build` will make, also if it begins as a checkpoint.
+    """Make the config of the student that `build` will make, also if it begins as a
+    checkpoint.
 
     Raises StudentError, and TeacherError for a checkpoint that cannot be read.
     """
@@ -291,15 +419,18 @@ def _find_checkpoint(init: str) -> Path:
         return resolve(init)
     except TeacherError as error:
         raise StudentError(
-            f"student.init: {init!r} is neither scratch, teacher, nor a folder with a config.json; {error}"
+            f"student.init: {init!r} is neither scratch, teacher, nor a folder with a "
+            f"config.json; {error}"
         ) from error
 
 
 def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> Path | None:
-    """Check that a checkpoint that the student begins as has the tokens of the teacher, with the same ids.
+    """Check that a checkpoint that the student begins as has the tokens of the teacher,
+    with the same ids.
 
-    The student is trained on the teacher's rows. Returns the checkpoint's folder, None if it begins as none. Raises
-    StudentError, and TeacherError for a tokenizer that cannot be read.
+    The student is trained on the teacher's rows. Returns the checkpoint's folder, None
+    if it begins as none. Raises StudentError, and TeacherError for a tokenizer that
+    cannot be read.
     """
     if not isinstance(spec.init, str) or spec.init in INITS:
         return None
@@ -307,24 +438,33 @@ def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> Path 
     difference = compare_tokens(load_tokenizer(folder), tokenizer)
     if difference:
         raise StudentError(
-            f"student.init: {folder} has another tokenizer than the teacher: {difference}; expected the same tokens "
-            "with the same ids. Choose a checkpoint with the teacher's tokenizer, or init: teacher or scratch"
+            f"student.init: {folder} has another tokenizer than the teacher: "
+            f"{difference}; expected the same tokens with the same ids. Choose a "
+            "checkpoint with the teacher's tokenizer, or init: teacher or scratch"
         )
     return folder
 
 
-def _load_student(init: str, teacher: PreTrainedModel, head: Head, kind: Kind | None) -> PreTrainedModel:
+def _load_student(
+    init: str, teacher: PreTrainedModel, head: Head, kind: Kind | None
+) -> PreTrainedModel:
     """Load a checkpoint as the student, with the teacher's labels."""
     folder = _find_checkpoint(init)
     config = load_config(folder)
     for name in ("id2label", "label2id", "problem_type"):
         setattr(config, name, getattr(teacher.config, name))
-    loaded = load_model(folder, heads.auto(head, kind), config, new="head", drop_heads=True)
+    loaded = load_model(
+        folder, heads.auto(head, kind), config, new="head", drop_heads=True
+    )
     student: PreTrainedModel = loaded.model.requires_grad_(True)
-    if head in heads.LANGUAGE and student.config.vocab_size != teacher.config.vocab_size:
+    if (
+        head in heads.LANGUAGE
+        and student.config.vocab_size != teacher.config.vocab_size
+    ):
         raise StudentError(
-            f"student.init: {folder} has {student.config.vocab_size} tokens, the teacher {teacher.config.vocab_size}: "
-            "student and teacher must share a vocabulary"
+            f"student.init: {folder} has {student.config.vocab_size} tokens, the "
+            f"teacher {teacher.config.vocab_size}: student and teacher must share a "
+            "vocabulary"
         )
     share_again(student)
     return student

@@ -26,12 +26,18 @@ from compress.models.loader import (
     set_labels,
 )
 from compress.models.padding import hide_padding, reads_last_place
-from compress.models.saved_head import SavedHead, check_saved_head, explain_unknown_head, find_head
+from compress.models.saved_head import (
+    SavedHead,
+    check_saved_head,
+    explain_unknown_head,
+    find_head,
+)
 
 
 @dataclass(frozen=True)
 class RecordedLogits:
-    """The recorded logits or vectors of a teacher that is not a model in memory, by the fingerprint of the split.
+    """The recorded logits or vectors of a teacher that is not a model in memory, by the
+    fingerprint of the split.
 
     prompt: the prompt it answered, as YAML; parameters: the size of the model, if known
     """
@@ -49,10 +55,13 @@ class Teacher:
     """A loaded teacher.
 
     digest    of everything that is read of its folder
-    trained   whether it came with a head for the task; pickled: whether its weights may be pickled
-    other_head  the class of a head for another task that the checkpoint came with, and that is dropped
-    recorded  the answers of a teacher that was prompted, or only returns vectors, or whose scores are in the data;
-              model and tokenizer are then those that the student begins as, or is cut out of
+    trained   whether it came with a head for the task; pickled: whether its weights may
+              be pickled
+    other_head  the class of a head for another task that the checkpoint came with, and
+                that is dropped
+    recorded  the answers of a teacher that was prompted, or only returns vectors, or
+              whose scores are in the data; model and tokenizer are then those that the
+              student begins as, or is cut out of
     """
 
     name: str
@@ -67,19 +76,31 @@ class Teacher:
 
 
 def with_scores(start: Teacher, data: TaskData) -> Teacher:
-    """Return a teacher that has recorded the scores in the data's column `teacher`; `start` is what students are cut
-    out of."""
-    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
-    logits = {split._fingerprint: np.asarray(split["teacher"][:], np.float32)[:, None] for split in splits}
+    """Return a teacher that has recorded the scores in the data's column `teacher`;
+    `start` is what students are cut out of."""
+    splits = [
+        split for split in (data.train, data.validation, data.test) if split is not None
+    ]
+    logits = {
+        split._fingerprint: np.asarray(split["teacher"][:], np.float32)[:, None]
+        for split in splits
+    }
     name = f"the scores in {data.name}"
-    return replace(start, name=name, digest=data.fingerprint, trained=True, recorded=RecordedLogits(logits))
+    return replace(
+        start,
+        name=name,
+        digest=data.fingerprint,
+        trained=True,
+        recorded=RecordedLogits(logits),
+    )
 
 
 def has_head(folder: Path, task: Task, *, allow_pickle: bool = False) -> bool:
-    """Check whether the checkpoint was saved with a head for this kind of task, of this many outputs.
+    """Check whether the checkpoint was saved with a head for this kind of task, of this
+    many outputs.
 
-    Every plain encoder can embed texts. Raises TeacherError for one with another head, such as a cross-encoder, and for
-    a head that its config.json describes wrongly.
+    Every plain encoder can embed texts. Raises TeacherError for one with another head,
+    such as a cross-encoder, and for a head that its config.json describes wrongly.
     """
     source = ModelFolder(folder)
     config = load_config(folder)
@@ -87,14 +108,22 @@ def has_head(folder: Path, task: Task, *, allow_pickle: bool = False) -> bool:
     return _serves(source, head, config, task, allow_pickle=allow_pickle)
 
 
-def _serves(source: ModelFolder, head: SavedHead, config: Any, task: Task, *, allow_pickle: bool) -> bool:
+def _serves(
+    source: ModelFolder, head: SavedHead, config: Any, task: Task, *, allow_pickle: bool
+) -> bool:
     """Check whether a saved head is one for this task."""
     if task.kind == "embedding":
-        if source.kind != "sentence_encoder" and head.part in ("task", "other", "unknown"):
+        if source.kind != "sentence_encoder" and head.part in (
+            "task",
+            "other",
+            "unknown",
+        ):
             raise TeacherError(
-                f"{source.path}: {head.name or _list_tensors(head)} returns scores, as a classifier or a cross-encoder "
-                "does; expected an encoder whose tokens are pooled into a vector: a folder of sentence-transformers, "
-                "or a plain encoder. Vectors learn from a cross-encoder's scores by --recipe margin-mse-vectors"
+                f"{source.path}: {head.name or _list_tensors(head)} returns scores, as "
+                "a classifier or a cross-encoder does; expected an encoder whose "
+                "tokens are pooled into a vector: a folder of sentence-transformers, "
+                "or a plain encoder. Vectors learn from a cross-encoder's scores by "
+                "--recipe margin-mse-vectors"
             )
         return True
     if head.part == "unknown":
@@ -102,7 +131,9 @@ def _serves(source: ModelFolder, head: SavedHead, config: Any, task: Task, *, al
     if not head.serves(task.kind):
         return False
     if source.outputs != task.outputs:
-        check_saved_head(source, config, task_class(task.kind), allow_pickle=allow_pickle)
+        check_saved_head(
+            source, config, task_class(task.kind), allow_pickle=allow_pickle
+        )
         return False
     # a head that chooses one label was not trained to choose several
     return task.outputs == 1 or config.problem_type in (None, PROBLEMS.get(task.kind))
@@ -113,7 +144,8 @@ def _list_tensors(head: SavedHead) -> str:
 
 
 def is_reranker(folder: Path, *, allow_pickle: bool = False) -> bool:
-    """Check whether this is a cross-encoder: a checkpoint with a head that gives a text, or two, one number."""
+    """Check whether this is a cross-encoder: a checkpoint with a head that gives a
+    text, or two, one number."""
     source = ModelFolder(folder)
     if source.kind == "sentence_encoder":
         return False
@@ -122,9 +154,11 @@ def is_reranker(folder: Path, *, allow_pickle: bool = False) -> bool:
 
 
 def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> Teacher:
-    """Load tokenizer and model, in eval mode, with a head for `task`: its own, or a new one to fine-tune.
+    """Load tokenizer and model, in eval mode, with a head for `task`: its own, or a new
+    one to fine-tune.
 
-    Raises TeacherError if the weights cannot be read or do not fit the config, or the tokenizer does not fit the model.
+    Raises TeacherError if the weights cannot be read or do not fit the config, or the
+    tokenizer does not fit the model.
     """
     source = ModelFolder(folder)
     config = load_config(folder)
@@ -133,7 +167,9 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     if trained and task.labels:
         source.labels()  # says what is wrong with them
     tokenizer = load_tokenizer(folder, config)
-    if not trained or all(label.startswith("LABEL_") for label in config.id2label.values()):
+    if not trained or all(
+        label.startswith("LABEL_") for label in config.id2label.values()
+    ):
         set_labels(config, output_names(task))
     config.problem_type = PROBLEMS.get(task.kind)
     new: New = "nothing" if trained else "head"
@@ -155,30 +191,49 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         _align_labels(loaded.model, task, name)
     other = head.name if head.part in ("task", "other") and not trained else ""
     return Teacher(
-        name, folder, loaded.model, tokenizer, identify(folder), trained, pickled=allow_pickle, other_head=other
+        name,
+        folder,
+        loaded.model,
+        tokenizer,
+        identify(folder),
+        trained,
+        pickled=allow_pickle,
+        other_head=other,
     )
 
 
 def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
-    """Reorder the head's outputs to match the data's labels. Raises TeacherError if their names differ."""
+    """Reorder the head's outputs to match the data's labels. Raises TeacherError if
+    their names differ."""
     if not task.labels:
         return
     names: Any = model.config.id2label
     written = [str(names[index]) for index in range(task.outputs)]
-    theirs = list(standard_labels(written, f"teacher {name}")) if task.kind == "tagging" else written
+    theirs = (
+        list(standard_labels(written, f"teacher {name}"))
+        if task.kind == "tagging"
+        else written
+    )
     if theirs == list(task.labels):
         model.config.id2label = dict(enumerate(theirs))
         model.config.label2id = {label: i for i, label in enumerate(theirs)}
         return
     order = _match(theirs, task.labels)
     if order is None:
-        order = _match([_fold(label) for label in theirs], [_fold(label) for label in task.labels])
+        order = _match(
+            [_fold(label) for label in theirs], [_fold(label) for label in task.labels]
+        )
     if order is None:
         raise TeacherError(
-            f"teacher {name}: its labels are {', '.join(theirs)}, the data's are {', '.join(task.labels)}: they cannot "
-            "be matched. Correct id2label in its config.json, or rename the data's labels"
+            f"teacher {name}: its labels are {', '.join(theirs)}, the data's are "
+            f"{', '.join(task.labels)}: they cannot be matched. Correct id2label in "
+            "its config.json, or rename the data's labels"
         )
-    head = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == task.outputs][-1]
+    head = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.Linear) and m.out_features == task.outputs
+    ][-1]
     head.weight.data = head.weight.data[order]
     if head.bias is not None:
         head.bias.data = head.bias.data[order]
@@ -191,7 +246,8 @@ def _fold(label: str) -> str:
 
 
 def _match(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
-    """Return the place of each of our labels among theirs; None unless both are the same, each once."""
+    """Return the place of each of our labels among theirs; None unless both are the
+    same, each once."""
     if sorted(theirs) != sorted(ours) or len(set(theirs)) != len(theirs):
         return None
     return [theirs.index(label) for label in ours]

@@ -1,29 +1,37 @@
-"""Turn a trained BERT into an ALBERT: its embedding factorised, its layers shared, nothing trained yet.
+"""Turn a trained BERT into an ALBERT: its embedding factorised, its layers shared,
+nothing trained yet.
 
-Embedding. BERT's is LN_W(x) with x = word + position + type in R^W, ALBERT's is M LN_E(x') + b with x' in R^E.
-With the centring C = I - 11'/W, gain gamma, shift beta and per-row deviation sigma(x),
+Embedding. BERT's is LN_W(x) with x = word + position + type in R^W, ALBERT's is M
+LN_E(x') + b with x' in R^E. With the centring C = I - 11'/W, gain gamma, shift beta and
+per-row deviation sigma(x),
 
     LN_W(x) = diag(gamma) C x / sigma(x) + beta
 
-is linear in x except for sigma, which depends only on the length of C x. So take U, W x (E - 1) with orthonormal
-columns, and Q, E x (E - 1) with orthonormal columns that each sum to zero, and let
+is linear in x except for sigma, which depends only on the length of C x. So take U, W x
+(E - 1) with orthonormal columns, and Q, E x (E - 1) with orthonormal columns that each
+sum to zero, and let
 
-    x' = sqrt(E/W) Q U' C x,    LN_E without gain and shift,    M = g sqrt(W/E) diag(gamma) U Q',    b = beta
+    x' = sqrt(E/W) Q U' C x,    LN_E without gain and shift,    M = g sqrt(W/E)
+    diag(gamma) U Q',    b = beta
 
-x' is centred already, and LN_E divides it by the deviation of U U' C x. Hence the result is the teacher's embedding of
-the projected row, U U' C x, times g: **exact where U spans the tables**, which it does from E = W on (W - 1 columns
-suffice, as C x has no component along 1): it costs nothing that the norm is applied in E before the up-projection
-instead of in W after the sum. **Not exact below**: U has the E - 1 leading directions of the normalised rows
-C x / sigma(x) over all words, each at a position and type in turn (their truncated SVD, by the eigenvectors of the
-second moment); the rest is lost, and g, the mean cosine between a row and its projection, scales what remains to the
-least-squares length. If the teacher's embedding is factorised too (ELECTRA), W is its narrower width, and its own
-up-projection is folded into M and b.
+x' is centred already, and LN_E divides it by the deviation of U U' C x. Hence the
+result is the teacher's embedding of the projected row, U U' C x, times g: **exact where
+U spans the tables**, which it does from E = W on (W - 1 columns suffice, as C x has no
+component along 1): it costs nothing that the norm is applied in E before the
+up-projection instead of in W after the sum. **Not exact below**: U has the E - 1
+leading directions of the normalised rows C x / sigma(x) over all words, each at a
+position and type in turn (their truncated SVD, by the eigenvectors of the second
+moment); the rest is lost, and g, the mean cosine between a row and its projection,
+scales what remains to the least-squares length. If the teacher's embedding is
+factorised too (ELECTRA), W is its narrower width, and its own up-projection is folded
+into M and b.
 
-Layers. ALBERT's layer i uses group int(i / N groups) (Lan et al. 2020, arXiv:1909.11942; authors' code), so a group
-replaces several teacher layers: by their mean, or by one of them. With a group per layer it is exactly the teacher's
-encoder.
+Layers. ALBERT's layer i uses group int(i / N groups) (Lan et al. 2020,
+arXiv:1909.11942; authors' code), so a group replaces several teacher layers: by their
+mean, or by one of them. With a group per layer it is exactly the teacher's encoder.
 
-Shapes: V vocabulary, W width of the teacher's embedding, E of the student's, D hidden, R directions kept, N rows.
+Shapes: V vocabulary, W width of the teacher's embedding, E of the student's, D hidden,
+R directions kept, N rows.
 """
 
 import math
@@ -36,7 +44,13 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from compress.errors import StudentError, did_you_mean
-from compress.models.init_weights import KNOWN, Weight, directions, tables, weights_by_role
+from compress.models.init_weights import (
+    KNOWN,
+    Weight,
+    directions,
+    tables,
+    weights_by_role,
+)
 from compress.slicing.shape import Shape
 
 _LAYER = {
@@ -52,21 +66,33 @@ _LAYER = {
 
 
 @torch.no_grad()
-def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str | int = "average") -> None:
-    """Fill an ALBERT of the teacher's width, heads and FFN with the teacher's weights; it may have other layers and E.
+def from_bert(
+    student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str | int = "average"
+) -> None:
+    """Fill an ALBERT of the teacher's width, heads and FFN with the teacher's weights;
+    it may have other layers and E.
 
-    layer: what a shared group takes from the teacher layers that it replaces: their `average`, the `first`, `middle`
-    or `last` of them, or one by its number among them (negative: from the end).
+    layer: what a shared group takes from the teacher layers that it replaces: their
+    `average`, the `first`, `middle` or `last` of them, or one by its number among them
+    (negative: from the end).
 
-    The student adopts the teacher's activation and the epsilon of its norms. Pooler and classifier are copied; ELECTRA
-    and DistilBERT have another activation than tanh there, so their heads are only close at first. A masked-LM head
-    stays as drawn: no part of a BERT fits behind an activation in E. Raises StudentError.
+    The student adopts the teacher's activation and the epsilon of its norms. Pooler and
+    classifier are copied; ELECTRA and DistilBERT have another activation than tanh
+    there, so their heads are only close at first. A masked-LM head stays as drawn: no
+    part of a BERT fits behind an activation in E. Raises StudentError.
     """
     _check_shapes(student, teacher)
     albert: Any = student.base_model
-    source = {weight: tensor.to(albert.device) for weight, tensor in weights_by_role(teacher).items()}
-    norm = next(module for module in teacher.modules() if isinstance(module, nn.LayerNorm))
-    activation = getattr(teacher.config, "hidden_act", None) or getattr(teacher.config, "activation", "gelu")
+    source = {
+        weight: tensor.to(albert.device)
+        for weight, tensor in weights_by_role(teacher).items()
+    }
+    norm = next(
+        module for module in teacher.modules() if isinstance(module, nn.LayerNorm)
+    )
+    activation = getattr(teacher.config, "hidden_act", None) or getattr(
+        teacher.config, "activation", "gelu"
+    )
     student.config.hidden_act, student.config.layer_norm_eps = activation, norm.eps
     module: Any
     for module in student.modules():
@@ -75,14 +101,25 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
         elif hasattr(module, "full_layer_layer_norm"):
             module.activation = ACT2FN[activation]
     _fill_embeddings(albert, teacher, source)
-    for group, numbers in enumerate(_group_layers(student, Shape.from_config(teacher.config).layers)):
+    for group, numbers in enumerate(
+        _group_layers(student, Shape.from_config(teacher.config).layers)
+    ):
         chosen = _choose(numbers, layer)
         (inner,) = albert.encoder.albert_layer_groups[group].albert_layers
         for role, name in _LAYER.items():
             for part, parameter in inner.get_submodule(name).named_parameters():
-                parameter.copy_(torch.stack([source[Weight(role, n, part)].double() for n in chosen]).mean(0))
-    for role, module in (("pooler", albert.pooler), ("classifier", getattr(student, "classifier", None))):
-        for part, parameter in module.named_parameters() if isinstance(module, nn.Linear) else ():
+                parameter.copy_(
+                    torch.stack(
+                        [source[Weight(role, n, part)].double() for n in chosen]
+                    ).mean(0)
+                )
+    for role, module in (
+        ("pooler", albert.pooler),
+        ("classifier", getattr(student, "classifier", None)),
+    ):
+        for part, parameter in (
+            module.named_parameters() if isinstance(module, nn.Linear) else ()
+        ):
             tensor = source.get(Weight(role, None, part))
             if tensor is not None and tensor.shape == parameter.shape:
                 parameter.copy_(tensor)
@@ -90,23 +127,34 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
 
 def _check_shapes(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
-    if mine.family != "albert" or theirs.family not in KNOWN or theirs.family.startswith("deberta"):
-        known = ", ".join(family for family in KNOWN if not family.startswith("deberta"))
-        raise StudentError(f"albert.from_bert makes an albert of {known}, not {mine.family} of {theirs.family}")
+    if (
+        mine.family != "albert"
+        or theirs.family not in KNOWN
+        or theirs.family.startswith("deberta")
+    ):
+        known = ", ".join(
+            family for family in KNOWN if not family.startswith("deberta")
+        )
+        raise StudentError(
+            f"albert.from_bert makes an albert of {known}, not {mine.family} of "
+            f"{theirs.family}"
+        )
     for size in ("hidden", "heads", "ffn", "vocabulary"):
         if getattr(mine, size) != getattr(theirs, size):
             raise StudentError(
-                f"albert.from_bert: the student's {size} is {getattr(mine, size)}, the teacher's "
-                f"{getattr(theirs, size)}: it factorises the embedding and shares layers, it does not narrow; leave "
-                f"student.{size} out"
+                f"albert.from_bert: the student's {size} is {getattr(mine, size)}, the "
+                f"teacher's {getattr(theirs, size)}: it factorises the embedding and "
+                f"shares layers, it does not narrow; leave student.{size} out"
             )
     if mine.embedding < 2:
         raise StudentError(
-            "albert.from_bert: the norm of an embedding of width 1 removes everything; expected 2 or more"
+            "albert.from_bert: the norm of an embedding of width 1 removes everything; "
+            "expected 2 or more"
         )
     if student.config.inner_group_num != 1:
         raise StudentError(
-            f"albert.from_bert: inner_group_num is {student.config.inner_group_num}; set more layers instead"
+            f"albert.from_bert: inner_group_num is {student.config.inner_group_num}; "
+            "set more layers instead"
         )
 
 
@@ -118,8 +166,9 @@ def _group_layers(student: PreTrainedModel, teachers: int) -> list[list[int]]:
         members[int(number * layers // teachers / (layers / groups))].append(number)
     if not all(members):
         raise StudentError(
-            f"albert.from_bert: {groups} groups over {layers} layers leave some without any of the teacher's "
-            f"{teachers} layers; expected at most {min(layers, teachers)}"
+            f"albert.from_bert: {groups} groups over {layers} layers leave some "
+            f"without any of the teacher's {teachers} layers; expected at most "
+            f"{min(layers, teachers)}"
         )
     return members
 
@@ -127,24 +176,35 @@ def _group_layers(student: PreTrainedModel, teachers: int) -> list[list[int]]:
 def _choose(members: Sequence[int], layer: str | int) -> Sequence[int]:
     if layer == "average":
         return members
-    places: Mapping[str | int, int] = {"first": 0, "middle": (len(members) - 1) // 2, "last": -1}
+    places: Mapping[str | int, int] = {
+        "first": 0,
+        "middle": (len(members) - 1) // 2,
+        "last": -1,
+    }
     place = places.get(layer, layer)
     if isinstance(place, str | bool):
         raise StudentError(
-            f"albert.from_bert: no layer {layer!r}.{did_you_mean(str(layer), ['average', *map(str, places)])}"
+            "albert.from_bert: no layer "
+            f"{layer!r}.{did_you_mean(str(layer), ['average', *map(str, places)])}"
         )
     if not -len(members) <= place < len(members):
         raise StudentError(
-            f"albert.from_bert: layer {place}: a group replaces {len(members)} of the teacher's layers, numbered from 0"
+            f"albert.from_bert: layer {place}: a group replaces {len(members)} of the "
+            "teacher's layers, numbered from 0"
         )
     return [members[place]]
 
 
-def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> None:
+def _fill_embeddings(
+    albert: Any, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]
+) -> None:
     mine, E = albert.embeddings, albert.config.embedding_size
     parts = tables(teacher, source)
     W = parts[0].shape[1]
-    gamma_W, beta_W = (source[Weight("embedding_norm", None, part)].double() for part in ("weight", "bias"))
+    gamma_W, beta_W = (
+        source[Weight("embedding_norm", None, part)].double()
+        for part in ("weight", "bias")
+    )
     if (up := Weight("embedding_up", None, "weight")) in source:
         up_DW = source[up].double()
         shift_D = up_DW @ beta_W + source[Weight("embedding_up", None, "bias")].double()
@@ -154,7 +214,9 @@ def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weig
     basis_WR, gain = directions(*parts, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
     spread_ER = _zero_sums(E).to(basis_WR)[:, : basis_WR.shape[1]]
     for table, module in zip(
-        parts, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
+        parts,
+        (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings),
+        strict=True,
     ):
         rows = torch.arange(len(module.weight), device=table.device)
         rows = rows.clamp(max=len(table) - 1)  # a RoBERTa has one token type
@@ -162,12 +224,18 @@ def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weig
     mine.LayerNorm.weight.fill_(1.0)
     mine.LayerNorm.bias.zero_()
     mapping = albert.encoder.embedding_hidden_mapping_in
-    mapping.weight.copy_(gain * math.sqrt(W / E) * (up_DW * gamma_W) @ basis_WR @ spread_ER.T)
+    mapping.weight.copy_(
+        gain * math.sqrt(W / E) * (up_DW * gamma_W) @ basis_WR @ spread_ER.T
+    )
     mapping.bias.copy_(shift_D)
 
 
 def _zero_sums(E: int) -> Tensor:
-    """Return (E, E - 1) orthonormal columns that sum to zero: a reflection that maps the first axis to 1 / sqrt E."""
+    """Return (E, E - 1) orthonormal columns that sum to zero: a reflection that maps
+    the first axis to 1 / sqrt E."""
     ones_E = torch.full((E,), 1 / math.sqrt(E), dtype=torch.float64)
     normal_E = ones_E - torch.eye(E, dtype=torch.float64)[0]
-    return (torch.eye(E).double() - 2 * torch.outer(normal_E, normal_E) / normal_E.dot(normal_E))[:, 1:]
+    return (
+        torch.eye(E).double()
+        - 2 * torch.outer(normal_E, normal_E) / normal_E.dot(normal_E)
+    )[:, 1:]

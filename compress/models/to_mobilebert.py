@@ -1,17 +1,23 @@
-"""Initialise a MobileBERT: from an IB-BERT, whose embedding and heads fit, or from any BERT, of which little fits.
+"""Initialise a MobileBERT: from an IB-BERT, whose embedding and heads fit, or from any
+BERT, of which little fits.
 
-From a BERT. Word embeddings become their coordinates along the E directions in which the teacher's normalised
-embeddings are largest; the middle third of the trigram map embeds them isometrically into the D-wide stream, positions
-and types go the same way, and the first norm's gain makes the mean square 1 over the vocabulary. So the student begins
-with the teacher's embedding, up to a rotation, and learns the outer thirds of the trigram from 0.
+From a BERT. Word embeddings become their coordinates along the E directions in which
+the teacher's normalised embeddings are largest; the middle third of the trigram map
+embeds them isometrically into the D-wide stream, positions and types go the same way,
+and the first norm's gain makes the mean square 1 over the vocabulary. So the student
+begins with the teacher's embedding, up to a rotation, and learns the outer thirds of
+the trigram from 0.
 
-Without norms nothing rescales the stream, so the layers are drawn to preserve its size: every linear map has standard
-deviation 1 / sqrt(inputs), which makes outputs as large as inputs and attention scores of order 1, and the last one of
-each of N layers 1 / sqrt(N) of that. Noise then grows 5-fold over 12 layers of MobileBERT-tiny, instead of 17,000-fold.
-The authors' 0.02 works if every layer is taught separately (`from_teacher`): layers then start near the identity.
-Trained on a task alone, a student of 12 layers drawn the authors' way, embedding included, still guessed on SST-2 after
-100 steps (0.58 of 600 validation rows), while one initialised as here had 0.81 after 80: one seed each, schedules of
-500 and 200 steps; the effects of embedding and layers were not measured separately.
+Without norms nothing rescales the stream, so the layers are drawn to preserve its size:
+every linear map has standard deviation 1 / sqrt(inputs), which makes outputs as large
+as inputs and attention scores of order 1, and the last one of each of N layers 1 /
+sqrt(N) of that. Noise then grows 5-fold over 12 layers of MobileBERT-tiny, instead of
+17,000-fold. The authors' 0.02 works if every layer is taught separately
+(`from_teacher`): layers then start near the identity. Trained on a task alone, a
+student of 12 layers drawn the authors' way, embedding included, still guessed on SST-2
+after 100 steps (0.58 of 600 validation rows), while one initialised as here had 0.81
+after 80: one seed each, schedules of 500 and 200 steps; the effects of embedding and
+layers were not measured separately.
 
 Shapes: V vocabulary, W width of the teacher's embedding, E of the student's, D hidden.
 """
@@ -24,7 +30,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from compress.errors import StudentError
-from compress.models.init_weights import KNOWN, directions, strip_prefix, tables, weights_by_role
+from compress.models.init_weights import (
+    KNOWN,
+    directions,
+    strip_prefix,
+    tables,
+    weights_by_role,
+)
 from compress.slicing.shape import Shape
 
 _FAMILIES = tuple(family for family in KNOWN if not family.startswith("deberta"))
@@ -32,16 +44,19 @@ _FAMILIES = tuple(family for family in KNOWN if not family.startswith("deberta")
 
 @torch.no_grad()
 def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Copy embeddings, pooler and heads of an IB-BERT, but not the embedding's norm, which is of another kind.
+    """Copy embeddings, pooler and heads of an IB-BERT, but not the embedding's norm,
+    which is of another kind.
 
-    The layers stay as drawn, with the config's `initializer_range`: the authors' 0.02. Raises StudentError if the
-    embeddings differ in shape.
+    The layers stay as drawn, with the config's `initializer_range`: the authors' 0.02.
+    Raises StudentError if the embeddings differ in shape.
     """
     left_out = ("encoder.", "embeddings.LayerNorm")
     mine, theirs = (
         {
             name: each
-            for name, each in strip_prefix(model, dict(model.named_parameters())).items()
+            for name, each in strip_prefix(
+                model, dict(model.named_parameters())
+            ).items()
             if not name.startswith(left_out)
         }
         for model in (student, teacher)
@@ -50,8 +65,9 @@ def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         if name not in theirs or mine[name].shape != theirs[name].shape:
             found = tuple(theirs[name].shape) if name in theirs else "absent"
             raise StudentError(
-                f"mobilebert.from_teacher: {name} is {tuple(mine[name].shape)} in the student and {found} in the "
-                "teacher: give both the same embedding and hidden size, or use mobilebert.from_bert"
+                f"mobilebert.from_teacher: {name} is {tuple(mine[name].shape)} in the "
+                f"student and {found} in the teacher: give both the same embedding and "
+                "hidden size, or use mobilebert.from_bert"
             )
     for name in mine.keys() & theirs.keys():
         if mine[name].shape == theirs[name].shape:
@@ -60,20 +76,24 @@ def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def from_bert(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Copy the teacher's embedding at the student's width, and draw layers that preserve the size of the stream.
+    """Copy the teacher's embedding at the student's width, and draw layers that
+    preserve the size of the stream.
 
-    Pooler and heads stay as drawn. Raises StudentError unless the teacher's embedding is BERT's.
+    Pooler and heads stay as drawn. Raises StudentError unless the teacher's embedding
+    is BERT's.
     """
     mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
     if mine.family != "mobilebert" or theirs.family not in _FAMILIES:
         raise StudentError(
-            f"mobilebert.from_bert makes a mobilebert of {', '.join(_FAMILIES)}, not {mine.family} of {theirs.family}"
+            f"mobilebert.from_bert makes a mobilebert of {', '.join(_FAMILIES)}, not "
+            f"{mine.family} of {theirs.family}"
         )
     if mine.vocabulary != theirs.vocabulary or mine.embedding > mine.hidden:
         raise StudentError(
-            f"mobilebert.from_bert: the student has {mine.vocabulary} tokens, an embedding of {mine.embedding} and a "
-            f"stream of {mine.hidden}; it needs the teacher's {theirs.vocabulary} tokens, and a stream no narrower "
-            "than the embedding"
+            f"mobilebert.from_bert: the student has {mine.vocabulary} tokens, an "
+            f"embedding of {mine.embedding} and a stream of {mine.hidden}; it needs "
+            f"the teacher's {theirs.vocabulary} tokens, and a stream no narrower than "
+            "the embedding"
         )
     base: Any = student.base_model
     _fill_embeddings(base.embeddings, teacher)
@@ -81,16 +101,23 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
         for module in layer.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(0, 1 / math.sqrt(module.in_features))
-        last = layer.output.bottleneck if student.config.use_bottleneck else layer.output
+        last = (
+            layer.output.bottleneck if student.config.use_bottleneck else layer.output
+        )
         last.dense.weight.div_(math.sqrt(mine.layers))
 
 
 def _fill_embeddings(embeddings: Any, teacher: PreTrainedModel) -> None:
     trigram_DE3 = embeddings.embedding_transformation.weight
-    source = {weight: tensor.to(trigram_DE3.device) for weight, tensor in weights_by_role(teacher).items()}
+    source = {
+        weight: tensor.to(trigram_DE3.device)
+        for weight, tensor in weights_by_role(teacher).items()
+    }
     words_VW, positions_PW, types_TW = tables(teacher, source)
     W, E = words_VW.shape[1], embeddings.embedding_size
-    basis_WR, cosine = directions(words_VW, positions_PW, types_TW, keep=min(E, W), eps=1e-12)
+    basis_WR, cosine = directions(
+        words_VW, positions_PW, types_TW, keep=min(E, W), eps=1e-12
+    )
     D, R = len(trigram_DE3), basis_WR.shape[1]
     embeddings.word_embeddings.weight.zero_()
     embeddings.word_embeddings.weight[:, :R].copy_(words_VW @ basis_WR)
@@ -98,8 +125,12 @@ def _fill_embeddings(embeddings: Any, teacher: PreTrainedModel) -> None:
     middle = E if embeddings.trigram_input else 0
     trigram_DE3.zero_()
     trigram_DE3[:, middle : middle + R].copy_(into_DR)
-    for table, module in ((positions_PW, embeddings.position_embeddings), (types_TW, embeddings.token_type_embeddings)):
-        rows = torch.arange(len(module.weight)).clamp(max=len(table) - 1)  # a RoBERTa has one token type
+    for table, module in (
+        (positions_PW, embeddings.position_embeddings),
+        (types_TW, embeddings.token_type_embeddings),
+    ):
+        # a RoBERTa has one token type
+        rows = torch.arange(len(module.weight)).clamp(max=len(table) - 1)
         module.weight.copy_((table @ basis_WR @ into_DR.T)[rows])
     rows_VW = words_VW + positions_PW[:1] + types_TW[:1]
     length = float(rows_VW.norm(dim=-1).mean() * cosine)

@@ -1,1 +1,2 @@
-"""The search for a student: shapes proposed, rejected, scored, trained and measured under a budget."""
+"""The search for a student: shapes proposed, rejected, scored, trained and measured
+under a budget."""

@@ -1,8 +1,10 @@
-"""The settings of a search, kept as search.yaml: teacher, data, space, budget, and the device to measure on.
+"""The settings of a search, kept as search.yaml: teacher, data, space, budget, and the
+device to measure on.
 
-A space of students is strict YAML: which sizes and settings may vary, and the stages that score and train them.
-`width-depth` is `recipes/spaces/width-depth.yaml`; a path ends in .yaml. All problems of a file are reported at once.
-This module imports neither torch nor transformers.
+A space of students is strict YAML: which sizes and settings may vary, and the stages
+that score and train them. `width-depth` is `recipes/spaces/width-depth.yaml`; a path
+ends in .yaml. All problems of a file are reported at once. This module imports neither
+torch nor transformers.
 """
 
 import math
@@ -12,7 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from compress import io
 from compress.arguments import check_arguments
@@ -27,32 +35,51 @@ from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName
 
 Value = int | float | str | bool
-"""A value of an axis. For sizes, an int is a count and a float a share of the teacher's."""
+"""A value of an axis. For sizes, an int is a count and a float a share of the
+teacher's."""
 
 SLICED = (*SIZES, "precision")
 """The axes along which the subnets of a supernet can differ."""
 AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")
-"""The axes along which students built from scratch can differ, besides `config.SETTING`."""
+"""The axes along which students built from scratch can differ, besides
+`config.SETTING`."""
 PRECISIONS = ("int8", "fp32")
 ROUNDING = 1e-6
-"""The share of a step by which the last value may miss `to`: shares such as 1/96 are written with ten digits."""
+"""The share of a step by which the last value may miss `to`: shares such as 1/96 are
+written with ten digits."""
 
 
 def _parse_values(value: Any) -> tuple[Value, ...]:
-    """Parse a list, a single value, or {from, to, step} into distinct values. Raises ValueError."""
+    """Parse a list, a single value, or {from, to, step} into distinct values. Raises
+    ValueError."""
     if isinstance(value, Mapping):
         if value.keys() != {"from", "to", "step"}:
-            raise ValueError(f"expected a list of values, or {{from:, to:, step:}}, found {dict(value)!r}")
+            raise ValueError(
+                "expected a list of values, or {from:, to:, step:}, found "
+                f"{dict(value)!r}"
+            )
         low, high, step = bounds = [value[key] for key in ("from", "to", "step")]
-        if any(isinstance(bound, bool) or not isinstance(bound, int | float) for bound in bounds):
-            raise ValueError(f"from, to and step must be numbers, found {dict(value)!r}")
+        if any(
+            isinstance(bound, bool) or not isinstance(bound, int | float)
+            for bound in bounds
+        ):
+            raise ValueError(
+                f"from, to and step must be numbers, found {dict(value)!r}"
+            )
         if len({isinstance(bound, int) for bound in bounds}) > 1:
-            raise ValueError(f"from {low}, to {high}, step {step}: expected only counts (whole), or only shares")
+            raise ValueError(
+                f"from {low}, to {high}, step {step}: expected only counts (whole), or "
+                "only shares"
+            )
         if low > high or step <= 0:
             raise ValueError(
-                f"from {low}, to {high}, step {step}: expected `to` of at least `from`, and a step above 0"
+                f"from {low}, to {high}, step {step}: expected `to` of at least "
+                "`from`, and a step above 0"
             )
-        return tuple(min(high, round(low + step * at, 9)) for at in range(int((high - low) / step + ROUNDING) + 1))
+        return tuple(
+            min(high, round(low + step * at, 9))
+            for at in range(int((high - low) / step + ROUNDING) + 1)
+        )
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
         raise ValueError("is an empty list: expected at least one value")
@@ -66,19 +93,25 @@ def _parse_values(value: Any) -> tuple[Value, ...]:
 class Space(Frozen):
     """A space of students, and the stages that score and train them.
 
-    mode      supernet: every student is a part of one trained supernet, made of the teacher's weights. plain: each
-              student is built and trained on its own
+    mode      supernet: every student is a part of one trained supernet, made of the
+              teacher's weights. plain: each student is built and trained on its own
     student   plain: settings that all students share; the axes set the rest
-    axes      the dimensions of the space and their values: `layers`, `hidden`, `heads`, `ffn`, `embedding`,
-              `bottleneck` (supernets), `share.attention`, `share.ffn`, `config.SETTING` (plain), `precision`
-    tied      axes that vary together: each takes its n-th value where the others take theirs
+    axes      the dimensions of the space and their values: `layers`, `hidden`, `heads`,
+              `ffn`, `embedding`, `bottleneck` (supernets), `share.attention`,
+              `share.ffn`, `config.SETTING` (plain), `precision`
+    tied      axes that vary together: each takes its n-th value where the others take
+              theirs
     teacher   the stage that fine-tunes a teacher without a head, as in a recipe
-    supernet  the stage that trains the supernet; its `step` is `dynabert.Sandwich` or similar
-    short     supernet: the short distillation that ranks the best students again. plain: the training of each trial
-    importance    supernet: a paper's function that sorts the units, the best first; rows: training rows it reads
-    rungs     growing shares that end in 1, after each of which a shape may be pruned: of the validation rows
-              (supernet), or of the training (plain)
-    final     the stages that distil the winner; in YAML also the name of a recipe, whose stages are taken
+    supernet  the stage that trains the supernet; its `step` is `dynabert.Sandwich` or
+              similar
+    short     supernet: the short distillation that ranks the best students again.
+              plain: the training of each trial
+    importance    supernet: a paper's function that sorts the units, the best first;
+                  rows: training rows it reads
+    rungs     growing shares that end in 1, after each of which a shape may be pruned:
+              of the validation rows (supernet), or of the training (plain)
+    final     the stages that distil the winner; in YAML also the name of a recipe,
+              whose stages are taken
     """
 
     name: str
@@ -86,36 +119,60 @@ class Space(Frozen):
     about: str
     mode: Literal["supernet", "plain"]
     student: Annotated[
-        StudentSpec, BeforeValidator(lambda value: {"family": value} if isinstance(value, str) else value)
+        StudentSpec,
+        BeforeValidator(
+            lambda value: {"family": value} if isinstance(value, str) else value
+        ),
     ] = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
-    axes: dict[str, Annotated[tuple[Value, ...], BeforeValidator(_parse_values)]] = Field(min_length=1)
+    axes: dict[str, Annotated[tuple[Value, ...], BeforeValidator(_parse_values)]] = (
+        Field(min_length=1)
+    )
     tied: tuple[tuple[str, ...], ...] = ()
     teacher: Stage
     supernet: Stage | None = None
     importance: Line = Call("molchanov.taylor")
     rows: int = Field(512, gt=0)
     short: Stage
-    rungs: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.25, 1.0), min_length=1)
+    rungs: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (0.25, 1.0), min_length=1
+    )
     final: tuple[Stage, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> "Space":
-        problems = [problem for name, values in self.axes.items() for problem in _check_axis(name, values, self.mode)]
+        problems = [
+            problem
+            for name, values in self.axes.items()
+            for problem in _check_axis(name, values, self.mode)
+        ]
         for names in self.tied:
             counts = {name: len(self.axes.get(name, ())) for name in names}
             if unknown := [name for name in names if name not in self.axes]:
-                problems.append(f"tied: {unknown[0]!r} is not among the axes.{did_you_mean(unknown[0], self.axes)}")
+                problems.append(
+                    f"tied: {unknown[0]!r} is not among the "
+                    f"axes.{did_you_mean(unknown[0], self.axes)}"
+                )
             elif len(set(counts.values())) > 1:
-                found = ", ".join(f"{name} has {count} values" for name, count in counts.items())
+                found = ", ".join(
+                    f"{name} has {count} values" for name, count in counts.items()
+                )
                 problems.append(f"tied: {found}; expected as many")
         if self.mode == "supernet" and self.supernet is None:
-            problems.append("supernet: is missing; a supernet needs the stage that trains it")
+            problems.append(
+                "supernet: is missing; a supernet needs the stage that trains it"
+            )
         if self.mode == "plain" and self.supernet is not None:
             problems.append("supernet: is given, and `mode: plain` trains none")
         if self.mode == "supernet" and self.student.model_fields_set:
-            problems.append("student: a supernet's students are parts of the teacher; for others, mode: plain")
+            problems.append(
+                "student: a supernet's students are parts of the teacher; for others, "
+                "mode: plain"
+            )
         if list(self.rungs) != sorted(set(self.rungs)) or self.rungs[-1] != 1:
-            problems.append(f"rungs: {', '.join(map(str, self.rungs))}; expected growing shares that end in 1")
+            problems.append(
+                f"rungs: {', '.join(map(str, self.rungs))}; expected growing shares "
+                "that end in 1"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -128,41 +185,66 @@ class Space(Frozen):
         return {"teacher": self.teacher, **own, "short": self.short, **numbered}
 
     def with_length(self, fitting: int) -> "Space":
-        """Return the space with this length in every stage whose `max_length` is auto."""
-        update: dict[str, Any] = {name: getattr(self, name).with_length(fitting) for name in ("teacher", "short")}
+        """Return the space with this length in every stage whose `max_length` is
+        auto."""
+        update: dict[str, Any] = {
+            name: getattr(self, name).with_length(fitting)
+            for name in ("teacher", "short")
+        }
         if self.supernet is not None:
             update["supernet"] = self.supernet.with_length(fitting)
-        return self.model_copy(update=update | {"final": tuple(stage.with_length(fitting) for stage in self.final)})
+        return self.model_copy(
+            update=update
+            | {"final": tuple(stage.with_length(fitting) for stage in self.final)}
+        )
 
-    def recipe(self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None) -> Recipe:
-        """Make a recipe of some of its stages, so that they can be checked and run as such."""
+    def recipe(
+        self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None
+    ) -> Recipe:
+        """Make a recipe of some of its stages, so that they can be checked and run as
+        such."""
         lm = Stage.model_validate(TEACHER_LM)
         return Recipe(
-            name=name, paper=self.paper, about=self.about, teacher=self.teacher, teacher_lm=lm,
-            student=student or StudentSpec.model_validate({"init": "teacher"}), stages=tuple(stages),
-        )  # fmt: skip
+            name=name,
+            paper=self.paper,
+            about=self.about,
+            teacher=self.teacher,
+            teacher_lm=lm,
+            student=student or StudentSpec.model_validate({"init": "teacher"}),
+            stages=tuple(stages),
+        )
 
     def plain(self) -> dict[str, Any]:
         """Plain data with every number, defaults included."""
         tree: dict[str, Any] = {
-            "name": self.name, "paper": self.paper.model_dump(), "about": self.about, "mode": self.mode,
-        }  # fmt: skip
+            "name": self.name,
+            "paper": self.paper.model_dump(),
+            "about": self.about,
+            "mode": self.mode,
+        }
         if self.mode == "plain":
             tree["student"] = self.student.plain()
         else:
             tree |= {"importance": self.importance.plain(), "rows": self.rows}
         tree |= {"axes": self.axes, "tied": self.tied, "rungs": self.rungs}
-        tree |= {key: stage.plain() for key, stage in self.stages.items() if not key.startswith("final")}
+        tree |= {
+            key: stage.plain()
+            for key, stage in self.stages.items()
+            if not key.startswith("final")
+        }
         tree["final"] = [stage.plain() for stage in self.final]
         return {key: plain_tree(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
         """Write the resolved space as YAML. Loading it again gives an equal space."""
-        return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
+        return yaml.safe_dump(
+            self.plain(), sort_keys=False, allow_unicode=True, width=120
+        )
 
     @staticmethod
     def load(name: str, overrides: Sequence[str] = ()) -> "Space":
-        """Load `recipes/spaces/<name>.yaml` (or the .yaml file `name`) with `path=value` overrides, and check it.
+        """Load `recipes/spaces/<name>.yaml` (or the .yaml file `name`) with
+        `path=value` overrides, and check it.
 
         Raises SearchError with every problem found.
         """
@@ -177,9 +259,14 @@ class Space(Frozen):
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any], file: str) -> "Space":
-        """Make a space from plain data read from `file`. Raises SearchError with every problem found."""
+        """Make a space from plain data read from `file`. Raises SearchError with every
+        problem found."""
         tree, problems = dict(tree), list[str]()
-        tree["teacher"] = FINETUNE | tree["teacher"] if isinstance(tree.get("teacher"), dict) else dict(FINETUNE)
+        tree["teacher"] = (
+            FINETUNE | tree["teacher"]
+            if isinstance(tree.get("teacher"), dict)
+            else dict(FINETUNE)
+        )
         if isinstance(tree.get("final"), str):
             tree["final"] = _load_final(tree["final"], file, problems)
         try:
@@ -187,7 +274,12 @@ class Space(Frozen):
         except ValidationError as error:
             models: dict[str, type[Frozen]] = {"paper": Paper, "student": StudentSpec}
             problems += loader.explain(
-                file, error, lambda loc: (models.get(loc[0], Stage) if len(loc) > 1 else Space).model_fields, show=False
+                file,
+                error,
+                lambda loc: (
+                    (models.get(loc[0], Stage) if len(loc) > 1 else Space).model_fields
+                ),
+                show=False,
             )
         if problems:
             raise SearchError("\n".join(sorted(set(problems))))
@@ -195,7 +287,8 @@ class Space(Frozen):
 
 
 def _locate(name: str) -> Path:
-    """Return the file of the space of ours, or the .yaml file, of this name. Raises SearchError."""
+    """Return the file of the space of ours, or the .yaml file, of this name. Raises
+    SearchError."""
     is_file = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_file else loader.folder() / "spaces" / f"{name}.yaml"
     if not path.is_file():
@@ -213,19 +306,30 @@ def _check_axis(name: str, values: Sequence[Value], mode: str) -> list[str]:
     known = SLICED if mode == "supernet" else AXES
     if name not in known and not (mode == "plain" and name.startswith("config.")):
         if mode == "supernet" and (name in AXES or name.startswith("config.")):
-            return [f"axes.{name}: a supernet has one for all its students: use mode: plain"]
+            return [
+                f"axes.{name}: a supernet has one for all its students: use mode: plain"
+            ]
         if name in SLICED:
-            return [f"axes.{name}: is for supernets; here it is config.intra_bottleneck_size"]
+            return [
+                f"axes.{name}: is for supernets; here it is "
+                "config.intra_bottleneck_size"
+            ]
         return [f"axes.{name}: no such axis.{did_you_mean(name, known)}"]
     if name == "precision":
-        return [f"axes.precision: no {value!r}.{did_you_mean(str(value), PRECISIONS)}" for value in values
-                if value not in PRECISIONS]  # fmt: skip
+        return [
+            f"axes.precision: no {value!r}.{did_you_mean(str(value), PRECISIONS)}"
+            for value in values
+            if value not in PRECISIONS
+        ]
     if name.startswith("config."):
         return []
     return [
-        f"axes.{name}: {value!r}; expected a count, or a share of the teacher's up to 1.0"
+        f"axes.{name}: {value!r}; expected a count, or a share of the teacher's up to "
+        "1.0"
         for value in values
-        if isinstance(value, bool | str) or value <= 0 or (isinstance(value, float) and value > 1)
+        if isinstance(value, bool | str)
+        or value <= 0
+        or (isinstance(value, float) and value > 1)
     ]
 
 
@@ -237,7 +341,10 @@ def _load_final(name: str, file: str, problems: list[str]) -> list[Stage]:
         problems += [f"{file}: final: {problem}" for problem in error.problems]
         return []
     if recipe.pruning or any(stage.student for stage in recipe.training):
-        problems.append(f"{file}: final: recipe {name} builds or prunes a student of its own; expected plain stages")
+        problems.append(
+            f"{file}: final: recipe {name} builds or prunes a student of its own; "
+            "expected plain stages"
+        )
     return list(recipe.training)
 
 
@@ -248,7 +355,8 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
     "flops_per_token": "minimize",
     "file_mb": "minimize",
 }
-"""The objectives of a study, which can also be limited: the score from below, the others from above."""
+"""The objectives of a study, which can also be limited: the score from below, the
+others from above."""
 NAME = "search.yaml"
 SURE = 2.0
 """Standard deviations by which a predicted latency must keep its limit."""
@@ -256,7 +364,9 @@ SURE = 2.0
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
     """Write a choice as `layers 4, hidden 256, heads 8, ffn 768`."""
-    return ", ".join(f"{name.removeprefix('config.')} {value}" for name, value in choice.items())
+    return ", ".join(
+        f"{name.removeprefix('config.')} {value}" for name, value in choice.items()
+    )
 
 
 @check_arguments
@@ -268,16 +378,23 @@ class Budget(BudgetOptions):
         """Raise SearchError for limits that no student can keep."""
         for name, value in vars(self).items():
             if value is not None and not value > 0 and name != "min_score":
-                raise SearchError(f"--{name.replace('_', '-')} {value:g}: expected a number above 0")
+                raise SearchError(
+                    f"--{name.replace('_', '-')} {value:g}: expected a number above 0"
+                )
         if self.speedup is not None and self.speedup <= 1:
             raise SearchError(
-                f"--speedup {self.speedup:g}: the teacher itself has 1; expected more, as in 2 for half of its latency"
+                f"--speedup {self.speedup:g}: the teacher itself has 1; expected more, "
+                "as in 2 for half of its latency"
             )
         if self.min_score is not None and self.min_score > 1:
-            raise SearchError(f"--min-score {self.min_score:g}: no metric is above 1; expected a share, as in 0.9")
+            raise SearchError(
+                f"--min-score {self.min_score:g}: no metric is above 1; expected a "
+                "share, as in 0.9"
+            )
 
     def limits(self, teacher_ms: float | None) -> dict[ObjectiveName, float]:
-        """Return the maximum of each objective, for the score its minimum; a speed-up limits the latency.
+        """Return the maximum of each objective, for the score its minimum; a speed-up
+        limits the latency.
 
         Raises SearchError for a speed-up over a teacher that was not measured.
         """
@@ -285,23 +402,28 @@ class Budget(BudgetOptions):
         if self.speedup is not None:
             if teacher_ms is None:
                 raise SearchError(
-                    f"--speedup {self.speedup:g}: the teacher has no latency to compare with, as it cannot be "
-                    "exported; give --max-latency-ms"
+                    f"--speedup {self.speedup:g}: the teacher has no latency to "
+                    "compare with, as it cannot be exported; give --max-latency-ms"
                 )
             latency = min(teacher_ms / self.speedup, latency or math.inf)
         named: dict[ObjectiveName, float | None] = {
-            "latency": latency, "parameters": self.max_params, "file_mb": self.max_file_mb, "score": self.min_score,
-        }  # fmt: skip
+            "latency": latency,
+            "parameters": self.max_params,
+            "file_mb": self.max_file_mb,
+            "score": self.min_score,
+        }
         return {name: value for name, value in named.items() if value is not None}
 
 
 class SearchConfig(Frozen):
     """The settings of a search, by which it is resumed, joined by workers, and shown.
 
-    budget      the limits of a student; its latency is that of the `precision` file on `device` in one forward of
-                `batch` texts of `seq` tokens, and a speed-up is over the teacher's own file of that precision
+    budget      the limits of a student; its latency is that of the `precision` file on
+                `device` in one forward of `batch` texts of `seq` tokens, and a speed-up
+                is over the teacher's own file of that precision
     objectives  the objectives of the front, including the score
-    precision   precision of the file, unless the space varies it; w8a16: a file for NPUs, of `seq` tokens
+    precision   precision of the file, unless the space varies it; w8a16: a file for
+                NPUs, of `seq` tokens
     training    number format of training
     max_drop    share of the score that a shipped int8 file may lose
     shapes      shapes to measure, from which the others are predicted
@@ -333,9 +455,13 @@ class SearchConfig(Frozen):
     def _check_objectives(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in OBJECTIVES:
-                raise ValueError(f"no objective {name!r}.{did_you_mean(name, OBJECTIVES)}")
+                raise ValueError(
+                    f"no objective {name!r}.{did_you_mean(name, OBJECTIVES)}"
+                )
         if "score" not in names or len(set(names)) < len(names):
-            raise ValueError(f"{', '.join(names) or 'nothing'}; expected score and others, each once")
+            raise ValueError(
+                f"{', '.join(names) or 'nothing'}; expected score and others, each once"
+            )
         return names
 
     @model_validator(mode="after")
@@ -343,13 +469,15 @@ class SearchConfig(Frozen):
         if self.precision == "w8a16":
             if not self.device.startswith("aihub:"):
                 raise ValueError(
-                    f"--file w8a16 --device {self.device}: a file for NPUs is timed on one; expected --device "
-                    "aihub:NAME. Without, search for --file int8, then: compress export BUNDLE --for npu"
+                    f"--file w8a16 --device {self.device}: a file for NPUs is timed on "
+                    "one; expected --device aihub:NAME. Without, search for --file "
+                    "int8, then: compress export BUNDLE --for npu"
                 )
             if self.batch > 1 or self.anchors or "precision" in self.space.axes:
                 raise ValueError(
-                    "--file w8a16: a file for NPUs holds one text and is not a part of bundles; expected --batch 1, no "
-                    "--anchor, and a space without the axis `precision`"
+                    "--file w8a16: a file for NPUs holds one text and is not a part of "
+                    "bundles; expected --batch 1, no --anchor, and a space without the "
+                    "axis `precision`"
                 )
         return self
 
@@ -370,12 +498,22 @@ class SearchConfig(Frozen):
     def identity(self) -> dict[str, str]:
         """Return the settings that identify a study."""
         tree = self.plain()
-        settings = {name: str(tree[name]) for name in ("teacher", "data", "device", "precision", "training", "seed")}
-        budget = {name: f"{value:g}" for name, value in tree["budget"].items() if value is not None}
+        settings = {
+            name: str(tree[name])
+            for name in ("teacher", "data", "device", "precision", "training", "seed")
+        }
+        budget = {
+            name: f"{value:g}"
+            for name, value in tree["budget"].items()
+            if value is not None
+        }
         return {
-            **settings, **budget, "space": self.space.name, "setting": str(self.setting),
+            **settings,
+            **budget,
+            "space": self.space.name,
+            "setting": str(self.setting),
             "search": io.hash_value(tree)[:16],
-        }  # fmt: skip
+        }
 
     def with_code(self, allow_code: str | Path | None) -> "SearchConfig":
         """Load the user's own functions that the space names. Raises RecipeError."""
@@ -383,24 +521,37 @@ class SearchConfig(Frozen):
 
     def plain(self) -> dict[str, Any]:
         """Plain data with every number."""
-        return self.model_dump(mode="json", exclude={"space"}) | {"space": self.space.plain()}
+        return self.model_dump(mode="json", exclude={"space"}) | {
+            "space": self.space.plain()
+        }
 
     def to_yaml(self) -> str:
         """Write search.yaml. Loading it again gives equal settings."""
-        return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
+        return yaml.safe_dump(
+            self.plain(), sort_keys=False, allow_unicode=True, width=120
+        )
 
     @staticmethod
     def parse(**settings: Any) -> "SearchConfig":
-        """Check the settings. Raises SearchError with every problem, named by the option of the command line."""
+        """Check the settings. Raises SearchError with every problem, named by the
+        option of the command line."""
         try:
             return SearchConfig.model_validate(settings)
         except ValidationError as error:
             problems = []
             for each in error.errors():
                 message = str(each["msg"]).removeprefix("Value error, ")
-                option = "".join(str(name) for name in each["loc"][:1]).replace("_", "-")
-                option = {"objectives": "objective", "anchors": "anchor"}.get(option, option)
-                found = f", found {each['input']!r}" if isinstance(each["input"], str | int | float) else ""
+                option = "".join(str(name) for name in each["loc"][:1]).replace(
+                    "_", "-"
+                )
+                option = {"objectives": "objective", "anchors": "anchor"}.get(
+                    option, option
+                )
+                found = (
+                    f", found {each['input']!r}"
+                    if isinstance(each["input"], str | int | float)
+                    else ""
+                )
                 problems.append(f"--{option}: {message}{found}" if option else message)
             raise SearchError("\n".join(problems)) from error
 
@@ -410,12 +561,18 @@ class SearchConfig(Frozen):
         tree = parse_yaml(text, source)
         if not isinstance(tree, dict) or not isinstance(tree.get("space"), dict):
             raise SearchError(f"{source}: is not a search of this tool")
-        return SearchConfig.parse(**tree | {"space": Space.from_tree(tree["space"], source)})
+        return SearchConfig.parse(
+            **tree | {"space": Space.from_tree(tree["space"], source)}
+        )
 
     @staticmethod
     def load(study: Path) -> "SearchConfig":
-        """Load search.yaml from the study folder. Raises SearchError if it is missing."""
+        """Load search.yaml from the study folder. Raises SearchError if it is
+        missing."""
         file = study / NAME
         if not file.is_file():
-            raise SearchError(f"{study}: holds no search; expected the folder that `compress search --out` made")
+            raise SearchError(
+                f"{study}: holds no search; expected the folder that `compress search "
+                "--out` made"
+            )
         return SearchConfig.from_yaml(file.read_text(encoding="utf-8"), str(file))

@@ -1,4 +1,5 @@
-"""Measure some shapes of a space, the teacher and the anchors on the device; predict the costs of all other shapes."""
+"""Measure some shapes of a space, the teacher and the anchors on the device; predict
+the costs of all other shapes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +13,14 @@ from compress.errors import BundleError, SearchError
 from compress.exporters.artifact import FILES, Bundle
 from compress.latency.features import Terms
 from compress.latency.measure import FilePrecision, choose_spread, sample
-from compress.latency.model import Estimate, LatencyModel, LatencyTable, ModelCost, keep_within, model_cost
+from compress.latency.model import (
+    Estimate,
+    LatencyModel,
+    LatencyTable,
+    ModelCost,
+    keep_within,
+    model_cost,
+)
 from compress.nas.config import SURE, SearchConfig, describe_choice
 from compress.nas.space import Choice, Shapes
 from compress.records.latency import FEWEST_SHAPES
@@ -21,7 +29,8 @@ from compress.records.search_report import ObjectiveName
 DRAWN = 400
 """Shapes drawn, of which some are chosen to be measured."""
 PRICED, PRICED_BY_PARTS = 2000, 300
-"""Shapes checked against a budget: of latency alone, and where parameters must be counted too."""
+"""Shapes checked against a budget: of latency alone, and where parameters must be
+counted too."""
 BAND = 0.8
 """The share of the latency limit above which a shape makes use of the budget."""
 
@@ -38,7 +47,8 @@ class CostModel:
     kind: Kind
 
     def limits(self) -> dict[ObjectiveName, float]:
-        """Return the limit of each objective. Raises SearchError for a speed-up over an unmeasured teacher."""
+        """Return the limit of each objective. Raises SearchError for a speed-up over an
+        unmeasured teacher."""
         teacher = self.latencies.teacher(self.search.precision)
         return self.search.budget.limits(teacher.ms if teacher else None)
 
@@ -51,11 +61,22 @@ class CostModel:
         return cast("FilePrecision", precision)
 
     def latency(self, choice: Choice) -> Estimate:
-        return self.latencies.models[self.precision(choice)].predict(self.shapes.config(choice))
+        return self.latencies.models[self.precision(choice)].predict(
+            self.shapes.config(choice)
+        )
 
     def cost(self, choice: Choice) -> ModelCost:
-        shared: Mapping[Any, int] = {} if self.search.space.mode == "supernet" else self.shapes.spec(choice).share
-        return model_cost(self.shapes.config(choice), self.precision(choice), kind=self.kind, shared=shared)
+        shared: Mapping[Any, int] = (
+            {}
+            if self.search.space.mode == "supernet"
+            else self.shapes.spec(choice).share
+        )
+        return model_cost(
+            self.shapes.config(choice),
+            self.precision(choice),
+            kind=self.kind,
+            shared=shared,
+        )
 
     def facts(self, choice: Choice) -> dict[str, float]:
         """Return all costs but the latency, by the names of objectives."""
@@ -63,9 +84,16 @@ class CostModel:
 
 
 def measure(
-    search: SearchConfig, shapes: Shapes, device: Device, *, kind: Kind, segments: bool, say: Say
+    search: SearchConfig,
+    shapes: Shapes,
+    device: Device,
+    *,
+    kind: Kind,
+    segments: bool,
+    say: Say,
 ) -> LatencyTable:
-    """Measure shapes in each precision, the teacher in these and in fp32, and the anchors, all in one race.
+    """Measure shapes in each precision, the teacher in these and in fp32, and the
+    anchors, all in one race.
 
     Raises SearchError, DeviceError, ExportError.
     """
@@ -77,25 +105,45 @@ def measure(
     chosen = choose_spread(configs, search.shapes, search.setting, kind)
     if len(chosen) < FEWEST_SHAPES:
         raise SearchError(
-            f"{search.space.name}: has only {len(chosen)} shapes, and predicting latency takes at least "
-            f"{FEWEST_SHAPES}. Give its axes more values"
+            f"{search.space.name}: has only {len(chosen)} shapes, and predicting "
+            f"latency takes at least {FEWEST_SHAPES}. Give its axes more values"
         )
-    say(f"measuring {len(chosen)} shapes of {shapes.size():,}, and the teacher, on {device.name} at {search.setting}")
-    wanted = {(name, precision): configs[name] for precision in search.precisions for name in chosen}
-    wanted |= {("teacher", precision): shapes.teacher for precision in (*search.precisions, "fp32")}
+    say(
+        f"measuring {len(chosen)} shapes of {shapes.size():,}, and the teacher, on "
+        f"{device.name} at {search.setting}"
+    )
+    wanted = {
+        (name, precision): configs[name]
+        for precision in search.precisions
+        for name in chosen
+    }
+    wanted |= {
+        ("teacher", precision): shapes.teacher
+        for precision in (*search.precisions, "fp32")
+    }
     samples = sample(
-        {f"{name} {precision}": config for (name, precision), config in wanted.items()}, device, search.setting,
+        {f"{name} {precision}": config for (name, precision), config in wanted.items()},
+        device,
+        search.setting,
         precision={f"{name} {precision}": precision for name, precision in wanted},
-        kind=kind, segments=segments, files=_find_anchors(search), rounds=search.rounds, runs=search.runs, say=say,
-    )  # fmt: skip
+        kind=kind,
+        segments=segments,
+        files=_find_anchors(search),
+        rounds=search.rounds,
+        runs=search.runs,
+        say=say,
+    )
     by_name = {each.name: each for each in samples}
     models = {
         precision: LatencyModel.fit(
             [replace(by_name.pop(f"{name} {precision}"), name=name) for name in chosen],
-            search.setting, precision, kind=kind, device=device,
+            search.setting,
+            precision,
+            kind=kind,
+            device=device,
         )
         for precision in search.precisions
-    }  # fmt: skip
+    }
     for model in models.values():
         say(model.about())
     return LatencyTable(models, by_name)
@@ -116,19 +164,25 @@ def _find_anchors(search: SearchConfig) -> dict[str, Path]:
 
 
 def choose_within_budget(costs: CostModel, count: int) -> list[Choice]:
-    """Choose at most `count` shapes within the budget, the one with the fewest FLOPs first.
+    """Choose at most `count` shapes within the budget, the one with the fewest FLOPs
+    first.
 
-    A predicted latency keeps its limit only together with SURE standard deviations: of shapes at that edge one in forty
-    proves too slow when it is measured. If possible, three in four of the chosen shapes use most of the latency budget,
-    as the best students do; the rest covers the remaining front. Drawing from this band matters more than the sampler:
-    where scores were a made-up smooth function of BERT shapes (Optuna 5.0.0, means of 5 seeds), the best of 20 drawn at
-    random from 0.8 to 1.0 of the limit was 1.3 points from the optimum, of 20 that TPE chose under a constraint 3.8.
+    A predicted latency keeps its limit only together with SURE standard deviations: of
+    shapes at that edge one in forty proves too slow when it is measured. If possible,
+    three in four of the chosen shapes use most of the latency budget, as the best
+    students do; the rest covers the remaining front. Drawing from this band matters
+    more than the sampler: where scores were a made-up smooth function of BERT shapes
+    (Optuna 5.0.0, means of 5 seeds), the best of 20 drawn at random from 0.8 to 1.0 of
+    the limit was 1.3 points from the optimum, of 20 that TPE chose under a constraint
+    3.8.
 
     Raises SearchError, naming the closest, if no shape is within the budget.
     """
     limits = {name: limit for name, limit in costs.limits().items() if name != "score"}
     by_parts = bool(limits.keys() - {"latency"})
-    drawn = costs.shapes.drawn(PRICED_BY_PARTS if by_parts else PRICED, costs.search.seed)
+    drawn = costs.shapes.drawn(
+        PRICED_BY_PARTS if by_parts else PRICED, costs.search.seed
+    )
     choices = {describe_choice(choice): choice for choice in drawn}
     latencies = {name: costs.latency(choice) for name, choice in choices.items()}
     prices = {
@@ -140,23 +194,35 @@ def choose_within_budget(costs: CostModel, count: int) -> list[Choice]:
     }
     kept, closest = keep_within(prices, limits)
     if not kept:
-        fixed_ms = min(model.costs.get("fixed", 0.0) for model in costs.latencies.models.values())
+        fixed_ms = min(
+            model.costs.get("fixed", 0.0) for model in costs.latencies.models.values()
+        )
         raise SearchError(
             f"impossible budget: of {len(prices):,} shapes the closest is {closest}: "
             f"{_explain_excess(limits, prices[closest], latencies[closest], fixed_ms)}"
         )
     band = BAND * limits.get("latency", 0.0)
-    used, rest = ([name for name in kept if (latencies[name].ms >= band) is inside] for inside in (True, False))
+    used, rest = (
+        [name for name in kept if (latencies[name].ms >= band) is inside]
+        for inside in (True, False)
+    )
 
     def flops(name: str) -> float:
-        return Terms.from_config(costs.shapes.config(choices[name]), costs.search.setting, costs.kind).flops
+        return Terms.from_config(
+            costs.shapes.config(choices[name]), costs.search.setting, costs.kind
+        ).flops
 
-    chosen = dict.fromkeys([min(kept, key=flops), *used[: max(3 * count // 4, count - len(rest))], *rest])
+    chosen = dict.fromkeys(
+        [min(kept, key=flops), *used[: max(3 * count // 4, count - len(rest))], *rest]
+    )
     return [choices[name] for name in chosen][:count]
 
 
 def _explain_excess(
-    limits: Mapping[Any, float], prices: Mapping[str, float], latency: Estimate, fixed_ms: float
+    limits: Mapping[Any, float],
+    prices: Mapping[str, float],
+    latency: Estimate,
+    fixed_ms: float,
 ) -> str:
     """Describe the limits that a shape exceeds, and those that it would keep."""
     exceeded, advice = list[str](), list[str]()
@@ -165,15 +231,24 @@ def _explain_excess(
             continue
         least = _round_up(prices[name])
         if name == "latency":
-            fixed = f", of which {fixed_ms:.3g} ms are fixed for any shape" if fixed_ms else ""
+            fixed = (
+                f", of which {fixed_ms:.3g} ms are fixed for any shape"
+                if fixed_ms
+                else ""
+            )
             margin = f"+- {SURE * latency.error_ms:.2g} ms (95 %)"
-            exceeded.append(f"takes {latency.ms:.3g} {margin}{fixed}; allowed are {limit:.3g} ms")
+            exceeded.append(
+                f"takes {latency.ms:.3g} {margin}{fixed}; allowed are {limit:.3g} ms"
+            )
             advice.append(f"--max-latency-ms of at least {least}, fewer tokens")
         else:
             option = "--max-params" if name == "parameters" else "--max-file-mb"
             exceeded.append(f"has {prices[name]:,.4g} {name}; allowed are {limit:,.4g}")
             advice.append(f"{option} of at least {least}")
-    return f"{'; '.join(exceeded)}. Ask for {', '.join(advice)}, or let the space have fewer layers or narrower ones"
+    return (
+        f"{'; '.join(exceeded)}. Ask for {', '.join(advice)}, or let the space have "
+        "fewer layers or narrower ones"
+    )
 
 
 def _round_up(value: float) -> str:

@@ -1,7 +1,9 @@
-"""The finalists of a search: distilled briefly, ranked again and timed; the winner is distilled fully and shipped.
+"""The finalists of a search: distilled briefly, ranked again and timed; the winner is
+distilled fully and shipped.
 
-A subnet's score inside the supernet, whose weights are shared, is good enough to choose some shapes, not to choose one.
-A short distillation of each decides: "flash distillation", Zhang et al. 2022, arXiv:2201.08539, Sec. 3.
+A subnet's score inside the supernet, whose weights are shared, is good enough to choose
+some shapes, not to choose one. A short distillation of each decides: "flash
+distillation", Zhang et al. 2022, arXiv:2201.08539, Sec. 3.
 """
 
 import shutil
@@ -33,53 +35,93 @@ from compress.training.run import Run
 NPU = "npu"
 """The folder of the file for NPUs, beside the bundle."""
 KEEP = 0.97
-"""Without a budget the winner is the fastest student with this share of its teacher's score."""
+"""Without a budget the winner is the fastest student with this share of its teacher's
+score."""
 TRAINING = 0.6
-"""Share of the final part's time for training; exporting, certifying and measuring take the rest."""
+"""Share of the final part's time for training; exporting, certifying and measuring take
+the rest."""
 
 
 def shortlist(report: SearchReport, count: int) -> list[TrialRecord]:
-    """Choose `count` points: the front, the best first, then the next best that keep the budgets.
+    """Choose `count` points: the front, the best first, then the next best that keep
+    the budgets.
 
-    Only the trials' own scores count, not later training and measurements, so that a resumed search continues with the
-    same points. Raises SearchError, naming the nearest, if none keeps the budgets.
+    Only the trials' own scores count, not later training and measurements, so that a
+    resumed search continues with the same points. Raises SearchError, naming the
+    nearest, if none keeps the budgets.
     """
-    bare = [replace(point, scores={"subnet": point.first}, measured=None) for point in report.points]
+    bare = [
+        replace(point, scores={"subnet": point.first}, measured=None)
+        for point in report.points
+    ]
     trials = replace(report, points=tuple(bare), front=(), winner=None)
     front = trials.compute_front()
     feasible = [point for point in trials.points if trials.feasible(point)]
     if not feasible:
         raise SearchError(
-            f"{report.study}: {unmet(report)}. Relax the budget in another --out, or add --trials with --resume"
+            f"{report.study}: {unmet(report)}. Relax the budget in another --out, or "
+            "add --trials with --resume"
         )
-    feasible.sort(key=lambda point: (point.number not in front, -(point.score or 0.0), point.number))
+    feasible.sort(
+        key=lambda point: (
+            point.number not in front,
+            -(point.score or 0.0),
+            point.number,
+        )
+    )
     return [report.point(point.number) for point in feasible[:count]]
 
 
 def distill_briefly(context: SearchContext, points: Sequence[TrialRecord]) -> None:
-    """Distil each point for a short while from its part of the supernet, as far as the time allows.
+    """Distil each point for a short while from its part of the supernet, as far as the
+    time allows.
 
     Points that have been distilled already are skipped.
     """
     if not points:
         return
     left, began = context.time_budget.left("short distillations"), time.monotonic()
-    stages = _fit_stages(context, "short distillations", [context.search.space.short], points[0], share=1 / len(points))
+    stages = _fit_stages(
+        context,
+        "short distillations",
+        [context.search.space.short],
+        points[0],
+        share=1 / len(points),
+    )
     for point in points:
         if "short" in context.student_state(point.number).scores:
             continue
-        if point is not points[0] and left is not None and time.monotonic() - began >= left:
-            context.say(f"the time for short distillations is over: skipping trial {point.number} and those after it")
+        if (
+            point is not points[0]
+            and left is not None
+            and time.monotonic() - began >= left
+        ):
+            context.say(
+                "the time for short distillations is over: skipping trial "
+                f"{point.number} and those after it"
+            )
             return
-        context.say(f"short distillation of trial {point.number}: {describe_choice(point.choice)}")
-        student = train_student(context, point, stages, context.student_checkpoint(point.number, point.choice))
+        context.say(
+            f"short distillation of trial {point.number}: "
+            f"{describe_choice(point.choice)}"
+        )
+        student = train_student(
+            context,
+            point,
+            stages,
+            context.student_checkpoint(point.number, point.choice),
+        )
         context.update_student(
-            point.number, scores={"short": score_student(student, context.evaluator, context.training)}
+            point.number,
+            scores={
+                "short": score_student(student, context.evaluator, context.training)
+            },
         )
 
 
 def find_checkpoint(context: SearchContext, point: TrialRecord) -> Path:
-    """Find the student's checkpoint after its short distillation, or as of its trial if it had none.
+    """Find the student's checkpoint after its short distillation, or as of its trial if
+    it had none.
 
     A damaged one is trained again.
     """
@@ -88,21 +130,35 @@ def find_checkpoint(context: SearchContext, point: TrialRecord) -> Path:
     if "short" not in context.student_state(point.number).scores:
         return begin()
     if not run.done(short.name, context.training.console):
-        train_student(context, point, _fit_stages(context, "short distillations", [short], point), begin())
+        train_student(
+            context,
+            point,
+            _fit_stages(context, "short distillations", [short], point),
+            begin(),
+        )
     return run.result(short.name)
 
 
 def train_student(
-    context: SearchContext, point: TrialRecord, stages: Sequence[Stage], begin: Path, run: Run | None = None
+    context: SearchContext,
+    point: TrialRecord,
+    stages: Sequence[Stage],
+    begin: Path,
+    run: Run | None = None,
 ) -> PreTrainedModel:
-    """Train the student by `stages` from the checkpoint in `begin`, in its own folder or in `run`."""
+    """Train the student by `stages` from the checkpoint in `begin`, in its own folder
+    or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
     recipe = context.search.space.recipe(f"trial {point.number}", stages, spec)
     run = run or context.student_run(point.number)
-    return context.run_stages(recipe, run, recipe.stages, teacher_logits=context.teacher_check.logits)
+    return context.run_stages(
+        recipe, run, recipe.stages, teacher_logits=context.teacher_check.logits
+    )
 
 
-def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device: Device) -> float:
+def time_finalists(
+    context: SearchContext, points: Sequence[TrialRecord], device: Device
+) -> float:
     """Time the points in one race with the teacher; return the teacher's latency in ms.
 
     Shipped files are measured as they are, other shapes with random weights.
@@ -114,51 +170,98 @@ def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device
         name, precision = str(point.number), costs.precision(point.choice)
         bundle = context.student_state(point.number).bundle
         if bundle is None:
-            configs[name], precisions[name] = costs.shapes.config(point.choice), precision
+            configs[name], precisions[name] = (
+                costs.shapes.config(point.choice),
+                precision,
+            )
         else:
             files[name] = _shipped_file(Bundle.load(bundle), precision)
     samples = sample(
-        configs, device, search.setting, precision=precisions, kind=costs.kind, files=files, rounds=search.rounds,
-        segments=makes_segments(context.training.tokenizer), runs=search.runs, say=context.say,
-    )  # fmt: skip
+        configs,
+        device,
+        search.setting,
+        precision=precisions,
+        kind=costs.kind,
+        files=files,
+        rounds=search.rounds,
+        segments=makes_segments(context.training.tokenizer),
+        runs=search.runs,
+        say=context.say,
+    )
     for each in samples:
         if each.name != "teacher":
-            context.update_student(int(each.name), measured={str(search.setting): each.ms})
+            context.update_student(
+                int(each.name), measured={str(search.setting): each.ms}
+            )
         if each.noisy:
             context.say(f"timing of {each.name}: {each.noise}")
     return next(each.ms for each in samples if each.name == "teacher")
 
 
-def choose_winner(report: SearchReport, points: Sequence[TrialRecord], excluded: Sequence[int] = ()) -> int:
-    """Return the number of the best finalist within its budgets; without budgets, of the fastest that keeps KEEP.
+def choose_winner(
+    report: SearchReport, points: Sequence[TrialRecord], excluded: Sequence[int] = ()
+) -> int:
+    """Return the number of the best finalist within its budgets; without budgets, of
+    the fastest that keeps KEEP.
 
-    If no finalist keeps the budgets when measured, return the one that exceeds them least.
+    If no finalist keeps the budgets when measured, return the one that exceeds them
+    least.
     """
-    finalists = [report.point(point.number) for point in points if point.number not in excluded]
+    finalists = [
+        report.point(point.number) for point in points if point.number not in excluded
+    ]
     if not finalists:
-        raise SearchError(f"{report.study}: no trial was completed; nothing can be trained further")
+        raise SearchError(
+            f"{report.study}: no trial was completed; nothing can be trained further"
+        )
     within = [point for point in finalists if report.feasible(point)]
     if not within:
-        return min(finalists, key=lambda point: (len(report.exceeded(point)), report.ms(point) or 0.0)).number
+        return min(
+            finalists,
+            key=lambda point: (len(report.exceeded(point)), report.ms(point) or 0.0),
+        ).number
     if not report.budgets and report.teacher_score is not None:
-        good = [point for point in within if (point.score or 0.0) >= KEEP * report.teacher_score]
+        good = [
+            point
+            for point in within
+            if (point.score or 0.0) >= KEEP * report.teacher_score
+        ]
         if good:
-            return min(good, key=lambda point: (report.ms(point) or 0.0, point.number)).number
-    return max(within, key=lambda point: (point.score or 0.0, -(report.ms(point) or 0.0), -point.number)).number
+            return min(
+                good, key=lambda point: (report.ms(point) or 0.0, point.number)
+            ).number
+    return max(
+        within,
+        key=lambda point: (
+            point.score or 0.0,
+            -(report.ms(point) or 0.0),
+            -point.number,
+        ),
+    ).number
 
 
-def distill_winner(context: SearchContext, point: TrialRecord, *, share: float = 1.0) -> Bundle:
-    """Distil the student by the final stages, ship it as a bundle in its folder, and score the shipped file.
+def distill_winner(
+    context: SearchContext, point: TrialRecord, *, share: float = 1.0
+) -> Bundle:
+    """Distil the student by the final stages, ship it as a bundle in its folder, and
+    score the shipped file.
 
     share: of the final part's time.
     """
     state, space = context.student_state(point.number), context.search.space
-    if state.bundle is not None and "shipped" in state.scores and "final" in state.scores:
+    if (
+        state.bundle is not None
+        and "shipped" in state.scores
+        and "final" in state.scores
+    ):
         return Bundle.load(state.bundle)
     began = time.time()
     stages = _fit_stages(context, "final", space.final, point, share=TRAINING * share)
     student = train_student(context, point, stages, find_checkpoint(context, point))
-    context.update_student(point.number, scores={"final": score_student(student, context.evaluator, context.training)})
+    context.update_student(
+        point.number,
+        scores={"final": score_student(student, context.evaluator, context.training)},
+    )
     if isinstance(context.student_evaluator, ScratchEvaluator):
         earlier = list(context.student_evaluator.legs)
     else:
@@ -176,17 +279,30 @@ def ship_student(
     began: float,
     note: str = "",
 ) -> Bundle:
-    """Ship the student that these stages trained as a bundle in its folder; its card names the search."""
+    """Ship the student that these stages trained as a bundle in its folder; its card
+    names the search."""
     search, run = context.search, context.student_run(point.number)
     recipe = search.space.recipe(f"{search.space.name}-{point.number}", stages)
-    origin = f"Trial {point.number} of the search in {context.run.path.name}: {describe_choice(point.choice)}."
+    origin = (
+        f"Trial {point.number} of the search in {context.run.path.name}: "
+        f"{describe_choice(point.choice)}."
+    )
     notes = [*context.teacher_check.notes, origin, *([note] if note else [])]
     bundle = context.ship(
-        student, context.task_teacher, context.training, recipe=recipe, run=run, notes=notes, started=began,
+        student,
+        context.task_teacher,
+        context.training,
+        recipe=recipe,
+        run=run,
+        notes=notes,
+        started=began,
         int8_limit=search.max_drop,
-    )  # fmt: skip
+    )
     readme = (bundle.path / "README.md").read_text(encoding="utf-8")
-    bundle = bundle.attach("README.md", f"{readme}\n## Found by a search\n\n{origin} {note}".rstrip() + "\n")
+    bundle = bundle.attach(
+        "README.md",
+        f"{readme}\n## Found by a search\n\n{origin} {note}".rstrip() + "\n",
+    )
     precision = context.costs.precision(point.choice)
     if precision == "w8a16":
         score = _write_npu_file(context, bundle)
@@ -194,29 +310,43 @@ def ship_student(
         answers = bundle.logits(context.evaluator.rows, precision=precision)
         score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
     size = _shipped_file(bundle, precision).stat().st_size / 1e6
-    context.update_student(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
+    context.update_student(
+        point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size
+    )
     return bundle
 
 
 def _write_npu_file(context: SearchContext, bundle: Bundle) -> float:
-    """Write the certified w8a16 file of a bundle beside it, as `compress export --for npu` does; return its score."""
+    """Write the certified w8a16 file of a bundle beside it, as `compress export --for
+    npu` does; return its score."""
     search, folder = context.search, bundle.path.parent / NPU
     shutil.rmtree(folder, ignore_errors=True)  # of a session that was interrupted
     made = formats.export(
-        bundle, folder, to="npu", precisions=("w8a16",), name=str(bundle.path),
+        bundle,
+        folder,
+        to="npu",
+        precisions=("w8a16",),
+        name=str(bundle.path),
         load_data=lambda _: context.training.data,
-        writer=partial(write_npu, lengths=(search.seq,), max_drop=search.max_drop, say=context.say),
-    )  # fmt: skip
+        writer=partial(
+            write_npu, lengths=(search.seq,), max_drop=search.max_drop, say=context.say
+        ),
+    )
     for line in (*made.verdicts, *made.warnings):
         context.say(line)
-    evaluator = limit_length(bundle, search.seq).evaluator(context.training.data.validation)
+    evaluator = limit_length(bundle, search.seq).evaluator(
+        context.training.data.validation
+    )
     file = _shipped_file(bundle, "w8a16")
-    predictor = open_predictor(bundle.path, file, task=bundle.task, max_length=search.seq, threads=1)
+    predictor = open_predictor(
+        bundle.path, file, task=bundle.task, max_length=search.seq, threads=1
+    )
     return float(evaluator.scores(predictor.logits(evaluator.rows))[bundle.task.metric])
 
 
 def copy_student(student: Path, out: Path) -> Bundle:
-    """Copy the bundle of a shipped student, and into it the folder of its file for NPUs, if it has one."""
+    """Copy the bundle of a shipped student, and into it the folder of its file for
+    NPUs, if it has one."""
     bundle = Bundle.load(student).copy_to(out)
     if (files := student.parent / NPU).is_dir():
         with atomic_folder(bundle.path / NPU) as folder:
@@ -225,18 +355,33 @@ def copy_student(student: Path, out: Path) -> Bundle:
 
 
 def _shipped_file(bundle: Bundle, precision: FilePrecision) -> Path:
-    """Return the file that a search ships of a bundle: one of its own, or the one for NPUs beside it."""
+    """Return the file that a search ships of a bundle: one of its own, or the one for
+    NPUs beside it."""
     if precision != "w8a16":
         return bundle.path / FILES[precision]
     return next((bundle.path.parent / NPU).glob("*.onnx"))
 
 
 def _fit_stages(
-    context: SearchContext, part: str, stages: Sequence[Stage], point: TrialRecord, *, share: float = 1.0
+    context: SearchContext,
+    part: str,
+    stages: Sequence[Stage],
+    point: TrialRecord,
+    *,
+    share: float = 1.0,
 ) -> list[Stage]:
-    """Limit the stages to as many steps as there is time for, timed with this student."""
+    """Limit the stages to as many steps as there is time for, timed with this
+    student."""
 
     def train(stage: Stage, run: Run) -> None:
-        train_student(context, point, [stage], context.student_checkpoint(point.number, point.choice), run)
+        train_student(
+            context,
+            point,
+            [stage],
+            context.student_checkpoint(point.number, point.choice),
+            run,
+        )
 
-    return context.time_budget.fit(part, stages, context.training.data, train, share=share)
+    return context.time_budget.fit(
+        part, stages, context.training.data, train, share=share
+    )

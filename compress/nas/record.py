@@ -1,4 +1,5 @@
-"""Build the report of a search, search.json and search.html, from its folder and its study."""
+"""Build the report of a search, search.json and search.html, from its folder and its
+study."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from rich.console import Console
 
 from compress.benchmark.local import machine
@@ -37,19 +43,35 @@ from compress.reporting.terminal import print_table
 from compress.training.stage import load_trained
 
 RECORD, PAGE = "search.json", "search.html"
-LIBRARIES = ("compress", "optuna", "torch", "transformers", "datasets", "onnxruntime", "onnx", "numpy")
+LIBRARIES = (
+    "compress",
+    "optuna",
+    "torch",
+    "transformers",
+    "datasets",
+    "onnxruntime",
+    "onnx",
+    "numpy",
+)
 
 
 def build_report(
-    context: SearchContext, study: optuna.Study, *, teacher_ms: float | None = None, winner: int | None = None,
-    anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
-) -> SearchReport:  # fmt: skip
-    """Build the report of the search as it stands. teacher_ms: from the latest race; default: the measuring phase."""
+    context: SearchContext,
+    study: optuna.Study,
+    *,
+    teacher_ms: float | None = None,
+    winner: int | None = None,
+    anchors: Sequence[Anchor] = (),
+    notes: Sequence[str] = (),
+) -> SearchReport:
+    """Build the report of the search as it stands. teacher_ms: from the latest race;
+    default: the measuring phase."""
     search, costs, task = context.search, context.costs, context.training.data.task
     points = tuple(add_results(context.run.path, point) for point in read_trials(study))
     teacher_file = costs.latencies.teacher(search.precision)
     report = SearchReport(
-        title=f"{search.space.name}: students of {context.task_teacher.name} on {context.training.data.name}",
+        title=f"{search.space.name}: students of {context.task_teacher.name} on "
+        f"{context.training.data.name}",
         study=str(context.run.path),
         teacher=context.task_teacher.name,
         data=context.training.data.name,
@@ -79,20 +101,31 @@ def build_report(
         machine=machine(),
         notes=(*context.teacher_check.notes, *costs.shapes.dropped, *notes),
     )
-    return replace(report, front=report.compute_front(), importances=compute_importances(report))
+    return replace(
+        report, front=report.compute_front(), importances=compute_importances(report)
+    )
 
 
-def read_trials(study: optuna.Study, stage: ScoreStage = "subnet") -> tuple[TrialRecord, ...]:
-    """Read every finished trial, with its last score as that of `stage`. Times count from the study's first trial."""
+def read_trials(
+    study: optuna.Study, stage: ScoreStage = "subnet"
+) -> tuple[TrialRecord, ...]:
+    """Read every finished trial, with its last score as that of `stage`. Times count
+    from the study's first trial."""
     trials = study.get_trials(deepcopy=False)
-    begin = min((trial.datetime_start for trial in trials if trial.datetime_start), default=None)
+    begin = min(
+        (trial.datetime_start for trial in trials if trial.datetime_start), default=None
+    )
     records = []
     for trial in trials:
         if not trial.state.is_finished():
             continue
         attributes, state = trial.user_attrs, outcome(trial)
-        latency, facts, scores = (attributes.get(name, {}) for name in ("latency", "facts", "scores"))
-        started = trial.datetime_start - begin if trial.datetime_start and begin else None
+        latency, facts, scores = (
+            attributes.get(name, {}) for name in ("latency", "facts", "scores")
+        )
+        started = (
+            trial.datetime_start - begin if trial.datetime_start and begin else None
+        )
         records.append(
             TrialRecord(
                 number=trial.number,
@@ -100,12 +133,16 @@ def read_trials(study: optuna.Study, stage: ScoreStage = "subnet") -> tuple[Tria
                 state=state or "failed",
                 scores={stage: scores[-1]} if scores else {},
                 parameters=int(facts["parameters"]) if "parameters" in facts else None,
-                body_parameters=int(facts["body_parameters"]) if "body_parameters" in facts else None,
+                body_parameters=int(facts["body_parameters"])
+                if "body_parameters" in facts
+                else None,
                 flops_per_token=facts.get("flops_per_token"),
                 file_mb=facts.get("file_mb"),
                 predicted_ms=latency.get("ms"),
                 predicted_error_ms=latency.get("error_ms"),
-                reason=attributes.get("reason", "") if state else "its worker was stopped before it was scored",
+                reason=attributes.get("reason", "")
+                if state
+                else "its worker was stopped before it was scored",
                 started=started.total_seconds() if started is not None else None,
                 seconds=attributes.get("seconds"),
             )
@@ -121,9 +158,13 @@ def write_report(report: SearchReport, folder: Path) -> None:
 
 
 def load_report(study: Path) -> SearchReport:
-    """Load the report of the search in this folder. Raises SearchError if there is none."""
+    """Load the report of the search in this folder. Raises SearchError if there is
+    none."""
     if not (study / RECORD).is_file():
-        raise SearchError(f"{study}: has no {RECORD} yet; expected the folder of a `compress search` with trials")
+        raise SearchError(
+            f"{study}: has no {RECORD} yet; expected the folder of a `compress search` "
+            "with trials"
+        )
     return SearchReport.from_json(study / RECORD)
 
 
@@ -138,27 +179,53 @@ def print_front(report: SearchReport, console: Console, *, wide: bool = False) -
     if report.points:
         best = report.best_within() or report.nearest() or report.points[0]
         before, after = show_command(report, best.number)
-        say(f"a trial as a bundle (--train distils it first): {before}{best.number}{after}")
+        say(
+            "a trial as a bundle (--train distils it first): "
+            f"{before}{best.number}{after}"
+        )
 
 
 def score_anchors(context: SearchContext) -> list[Anchor]:
-    """List the teacher's own files and the anchors, scored on the same rows, with their times in the measuring race."""
+    """List the teacher's own files and the anchors, scored on the same rows, with their
+    times in the measuring race."""
     search, anchors = context.search, list[Anchor]()
     for name, timed in context.costs.latencies.others.items():
         who, _, precision = name.rpartition(" ")
         if who == "teacher":
-            score = context.teacher_check.scores[context.evaluator.task.metric] if precision == "fp32" else None
+            score = (
+                context.teacher_check.scores[context.evaluator.task.metric]
+                if precision == "fp32"
+                else None
+            )
             parameters = context.costs.teacher().parameters
             anchors.append(
-                Anchor(f"{context.task_teacher.name} {precision}", score, timed.ms, parameters, timed.file_mb)
+                Anchor(
+                    f"{context.task_teacher.name} {precision}",
+                    score,
+                    timed.ms,
+                    parameters,
+                    timed.file_mb,
+                )
             )
     for path in search.anchors:
         assert search.precision != "w8a16", "SearchConfig refuses anchors then"
-        bundle, timed = Bundle.load(path), context.costs.latencies.others[f"{path} {search.precision}"]
-        evaluator = bundle.evaluator(context.training.data.validation)  # with the bundle's own tokenizer
+        bundle, timed = (
+            Bundle.load(path),
+            context.costs.latencies.others[f"{path} {search.precision}"],
+        )
+        # with the bundle's own tokenizer
+        evaluator = bundle.evaluator(context.training.data.validation)
         logits = bundle.logits(evaluator.rows, precision=search.precision)
         score = float(evaluator.scores(logits)[bundle.task.metric])
-        anchors.append(Anchor(Path(path).name, score, timed.ms, bundle.manifest.parameters, timed.file_mb))
+        anchors.append(
+            Anchor(
+                Path(path).name,
+                score,
+                timed.ms,
+                bundle.manifest.parameters,
+                timed.file_mb,
+            )
+        )
     return anchors
 
 
@@ -177,17 +244,29 @@ def add_results(study: Path, point: TrialRecord) -> TrialRecord:
 def _stage_rungs(context: SearchContext, points: Sequence[TrialRecord]) -> list[Rung]:
     """List students' scores after a stage of their own, with the cost of that stage."""
     rungs = []
-    stages: dict[ScoreStage, Stage] = {"short": context.search.space.short, "final": context.search.space.final[-1]}
+    stages: dict[ScoreStage, Stage] = {
+        "short": context.search.space.short,
+        "final": context.search.space.final[-1],
+    }
     for point in points:
         for name, stage in stages.items():
             score = point.scores.get(name)
             if score is None or point.body_parameters is None:
                 continue
-            spent = load_trained(context.student_run(point.number), stage.name, context.training.console)
+            spent = load_trained(
+                context.student_run(point.number), stage.name, context.training.console
+            )
             if spent is None:
                 continue
-            flops = BACKWARD * (point.flops_per_token or 0.0) * context.mean_tokens * spent.examples
-            rungs.append(Rung(name, point.body_parameters, spent.examples, flops, score))
+            flops = (
+                BACKWARD
+                * (point.flops_per_token or 0.0)
+                * context.mean_tokens
+                * spent.examples
+            )
+            rungs.append(
+                Rung(name, point.body_parameters, spent.examples, flops, score)
+            )
     return rungs
 
 
@@ -198,30 +277,36 @@ LEAST_TRIALS = 20
 def compute_importances(report: SearchReport) -> tuple[ChoiceImportance, ...]:
     """Compute the importance of each choice for each objective, the greatest first.
 
-    PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how differently a choice is distributed among the best tenth of
-    the trials than among all. It shows what sets the best apart, not how a shape's score comes about.
+    PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how differently a choice is
+    distributed among the best tenth of the trials than among all. It shows what sets
+    the best apart, not how a shape's score comes about.
 
-    Scores are those of the first stage, which all trials went through. An objective with too few values, or with equal
-    ones, is left out.
+    Scores are those of the first stage, which all trials went through. An objective
+    with too few values, or with equal ones, is left out.
     """
     importances = []
     for objective in report.objectives:
         values = {
             point.number: value
             for point in report.points
-            if point.state == "complete" and (value := _value_at_first(report, point, objective)) is not None
+            if point.state == "complete"
+            and (value := _value_at_first(report, point, objective)) is not None
         }
         if len(values) < LEAST_TRIALS or len(set(values.values())) == 1:
             continue
         points = [point for point in report.points if point.number in values]
         spaces = {
-            name: _distribution([point.choice[name] for point in points if name in point.choice])
+            name: _distribution(
+                [point.choice[name] for point in points if name in point.choice]
+            )
             for name in dict.fromkeys(name for point in points for name in point.choice)
         }
         trials = [
             optuna.trial.create_trial(
                 params={
-                    name: str(choice) if isinstance(spaces[name], CategoricalDistribution) else choice
+                    name: str(choice)
+                    if isinstance(spaces[name], CategoricalDistribution)
+                    else choice
                     for name, choice in point.choice.items()
                 },
                 distributions={name: spaces[name] for name in point.choice},
@@ -230,21 +315,34 @@ def compute_importances(report: SearchReport) -> tuple[ChoiceImportance, ...]:
             for point in points
         ]
         with quiet():
-            study = optuna.create_study(direction="maximize" if objective == "score" else "minimize")
+            study = optuna.create_study(
+                direction="maximize" if objective == "score" else "minimize"
+            )
             study.add_trials(trials)
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+            shares: Mapping[str, float] = optuna.importance.get_param_importances(
+                study, evaluator=evaluator
+            )
         shares = {name: float(share) for name, share in shares.items()}
-        importances.append(ChoiceImportance(objective, "PED-ANOVA", len(points), shares))
+        importances.append(
+            ChoiceImportance(objective, "PED-ANOVA", len(points), shares)
+        )
     return tuple(importances)
 
 
-def _value_at_first(report: SearchReport, point: TrialRecord, objective: ObjectiveName) -> float | None:
-    """Return the value before further training and measurements, by which all trials can be compared."""
+def _value_at_first(
+    report: SearchReport, point: TrialRecord, objective: ObjectiveName
+) -> float | None:
+    """Return the value before further training and measurements, by which all trials
+    can be compared."""
     if objective == "score":
         return point.first
     if objective == "latency":
-        return finite(point.predicted_ms) if point.predicted_ms is not None else report.ms(point)
+        return (
+            finite(point.predicted_ms)
+            if point.predicted_ms is not None
+            else report.ms(point)
+        )
     return report.value(point, objective)
 
 

@@ -1,8 +1,10 @@
-"""The students of a space that are possible with a teacher: list them, draw one, and build its config.
+"""The students of a space that are possible with a teacher: list them, draw one, and
+build its config.
 
 space = Space.load("width-depth")
 shapes = Shapes.from_space(space, teacher.config)
-choice = shapes.suggest(trial)        # {"layers": 3, "hidden": 256, "heads": 8, "ffn": 1024}
+choice = shapes.suggest(trial)        # {"layers": 3, "hidden": 256, "heads": 8, "ffn":
+                                      1024}
 config = shapes.config(choice)
 """
 
@@ -36,9 +38,17 @@ Choice = Mapping[str, int | float | str]
 
 COUPLED = (
     ("layers", "share.attention", "share.ffn", "config.num_hidden_groups"),
-    ("hidden", "heads", "embedding", "bottleneck", "config.intra_bottleneck_size", "config.embedding_size"),
+    (
+        "hidden",
+        "heads",
+        "embedding",
+        "bottleneck",
+        "config.intra_bottleneck_size",
+        "config.embedding_size",
+    ),
 )
-"""Axes whose values can exclude each other: widths must divide into heads, layers into groups of layers."""
+"""Axes whose values can exclude each other: widths must divide into heads, layers into
+groups of layers."""
 
 
 def architecture_key(choice: Choice) -> str:
@@ -55,15 +65,24 @@ class AxisGroup:
     rows: tuple[tuple[Value, ...], ...]
 
     def suggest(self, trial: "optuna.Trial") -> tuple[Value, ...]:
-        """Let the sampler draw a combination: evenly spaced numbers and words as they are, others by their index."""
+        """Let the sampler draw a combination: evenly spaced numbers and words as they
+        are, others by their index."""
         if len(self.names) == 1:
             values = [row[0] for row in self.rows]
             if steps := _as_range(values):
-                return (trial.suggest_int(self.names[0], steps.start, steps.stop - 1, step=steps.step),)
+                return (
+                    trial.suggest_int(
+                        self.names[0], steps.start, steps.stop - 1, step=steps.step
+                    ),
+                )
             if not all(isinstance(value, int | float) for value in values):
-                chosen: Value = trial.suggest_categorical(self.names[0], [str(value) for value in values])
+                chosen: Value = trial.suggest_categorical(
+                    self.names[0], [str(value) for value in values]
+                )
                 return next(row for row in self.rows if str(row[0]) == chosen)
-        return self.rows[trial.suggest_int(f"{'+'.join(self.names)} #", 0, len(self.rows) - 1)]
+        return self.rows[
+            trial.suggest_int(f"{'+'.join(self.names)} #", 0, len(self.rows) - 1)
+        ]
 
 
 @dataclass(frozen=True)
@@ -82,8 +101,8 @@ class Shapes:
     def from_space(space: Space, teacher: PreTrainedConfig) -> "Shapes":
         """List the possible students.
 
-        Raises SearchError, with every problem, for values that are impossible with this teacher, and for an empty
-        space.
+        Raises SearchError, with every problem, for values that are impossible with this
+        teacher, and for an empty space.
         """
         axes = _count_sizes(space, teacher)
         empty = Shapes(space, teacher, ())
@@ -99,15 +118,22 @@ class Shapes:
                     rows.append(row)
             if not rows:
                 raise SearchError(
-                    f"{space.name}: the space is empty: no student has {' and '.join(group.names)} as listed: "
+                    f"{space.name}: the space is empty: no student has "
+                    f"{' and '.join(group.names)} as listed: "
                     f"{'; '.join(dict.fromkeys(reasons))}"
                 )
-            values = [tuple(dict.fromkeys(row[at] for row in rows)) for at in range(len(group.names))]
-            if group.names not in set(space.tied) and len(rows) == math.prod(map(len, values)):
+            values = [
+                tuple(dict.fromkeys(row[at] for row in rows))
+                for at in range(len(group.names))
+            ]
+            if group.names not in set(space.tied) and len(rows) == math.prod(
+                map(len, values)
+            ):
+                # every combination is possible, so each axis is chosen by itself
                 blocks += [
                     AxisGroup((name,), tuple((value,) for value in each))
                     for name, each in zip(group.names, values, strict=True)
-                ]  # every combination is possible, so each axis is chosen by itself
+                ]
             else:
                 blocks.append(AxisGroup(group.names, tuple(rows)))
             dropped += [
@@ -137,11 +163,14 @@ class Shapes:
             yield self._as_choice(rows)
 
     def drawn(self, count: int, seed: int) -> list[Choice]:
-        """Draw at most `count` different students at random, including those of all first and of all last values."""
+        """Draw at most `count` different students at random, including those of all
+        first and of all last values."""
         if self.size() <= count:
             return list(self.every())
         draw = random.Random(seed)
-        ends = [self._as_choice([block.rows[at] for block in self.blocks]) for at in (0, -1)]
+        ends = [
+            self._as_choice([block.rows[at] for block in self.blocks]) for at in (0, -1)
+        ]
         choices = {architecture_key(choice): choice for choice in ends}
         while len(choices) < count:
             choice = self._as_choice([draw.choice(block.rows) for block in self.blocks])
@@ -149,33 +178,51 @@ class Shapes:
         return list(choices.values())
 
     def config(self, choice: Choice) -> PreTrainedConfig:
-        """Make the student's transformers config. Raises StudentError or PruneError if there is no such student."""
+        """Make the student's transformers config. Raises StudentError or PruneError if
+        there is no such student."""
         if self.space.mode == "supernet":
             return resize_config(self.teacher, self.sizes(choice))
         config = config_for(self.spec(choice), self.teacher)
         inner = getattr(config, "true_hidden_size", None)
         if inner is not None and inner % config.num_attention_heads:
-            raise StudentError(f"bottleneck {inner} is not a multiple of {config.num_attention_heads} heads")
-        groups, layers = getattr(config, "num_hidden_groups", 1), Shape.from_config(config).layers
+            raise StudentError(
+                f"bottleneck {inner} is not a multiple of {config.num_attention_heads} "
+                "heads"
+            )
+        groups, layers = (
+            getattr(config, "num_hidden_groups", 1),
+            Shape.from_config(config).layers,
+        )
         if groups > layers or layers % groups:
             raise StudentError(f"{layers} layers do not divide into {groups} groups")
         return config
 
     def sizes(self, choice: Choice) -> Sizes:
         """Return the sizes of a supernet's student."""
-        return Sizes.from_request(self.teacher, **{name: float(choice[name]) for name in SIZES if name in choice})
+        return Sizes.from_request(
+            self.teacher,
+            **{name: float(choice[name]) for name in SIZES if name in choice},
+        )
 
     def spec(self, choice: Choice) -> StudentSpec:
         """Return the specification of a student that is built from scratch."""
         sizes = {name: choice[name] for name in SIZES if name in choice}
         settings, shared = (
-            {name.removeprefix(prefix): value for name, value in choice.items() if name.startswith(prefix)}
+            {
+                name.removeprefix(prefix): value
+                for name, value in choice.items()
+                if name.startswith(prefix)
+            }
             for prefix in ("config.", "share.")
         )
         student = self.space.student
         tree = student.plain() | sizes
         return StudentSpec.model_validate(
-            tree | {"config": student.config | settings, "share": dict(student.share) | shared}
+            tree
+            | {
+                "config": student.config | settings,
+                "share": dict(student.share) | shared,
+            }
         )
 
     def _as_choice(self, rows: Sequence[tuple[Value, ...]]) -> Choice:
@@ -189,36 +236,56 @@ class Shapes:
         if self.space.mode == "supernet":
             sizes = self.sizes(values).plain()
             sizes.pop("head_size")
-            return {**sizes, **({"precision": values["precision"]} if "precision" in values else {})}
+            return {
+                **sizes,
+                **({"precision": values["precision"]} if "precision" in values else {}),
+            }
         shape = Shape.from_config(self.config(values))
-        sizes = {name: getattr(shape, name) for name in ("layers", "hidden", "heads", "ffn")}
+        sizes = {
+            name: getattr(shape, name) for name in ("layers", "hidden", "heads", "ffn")
+        }
         return {**values, **sizes}
 
     def _check_settings(self) -> None:
-        """Build one student for each value of a `config.` axis: only then do families refuse unknown values."""
+        """Build one student for each value of a `config.` axis: only then do families
+        refuse unknown values."""
         problems = []
         for at, block in enumerate(self.blocks):
             if not any(name.startswith(("config.", "share.")) for name in block.names):
                 continue
             for row in block.rows:
-                rows = [row if other == at else each.rows[0] for other, each in enumerate(self.blocks)]
+                rows = [
+                    row if other == at else each.rows[0]
+                    for other, each in enumerate(self.blocks)
+                ]
                 choice = self._as_choice(rows)
                 try:
                     with torch.device("meta"):
-                        share(heads.create(self.config(choice), "task", "classification"), **self.spec(choice).share)
+                        share(
+                            heads.create(self.config(choice), "task", "classification"),
+                            **self.spec(choice).share,
+                        )
                     continue
                 except StudentError as error:
                     problem = str(error)
                 except (KeyError, ValueError, TypeError) as error:
-                    problem = f"transformers refuses it: {' '.join(str(error).split())[:200]}"
-                value = ", ".join(f"{name} {value}" for name, value in zip(block.names, row, strict=True))
+                    problem = (
+                        f"transformers refuses it: {' '.join(str(error).split())[:200]}"
+                    )
+                value = ", ".join(
+                    f"{name} {value}"
+                    for name, value in zip(block.names, row, strict=True)
+                )
                 problems.append(f"{self.space.name}: {value}: {problem}")
         if problems:
             raise SearchError("\n".join(problems))
 
 
-def _count_sizes(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, ...]]:
-    """Turn shares of the teacher's sizes into counts. Raises SearchError with every problem."""
+def _count_sizes(
+    space: Space, teacher: PreTrainedConfig
+) -> dict[str, tuple[Value, ...]]:
+    """Turn shares of the teacher's sizes into counts. Raises SearchError with every
+    problem."""
     whole, problems = Sizes.from_config(teacher), []
     own = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
     axes: dict[str, tuple[Value, ...]] = {}
@@ -227,43 +294,68 @@ def _count_sizes(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Val
             axes[name] = values
             continue
         if name not in (whole.plain() if space.mode == "supernet" else own):
-            problems.append(f"{space.name}: axes.{name}: {teacher.model_type} models have no such size")
+            problems.append(
+                f"{space.name}: axes.{name}: {teacher.model_type} models have no such "
+                "size"
+            )
             continue
-        counts = [value if isinstance(value, int) else max(1, round(float(value) * own[name])) for value in values]
+        counts = [
+            value if isinstance(value, int) else max(1, round(float(value) * own[name]))
+            for value in values
+        ]
         if name == "heads" and "hidden" not in space.axes and space.mode == "supernet":
             stream = whole.hidden if whole.bottleneck is None else whole.bottleneck
             divisors = [n for n in range(1, own[name] + 1) if stream % n == 0]
             counts = [
-                min(divisors, key=lambda n: (abs(n - count), -n)) if isinstance(value, float) else count
+                min(divisors, key=lambda n: (abs(n - count), -n))
+                if isinstance(value, float)
+                else count
                 for count, value in zip(counts, values, strict=True)
             ]
-        if space.mode == "supernet" and (larger := [count for count in counts if count > own[name]]):
+        if space.mode == "supernet" and (
+            larger := [count for count in counts if count > own[name]]
+        ):
             problems.append(
-                f"{space.name}: axes.{name}: {larger[-1]} is more than the teacher's {own[name]}; the students of a "
-                "supernet are parts of the teacher (mode: plain builds others)"
+                f"{space.name}: axes.{name}: {larger[-1]} is more than the teacher's "
+                f"{own[name]}; the students of a supernet are parts of the teacher "
+                "(mode: plain builds others)"
             )
-        axes[name] = tuple(counts) if any(name in names for names in space.tied) else tuple(dict.fromkeys(counts))
+        axes[name] = (
+            tuple(counts)
+            if any(name in names for names in space.tied)
+            else tuple(dict.fromkeys(counts))
+        )
     if problems:
         raise SearchError("\n".join(problems))
     return axes
 
 
-def _group_axes(space: Space, axes: Mapping[str, tuple[Value, ...]]) -> Iterator[AxisGroup]:
-    """Group the axes whose values can exclude each other, with every combination, possible or not."""
+def _group_axes(
+    space: Space, axes: Mapping[str, tuple[Value, ...]]
+) -> Iterator[AxisGroup]:
+    """Group the axes whose values can exclude each other, with every combination,
+    possible or not."""
     left = dict(axes)
     for names in space.tied:
-        yield AxisGroup(tuple(names), tuple(dict.fromkeys(zip(*(left.pop(name) for name in names), strict=True))))
+        yield AxisGroup(
+            tuple(names),
+            tuple(dict.fromkeys(zip(*(left.pop(name) for name in names), strict=True))),
+        )
     for coupled in COUPLED:
         names = tuple(name for name in coupled if name in left)
         if names:
-            yield AxisGroup(names, tuple(itertools.product(*(left.pop(name) for name in names))))
+            yield AxisGroup(
+                names, tuple(itertools.product(*(left.pop(name) for name in names)))
+            )
     for name, values in left.items():
         yield AxisGroup((name,), tuple((value,) for value in values))
 
 
 def _as_range(values: Sequence[Value]) -> range | None:
     """Return the range that holds exactly these whole numbers, if there is one."""
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+    if not all(
+        isinstance(value, int) and not isinstance(value, bool) for value in values
+    ):
         return None
     counts = [int(value) for value in values]
     step = counts[1] - counts[0] if len(counts) > 1 else 1

@@ -1,11 +1,12 @@
 """The Optuna study of a search: create, continue or join it, and run its trials.
 
-    study = open_study(folder / "study.db", "sst2", {"teacher": ..., "data": ...}, objectives=("score", "latency"))
-    run_trials(study, evaluator, trials=200)
+    study = open_study(folder / "study.db", "sst2", {"teacher": ..., "data": ...},
+    objectives=("score", "latency")) run_trials(study, evaluator, trials=200)
 
-The storage (`nas.storage`) is an SQLite file for the processes of one machine, PostgreSQL for several machines. Its
-heartbeats find the trials of killed processes, which are queued again with the same parameters. After a kill, a full
-disk or a restart of the database, the same two lines continue the study.
+The storage (`nas.storage`) is an SQLite file for the processes of one machine,
+PostgreSQL for several machines. Its heartbeats find the trials of killed processes,
+which are queued again with the same parameters. After a kill, a full disk or a restart
+of the database, the same two lines continue the study.
 """
 
 import hashlib
@@ -21,7 +22,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import (
+    BaseSampler,
+    GPSampler,
+    NSGAIISampler,
+    RandomSampler,
+    TPESampler,
+)
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -39,7 +46,13 @@ from compress.nas.storage import (
     quiet,
     storage_errors,
 )
-from compress.nas.trial import count_scored, evaluate_trial, is_within_limits, outcome, pareto_front
+from compress.nas.trial import (
+    count_scored,
+    evaluate_trial,
+    is_within_limits,
+    outcome,
+    pareto_front,
+)
 from compress.provenance import redact
 
 if TYPE_CHECKING:
@@ -58,21 +71,32 @@ POPULATION = 24
 """Completed trials in a generation of NSGA-II; a search has some hundred trials."""
 
 
-def make_sampler(name: str, seed: int | None = None, stream: Sequence[int] = ()) -> BaseSampler:
-    """Create a sampler by name, seeded by `seed` and `stream`; without a seed its draws are not reproducible.
+def make_sampler(
+    name: str, seed: int | None = None, stream: Sequence[int] = ()
+) -> BaseSampler:
+    """Create a sampler by name, seeded by `seed` and `stream`; without a seed its draws
+    are not reproducible.
 
-    Two samplers of one study need different streams, or they draw the same shapes. Raises SearchError.
+    Two samplers of one study need different streams, or they draw the same shapes.
+    Raises SearchError.
 
-    tpe     tree-structured Parzen estimator over all parameters jointly (Optuna's default with several objectives
-            takes them one by one); penalises shapes that are being evaluated elsewhere
+    tpe     tree-structured Parzen estimator over all parameters jointly (Optuna's
+            default with several objectives takes them one by one); penalises shapes
+            that are being evaluated elsewhere
     nsga2   evolution; needs hundreds of trials
     gp      Gaussian process: needs the fewest trials, takes seconds for each
     random
     """
-    drawn = None if seed is None else int(np.random.SeedSequence([seed, *stream]).generate_state(1)[0])
+    drawn = (
+        None
+        if seed is None
+        else int(np.random.SeedSequence([seed, *stream]).generate_state(1)[0])
+    )
     with quiet():
         if name == "tpe":
-            return TPESampler(seed=drawn, multivariate=True, group=True, constant_liar=True)
+            return TPESampler(
+                seed=drawn, multivariate=True, group=True, constant_liar=True
+            )
         if name == "nsga2":
             return NSGAIISampler(seed=drawn, population_size=POPULATION)
         if name == "gp":
@@ -84,11 +108,19 @@ def make_sampler(name: str, seed: int | None = None, stream: Sequence[int] = ())
 
 @cache
 def code_version() -> str:
-    """Return the package's version with a digest of its files, which all processes of a study must share."""
+    """Return the package's version with a digest of its files, which all processes of a
+    study must share."""
     folder = Path(compress.__file__).parent
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py"), key=lambda each: each.relative_to(folder).as_posix()):
-        total.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(
+        folder.rglob("*.py"), key=lambda each: each.relative_to(folder).as_posix()
+    ):
+        total.update(
+            path.relative_to(folder).as_posix().encode()
+            + b"\0"
+            + path.read_bytes()
+            + b"\0"
+        )
     return f"{compress.__version__}+{total.hexdigest()[:12]}"
 
 
@@ -110,11 +142,12 @@ def open_study(
     objectives   keys of `OBJECTIVES`, including the score
     limits       objective -> its maximum; for the score, its minimum
     sampler      one of `SAMPLERS`; it and the seed may change when a study is continued
-    owner        identifies the calling process, of which one runs at a time: a trial that an earlier one left running
-                 is queued again at once
+    owner        identifies the calling process, of which one runs at a time: a trial
+                 that an earlier one left running is queued again at once
 
-    Raises SearchError, leaving the study unchanged, if it belongs to a different search (naming each difference) or to
-    another version of this code; StorageError if the storage cannot be reached.
+    Raises SearchError, leaving the study unchanged, if it belongs to a different search
+    (naming each difference) or to another version of this code; StorageError if the
+    storage cannot be reached.
     """
     wanted = {
         "of": dict(identity),
@@ -125,12 +158,20 @@ def open_study(
     make_sampler(sampler)
     with _opened(storage, say) as (opened, where), storage_errors(name), quiet():
         names = optuna.get_all_study_names(opened)
-        if names and name not in names and not isinstance(storage, BaseStorage) and "://" not in str(storage):
+        if (
+            names
+            and name not in names
+            and not isinstance(storage, BaseStorage)
+            and "://" not in str(storage)
+        ):
             raise SearchError(
-                f"{storage}: holds study {', '.join(sorted(names))}, not {name!r}; choose another folder or name"
+                f"{storage}: holds study {', '.join(sorted(names))}, not {name!r}; "
+                "choose another folder or name"
             )
         directions = [OBJECTIVES[objective] for objective in objectives]
-        study = optuna.create_study(storage=opened, study_name=name, directions=directions, load_if_exists=True)
+        study = optuna.create_study(
+            storage=opened, study_name=name, directions=directions, load_if_exists=True
+        )
         if "identity" not in study.user_attrs and not study.get_trials(deepcopy=False):
             study.set_metric_names(list(objectives))
             study.set_user_attr("identity", wanted)
@@ -138,41 +179,67 @@ def open_study(
         for key, value in {"sampler": sampler, "seed": seed, "owner": owner}.items():
             if study.user_attrs.get(key, "none") != value:
                 study.set_user_attr(key, value)
-        study.sampler = make_sampler(sampler, seed, [len(study.get_trials(deepcopy=False))])
+        study.sampler = make_sampler(
+            sampler, seed, [len(study.get_trials(deepcopy=False))]
+        )
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if owner is not None and trial.user_attrs.get("owner") == owner:
                 study.tell(trial.number, state=TrialState.FAIL)
                 drawn = bool(trial.params)  # else the next draw is the same
-                again = queue_again(study, trial) if drawn else "it had not drawn a shape yet"
+                again = (
+                    queue_again(study, trial)
+                    if drawn
+                    else "it had not drawn a shape yet"
+                )
                 say(f"trial {trial.number}: its process was killed; {again}")
         return study
 
 
-def join_study(storage: Path | str | BaseStorage, name: str | None = None, *, say: Say = print) -> optuna.Study:
-    """Load a study that another process created; without a name, the only one in the storage.
+def join_study(
+    storage: Path | str | BaseStorage, name: str | None = None, *, say: Say = print
+) -> optuna.Study:
+    """Load a study that another process created; without a name, the only one in the
+    storage.
 
-    Its draws differ from those of every other worker. Raises SearchError if there is no such study, if there are
-    several and no name is given, or if another version of this code created it; StorageError if the storage cannot be
-    reached.
+    Its draws differ from those of every other worker. Raises SearchError if there is no
+    such study, if there are several and no name is given, or if another version of this
+    code created it; StorageError if the storage cannot be reached.
     """
-    with _opened(storage, say, create=False) as (opened, where), storage_errors(name or where), quiet():
+    with (
+        _opened(storage, say, create=False) as (opened, where),
+        storage_errors(name or where),
+        quiet(),
+    ):
         names = optuna.get_all_study_names(opened)
         if not names:
-            raise SearchError(f"{where}: contains no study yet; start the search first, then its workers")
+            raise SearchError(
+                f"{where}: contains no study yet; start the search first, then its "
+                "workers"
+            )
         if name is None and len(names) > 1:
-            raise SearchError(f"{where}: contains {len(names)} studies; name one of {', '.join(sorted(names))}")
+            raise SearchError(
+                f"{where}: contains {len(names)} studies; name one of "
+                f"{', '.join(sorted(names))}"
+            )
         if name is not None and name not in names:
-            raise SearchError(f"{where}: contains no study {name!r}, only {', '.join(sorted(names))}")
+            raise SearchError(
+                f"{where}: contains no study {name!r}, only {', '.join(sorted(names))}"
+            )
         study = optuna.load_study(study_name=name or names[0], storage=opened)
         _check_identity(study, where)
         stream = [len(study.get_trials(deepcopy=False)), secrets.randbits(32)]
-        study.sampler = make_sampler(study.user_attrs.get("sampler", "tpe"), study.user_attrs.get("seed"), stream)
+        study.sampler = make_sampler(
+            study.user_attrs.get("sampler", "tpe"), study.user_attrs.get("seed"), stream
+        )
         return study
 
 
 @contextmanager
-def _opened(storage: Path | str | BaseStorage, say: Say, *, create: bool = True) -> Iterator[tuple[BaseStorage, str]]:
-    """Open the storage; yield it with its name in messages. Close it again if the caller fails."""
+def _opened(
+    storage: Path | str | BaseStorage, say: Say, *, create: bool = True
+) -> Iterator[tuple[BaseStorage, str]]:
+    """Open the storage; yield it with its name in messages. Close it again if the
+    caller fails."""
     if isinstance(storage, BaseStorage):
         yield storage, type(storage).__name__
         return
@@ -184,43 +251,63 @@ def _opened(storage: Path | str | BaseStorage, say: Say, *, create: bool = True)
         raise
 
 
-def _check_identity(study: optuna.Study, where: str, wanted: Mapping[str, Any] | None = None) -> None:
-    """Raise SearchError unless a search with this code, and the `wanted` settings if any, created the study."""
+def _check_identity(
+    study: optuna.Study, where: str, wanted: Mapping[str, Any] | None = None
+) -> None:
+    """Raise SearchError unless a search with this code, and the `wanted` settings if
+    any, created the study."""
     known = study.user_attrs.get("identity")
-    if not isinstance(known, dict) or not {"of", "objectives", "limits", "code"} <= known.keys():
-        raise SearchError(f"{where}: study {study.study_name!r} was not created by `compress search`; name another")
+    if (
+        not isinstance(known, dict)
+        or not {"of", "objectives", "limits", "code"} <= known.keys()
+    ):
+        raise SearchError(
+            f"{where}: study {study.study_name!r} was not created by `compress "
+            "search`; name another"
+        )
     if wanted is not None:
         before, now = (
             {
-                **identity["of"], "objectives": ", ".join(identity["objectives"]),
-                **{f"limit of {name}": f"{limit:g}" for name, limit in identity["limits"].items()},
+                **identity["of"],
+                "objectives": ", ".join(identity["objectives"]),
+                **{
+                    f"limit of {name}": f"{limit:g}"
+                    for name, limit in identity["limits"].items()
+                },
             }
             for identity in (known, wanted)
-        )  # fmt: skip
+        )
         differences = [
-            f"{name}: was {before.get(name, 'absent')!s}, now {now.get(name, 'absent')!s}"
+            f"{name}: was {before.get(name, 'absent')!s}, now "
+            f"{now.get(name, 'absent')!s}"
             for name in {**before, **now}
             if before.get(name) != now.get(name)
         ]
         if differences:
             raise SearchError(
-                f"{where}: study {study.study_name!r} belongs to a different search. {'; '.join(differences)}. Repeat "
-                "the original settings, or give the new search its own name or storage"
+                f"{where}: study {study.study_name!r} belongs to a different search. "
+                f"{'; '.join(differences)}. Repeat the original settings, or give the "
+                "new search its own name or storage"
             )
     if known["code"] != code_version():
         raise SearchError(
-            f"{where}: study {study.study_name!r} was created by compress {known['code']}, this is {code_version()}: "
-            "the same shape could score differently. Install that version here, or start a new study"
+            f"{where}: study {study.study_name!r} was created by compress "
+            f"{known['code']}, this is {code_version()}: the same shape could score "
+            "differently. Install that version here, or start a new study"
         )
 
 
 # ---- running trials
 
 PATIENCE = 200
-"""Duplicate or infeasible shapes drawn in a row after which a search has exhausted its space."""
+"""Duplicate or infeasible shapes drawn in a row after which a search has exhausted its
+space."""
 FAILURES = 5
 """Failed trials in a row after which the search, not the shapes, must be at fault."""
-OVERTAKEN = "this process paused for so long that its trial was taken for dead; the shape was queued again"
+OVERTAKEN = (
+    "this process paused for so long that its trial was taken for dead; the shape was "
+    "queued again"
+)
 
 
 def run_trials(
@@ -234,22 +321,31 @@ def run_trials(
     say: Say = print,
     watch: Callable[[optuna.Study], None] = lambda study: None,
 ) -> None:
-    """Evaluate shapes until the study has `trials` scored ones, `seconds` have passed, or no new shape is drawn.
+    """Evaluate shapes until the study has `trials` scored ones, `seconds` have passed,
+    or no new shape is drawn.
 
-    trials   across all processes and earlier sessions. Duplicates and shapes outside the limits do not count. N workers
-             may score up to N - 1 more. None: no limit
-    worker   take `trials` from the study, and stop as soon as the search has ended; `trials` is ignored
-    wait     seconds to wait at the end for workers' trials: long enough to miss a heartbeat, so that the trial of a
-             killed worker is run again
+    trials   across all processes and earlier sessions. Duplicates and shapes outside
+             the limits do not count. N workers may score up to N - 1 more. None: no
+             limit
+    worker   take `trials` from the study, and stop as soon as the search has ended;
+             `trials` is ignored
+    wait     seconds to wait at the end for workers' trials: long enough to miss a
+             heartbeat, so that the trial of a killed worker is run again
     watch    called with the study after every trial
 
-    Raises SearchError when every shape is outside the limits (naming the closest), and when `FAILURES` trials in a row
-    fail; StorageError when the storage is lost. An interruption propagates after its trial is queued again.
+    Raises SearchError when every shape is outside the limits (naming the closest), and
+    when `FAILURES` trials in a row fail; StorageError when the storage is lost. An
+    interruption propagates after its trial is queued again.
     """
     began, waiting = time.monotonic(), float("inf")
     with storage_errors(study.study_name), quiet():
-        limits, owner = study.user_attrs["identity"]["limits"], study.user_attrs.get("owner")
-        session = _Session(study, evaluator, worker, say, watch, limits, None if worker else owner)
+        limits, owner = (
+            study.user_attrs["identity"]["limits"],
+            study.user_attrs.get("owner"),
+        )
+        session = _Session(
+            study, evaluator, worker, say, watch, limits, None if worker else owner
+        )
         if not worker:
             study.set_user_attr("trials", trials)
             study.set_user_attr("over", False)
@@ -260,7 +356,9 @@ def run_trials(
                 session.optimize(left)
                 waiting = float("inf")
                 continue
-            running = len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+            running = len(
+                study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            )
             if late or worker or not running or time.monotonic() - waiting > wait:
                 break
             if waiting == float("inf"):
@@ -270,7 +368,10 @@ def run_trials(
             optuna.storages.fail_stale_trials(study)
         if not worker:
             study.set_user_attr("over", True)
-        scored, front = count_scored(study.get_trials(deepcopy=False)), pareto_front(study)
+        scored, front = (
+            count_scored(study.get_trials(deepcopy=False)),
+            pareto_front(study),
+        )
         say(f"{over}; {scored} shapes scored, {len(front)} on the front")
         _check_feasible(study)
 
@@ -279,8 +380,10 @@ def run_trials(
 class _Session:
     """The trials that this process runs.
 
-    barren, failed   trials in a row without a new shape within the limits, and that failed
-    number           of the latest trial; overtaken: another process has already ended it
+    barren, failed   trials in a row without a new shape within the limits, and that
+                     failed
+    number           of the latest trial; overtaken: another process has already ended
+                     it
     """
 
     study: optuna.Study
@@ -300,13 +403,17 @@ class _Session:
         self.reseed()
         try:
             self.study.optimize(
-                self.objective, timeout=seconds, catch=(SearchError,), callbacks=[lambda _, trial: self.after(trial)]
+                self.objective,
+                timeout=seconds,
+                catch=(SearchError,),
+                callbacks=[lambda _, trial: self.after(trial)],
             )
         except BaseException as error:
             if not (self.overtaken and isinstance(error, ValueError)):
                 self.queue_interrupted()
                 raise
-            self.say(f"trial {self.number}: stopped: {OVERTAKEN}")  # Optuna refuses to end it a second time
+            # Optuna refuses to end it a second time
+            self.say(f"trial {self.number}: stopped: {OVERTAKEN}")
             self.barren = self.failed = 0
             self.watch(self.study)
 
@@ -336,7 +443,11 @@ class _Session:
     def after(self, trial: FrozenTrial) -> None:
         """Report a trial, and stop the study if it was the last."""
         state, reason = outcome(trial), trial.user_attrs.get("reason", "")
-        described = _describe_scored(self.study, trial) if state == "complete" else f"{state or 'stopped'}: {reason}"
+        described = (
+            _describe_scored(self.study, trial)
+            if state == "complete"
+            else f"{state or 'stopped'}: {reason}"
+        )
         self.say(f"trial {trial.number}: {described}")
         self.barren = self.barren + 1 if state in {"duplicate", "too slow"} else 0
         self.failed = self.failed + 1 if state == "failed" else 0
@@ -349,17 +460,27 @@ class _Session:
             self.reseed()
 
     def reseed(self) -> None:
-        """Make the next draw depend only on the seed and the number of shapes drawn, so that a killed search repeats
-        it."""
-        seed, sampler = self.study.user_attrs.get("seed"), self.study.user_attrs["sampler"]
-        if seed is not None and sampler != "gp" and not self.worker:  # gp goes on from what it fitted before
+        """Make the next draw depend only on the seed and the number of shapes drawn, so
+        that a killed search repeats it."""
+        seed, sampler = (
+            self.study.user_attrs.get("seed"),
+            self.study.user_attrs["sampler"],
+        )
+        # gp goes on from what it fitted before
+        if seed is not None and sampler != "gp" and not self.worker:
             trials = self.study.get_trials(deepcopy=False)
-            drawn = sum(bool(trial.params) and not trial.system_attrs.get("fixed_params") for trial in trials)
+            drawn = sum(
+                bool(trial.params) and not trial.system_attrs.get("fixed_params")
+                for trial in trials
+            )
             self.study.sampler = make_sampler(sampler, seed, [drawn])
 
     def why_over(self) -> str:
         """Return why the search is over; empty if it is not."""
-        trials, size = self.study.get_trials(deepcopy=False), self.evaluator.costs.shapes.size()
+        trials, size = (
+            self.study.get_trials(deepcopy=False),
+            self.evaluator.costs.shapes.size(),
+        )
         if self.worker and self.study.user_attrs.get("over"):
             return "the search has ended"
         if any(trial.state == TrialState.WAITING for trial in trials):
@@ -367,7 +488,9 @@ class _Session:
         running = sum(trial.state == TrialState.RUNNING for trial in trials)
         wanted = self.study.user_attrs.get("trials")
         if wanted is not None and count_scored(trials) + running >= wanted:
-            return "all requested trials are done" + (f", or running elsewhere ({running})" if running else "")
+            return "all requested trials are done" + (
+                f", or running elsewhere ({running})" if running else ""
+            )
         if len({trial.user_attrs.get("key") for trial in trials} - {None}) >= size:
             return f"the space has no more than these {size} shapes"
         if self.barren >= PATIENCE:
@@ -375,33 +498,61 @@ class _Session:
         return ""
 
     def queue_interrupted(self) -> None:
-        """Queue the parameters of a trial that an interruption or a bug ended, for whoever continues the study."""
+        """Queue the parameters of a trial that an interruption or a bug ended, for
+        whoever continues the study."""
         if self.number < 0:
             return
         with suppress(StorageError), storage_errors(self.study.study_name):
             trial = self.study.get_trials(deepcopy=False)[self.number]
-            if trial.state == TrialState.FAIL and trial.params and outcome(trial) is None:
+            if (
+                trial.state == TrialState.FAIL
+                and trial.params
+                and outcome(trial) is None
+            ):
                 self.study.enqueue_trial(trial.params)
 
 
 def _describe_scored(study: optuna.Study, trial: FrozenTrial) -> str:
     objectives = study.user_attrs["identity"]["objectives"]
-    values = ", ".join(f"{name} {value:.4g}" for name, value in zip(objectives, trial.values, strict=True))
+    values = ", ".join(
+        f"{name} {value:.4g}"
+        for name, value in zip(objectives, trial.values, strict=True)
+    )
     on_front = any(trial.number == other.number for other in pareto_front(study))
-    return f"{values}{' (on the front)' if on_front else ''}: {describe_choice(trial.user_attrs['choice'])}"
+    return (
+        f"{values}{' (on the front)' if on_front else ''}: "
+        f"{describe_choice(trial.user_attrs['choice'])}"
+    )
 
 
 def _check_feasible(study: optuna.Study) -> None:
-    """Raise SearchError, naming the closest, if every shape that was drawn is outside the limits."""
-    limits, trials = study.user_attrs["identity"]["limits"], study.get_trials(deepcopy=False)
-    outside = [trial for trial in trials if outcome(trial) in {"complete", "too slow"} and not is_within_limits(trial)]
-    if not outside or any(outcome(trial) in {"complete", "pruned"} and is_within_limits(trial) for trial in trials):
+    """Raise SearchError, naming the closest, if every shape that was drawn is outside
+    the limits."""
+    limits, trials = (
+        study.user_attrs["identity"]["limits"],
+        study.get_trials(deepcopy=False),
+    )
+    outside = [
+        trial
+        for trial in trials
+        if outcome(trial) in {"complete", "too slow"} and not is_within_limits(trial)
+    ]
+    if not outside or any(
+        outcome(trial) in {"complete", "pruned"} and is_within_limits(trial)
+        for trial in trials
+    ):
         return
     closest = min(outside, key=lambda trial: max(trial.constraints.values()))
     wanted = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
-    least = f"score {closest.user_attrs['scores'][-1]:.4g}, at least {limits['score']:g}" if closest.values else ""
+    least = (
+        f"score {closest.user_attrs['scores'][-1]:.4g}, at least {limits['score']:g}"
+        if closest.values
+        else ""
+    )
     raise SearchError(
-        f"study {study.study_name!r}: none of {len(outside)} shapes is within {wanted}. The closest is trial "
-        f"{closest.number} ({describe_choice(closest.user_attrs['choice'])}): "
-        f"{least or closest.user_attrs['reason']}. Relax the limit, or add other shapes to the space"
+        f"study {study.study_name!r}: none of {len(outside)} shapes is within "
+        f"{wanted}. The closest is trial {closest.number} "
+        f"({describe_choice(closest.user_attrs['choice'])}): "
+        f"{least or closest.user_attrs['reason']}. Relax the limit, or add other "
+        "shapes to the space"
     )

@@ -1,6 +1,7 @@
 """One trial of a study: evaluate its shape, rung by rung, and read its outcome back.
 
-Attributes of a trial, besides its parameters and values (optuna-dashboard shows them all):
+Attributes of a trial, besides its parameters and values (optuna-dashboard shows them
+all):
 
     choice, key        the shape that was drawn, and its hash
     latency            {"ms", "error_ms"}: predicted
@@ -9,7 +10,8 @@ Attributes of a trial, besides its parameters and values (optuna-dashboard shows
     state, reason      as in search_report.TrialRecord
     twin               the trial of the same shape whose outcome was copied
     seconds            duration
-    owner              the search whose own process runs it; absent from a worker's trial
+    owner              the search whose own process runs it; absent from a worker's
+                       trial
 """
 
 import math
@@ -41,13 +43,15 @@ STATES: Mapping[TrialState, tuple[State, ...]] = {
 
 
 def outcome(trial: FrozenTrial) -> State | None:
-    """Return the trial's outcome; None while it waits or runs, and where its process died before the end."""
+    """Return the trial's outcome; None while it waits or runs, and where its process
+    died before the end."""
     state: State | None = trial.user_attrs.get("state")
     return state if state in STATES.get(trial.state, ()) else None
 
 
 def count_scored(trials: Sequence[FrozenTrial]) -> int:
-    """Count the trials whose shape was scored, or failed: those that a search spends its time on."""
+    """Count the trials whose shape was scored, or failed: those that a search spends
+    its time on."""
     return sum(outcome(trial) in {"complete", "pruned", "failed"} for trial in trials)
 
 
@@ -57,24 +61,35 @@ def is_within_limits(trial: FrozenTrial) -> bool:
 
 
 def pareto_front(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the completed trials within the limits that no other equals or beats in all objectives, cheapest first."""
+    """Return the completed trials within the limits that no other equals or beats in
+    all objectives, cheapest first."""
     trials = study.get_trials(deepcopy=False)
     values = [
-        (tuple(-v if d == StudyDirection.MAXIMIZE else v for v, d in zip(trial.values, study.directions, strict=True)),
-         trial.number)
+        (
+            tuple(
+                -v if d == StudyDirection.MAXIMIZE else v
+                for v, d in zip(trial.values, study.directions, strict=True)
+            ),
+            trial.number,
+        )
         for trial in trials
         if outcome(trial) == "complete" and trial.values and is_within_limits(trial)
-    ]  # fmt: skip
+    ]
     objectives = study.user_attrs["identity"]["objectives"]
     front = [trials[number] for _, number in find_front(values)]
     return sorted(front, key=lambda trial: costs_of(trial.user_attrs, objectives))
 
 
-def costs_of(attributes: Mapping[str, Any], objectives: Sequence[str]) -> tuple[float, ...]:
-    """Return the values of the objectives other than the score, in their order; NaN for one that is not known."""
+def costs_of(
+    attributes: Mapping[str, Any], objectives: Sequence[str]
+) -> tuple[float, ...]:
+    """Return the values of the objectives other than the score, in their order; NaN for
+    one that is not known."""
     latency, facts = attributes.get("latency", {}), attributes.get("facts", {})
     costs = {**facts, **({"latency": latency["ms"]} if latency else {})}
-    return tuple(float(costs.get(name, math.nan)) for name in objectives if name != "score")
+    return tuple(
+        float(costs.get(name, math.nan)) for name in objectives if name != "score"
+    )
 
 
 # ---- a pruning rule for several objectives; Optuna's pruners support one
@@ -93,25 +108,39 @@ class Standing:
     costs: tuple[float, ...] = ()
 
     def beats(self, other: "Standing") -> bool:
-        return self.score >= other.score and self.costs_no_more_than(other) and self != other
+        return (
+            self.score >= other.score
+            and self.costs_no_more_than(other)
+            and self != other
+        )
 
     def costs_no_more_than(self, other: "Standing", factor: float = 1.0) -> bool:
-        return all(own <= limit * factor for own, limit in zip(self.costs, other.costs, strict=True))
+        return all(
+            own <= limit * factor
+            for own, limit in zip(self.costs, other.costs, strict=True)
+        )
 
 
 def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
-    """Return why a trial is not promoted to the next rung; empty if it is. `others` have a score at its rung."""
+    """Return why a trial is not promoted to the next rung; empty if it is. `others`
+    have a score at its rung."""
     if not any(other.beats(standing) for other in others):
         return ""
     cheap = [other for other in others if other.costs_no_more_than(standing, ALIKE)]
-    rivals, about = [other for other in cheap if standing.costs_no_more_than(other, ALIKE)], "cost about the same"
+    rivals, about = (
+        [other for other in cheap if standing.costs_no_more_than(other, ALIKE)],
+        "cost about the same",
+    )
     if len(rivals) < REDUCTION:
         rivals, about = cheap, "cost no more"
     place = 1 + sum(other.score > standing.score for other in rivals)
     promoted = ceil((len(rivals) + 1) / REDUCTION)
     if len(rivals) < REDUCTION or place <= promoted:
         return ""
-    return f"{standing.score:.4g} is place {place} of {len(rivals) + 1} that {about}; the best {promoted} go on"
+    return (
+        f"{standing.score:.4g} is place {place} of {len(rivals) + 1} that {about}; the "
+        f"best {promoted} go on"
+    )
 
 
 # ---- evaluating a trial
@@ -119,7 +148,8 @@ def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a trial: its values in the order of the objectives if it has any, else the reason."""
+    """The end of a trial: its values in the order of the objectives if it has any, else
+    the reason."""
 
     state: State | None
     values: tuple[float, ...] | None = None
@@ -127,9 +157,13 @@ class Verdict:
 
 
 def evaluate_trial(
-    study: optuna.Study, trial: optuna.Trial, evaluator: "StudentEvaluator", limits: Mapping[str, float]
+    study: optuna.Study,
+    trial: optuna.Trial,
+    evaluator: "StudentEvaluator",
+    limits: Mapping[str, float],
 ) -> Verdict:
-    """Evaluate the shape that the trial draws; write every result into the trial as soon as it is known."""
+    """Evaluate the shape that the trial draws; write every result into the trial as
+    soon as it is known."""
     costs = evaluator.costs
     try:
         choice = costs.shapes.suggest(trial)
@@ -139,10 +173,14 @@ def evaluate_trial(
         if twin := _find_twin(study, key, trial.number):
             return _copy_outcome(trial, twin)
         latency = costs.latency(choice)
-        trial.set_user_attr("latency", {"ms": float(latency.ms), "error_ms": float(latency.error_ms)})
+        trial.set_user_attr(
+            "latency", {"ms": float(latency.ms), "error_ms": float(latency.error_ms)}
+        )
         if excess := _check_limits(trial, limits, {"latency"}):
             return Verdict("too slow", None, excess)
-        trial.set_user_attr("facts", {name: float(value) for name, value in costs.facts(choice).items()})
+        trial.set_user_attr(
+            "facts", {name: float(value) for name, value in costs.facts(choice).items()}
+        )
         if excess := _check_limits(trial, limits, limits.keys() - {"latency", "score"}):
             return Verdict("too slow", None, excess)
         return _score_rungs(study, trial, evaluator, choice, limits)
@@ -151,9 +189,14 @@ def evaluate_trial(
 
 
 def _score_rungs(
-    study: optuna.Study, trial: optuna.Trial, evaluator: "StudentEvaluator", choice: Any, limits: Mapping[str, float]
+    study: optuna.Study,
+    trial: optuna.Trial,
+    evaluator: "StudentEvaluator",
+    choice: Any,
+    limits: Mapping[str, float],
 ) -> Verdict:
-    """Score the shape on one rung after the other, until it is pruned, or the search ends elsewhere."""
+    """Score the shape on one rung after the other, until it is pruned, or the search
+    ends elsewhere."""
     objectives = study.user_attrs["identity"]["objectives"]
     costs = costs_of(trial.user_attrs, objectives)
     scores: list[float] = []
@@ -167,10 +210,16 @@ def _score_rungs(
             if study.user_attrs.get("over"):
                 return Verdict(None, None, "the search has ended")
             others = [
-                Standing(other.user_attrs["scores"][rung], costs_of(other.user_attrs, objectives))
+                Standing(
+                    other.user_attrs["scores"][rung],
+                    costs_of(other.user_attrs, objectives),
+                )
                 for other in study.get_trials(deepcopy=False)
                 if other.number != trial.number
-                and (other.state == TrialState.RUNNING or outcome(other) in {"complete", "pruned"})
+                and (
+                    other.state == TrialState.RUNNING
+                    or outcome(other) in {"complete", "pruned"}
+                )
                 and len(other.user_attrs.get("scores", ())) > rung
             ]
             if reason := reason_to_prune(Standing(score, costs), others):
@@ -178,18 +227,30 @@ def _score_rungs(
     if "score" in limits:
         trial.set_constraint("score", limits["score"] - scores[-1])
     rest = iter(costs)
-    return Verdict("complete", tuple(scores[-1] if name == "score" else next(rest) for name in objectives))
+    return Verdict(
+        "complete",
+        tuple(scores[-1] if name == "score" else next(rest) for name in objectives),
+    )
 
 
-def _check_limits(trial: optuna.Trial, limits: Mapping[str, float], names: set[str]) -> str:
-    """Return which limits the trial exceeds; tell the sampler by what share of each limit."""
+def _check_limits(
+    trial: optuna.Trial, limits: Mapping[str, float], names: set[str]
+) -> str:
+    """Return which limits the trial exceeds; tell the sampler by what share of each
+    limit."""
     over = []
     for name in sorted(names & limits.keys()):
         (value,), limit = costs_of(trial.user_attrs, [name]), limits[name]
-        error = SURE * trial.user_attrs["latency"]["error_ms"] if name == "latency" else 0.0
+        error = (
+            SURE * trial.user_attrs["latency"]["error_ms"] if name == "latency" else 0.0
+        )
         trial.set_constraint(name, (value + error - limit) / limit)
         if value + error > limit:
-            over.append(f"{name} {value:.4g}{f' + {error:.2g} ({SURE:g} errors)' if error else ''}, limit {limit:g}")
+            over.append(
+                f"{name} "
+                f"{value:.4g}{f' + {error:.2g} ({SURE:g} errors)' if error else ''}, "
+                f"limit {limit:g}"
+            )
     return "; ".join(over)
 
 
@@ -198,16 +259,24 @@ DRAWING = 10.0
 
 
 def _find_twin(study: optuna.Study, key: str, number: int) -> FrozenTrial | None:
-    """Return the trial of the same shape whose outcome is known, or that started before this one and still runs.
+    """Return the trial of the same shape whose outcome is known, or that started before
+    this one and still runs.
 
-    Wait for trials that started earlier to draw their shapes: of two that draw the same shape, one must see the other.
+    Wait for trials that started earlier to draw their shapes: of two that draw the same
+    shape, one must see the other.
     """
     while True:
         trials = study.get_trials(deepcopy=False)
         for trial in trials:
-            if trial.number == number or trial.user_attrs.get("key") != key or outcome(trial) == "duplicate":
+            if (
+                trial.number == number
+                or trial.user_attrs.get("key") != key
+                or outcome(trial) == "duplicate"
+            ):
                 continue
-            if outcome(trial) or (trial.state == TrialState.RUNNING and trial.number < number):
+            if outcome(trial) or (
+                trial.state == TrialState.RUNNING and trial.number < number
+            ):
                 return trial
         if not any(_is_drawing(trial) for trial in trials[:number]):
             return None
@@ -215,7 +284,11 @@ def _find_twin(study: optuna.Study, key: str, number: int) -> FrozenTrial | None
 
 
 def _is_drawing(trial: FrozenTrial) -> bool:
-    if trial.state != TrialState.RUNNING or "key" in trial.user_attrs or trial.datetime_start is None:
+    if (
+        trial.state != TrialState.RUNNING
+        or "key" in trial.user_attrs
+        or trial.datetime_start is None
+    ):
         return False
     return abs((datetime.now() - trial.datetime_start).total_seconds()) < DRAWING
 
@@ -230,4 +303,6 @@ def _copy_outcome(trial: optuna.Trial, twin: FrozenTrial) -> Verdict:
         trial.set_constraint(name, excess)
     state = outcome(twin)
     values = tuple(twin.values) if state == "complete" else None
-    return Verdict("duplicate", values, f"the shape of trial {twin.number} ({state or 'running'})")
+    return Verdict(
+        "duplicate", values, f"the shape of trial {twin.number} ({state or 'running'})"
+    )

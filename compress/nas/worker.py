@@ -1,7 +1,8 @@
-"""A worker: join the study of a search in another process, and evaluate shapes for it until it ends.
+"""A worker: join the study of a search in another process, and evaluate shapes for it
+until it ends.
 
-Any number of workers can start at any time; the study holds their inputs. If a worker is killed, another process runs
-its trial again with the same parameters.
+Any number of workers can start at any time; the study holds their inputs. If a worker
+is killed, another process runs its trial again with the same parameters.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,13 @@ from compress.models.loader import load_result, load_tokenizer
 from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
-from compress.nas.context import RunStages, ScratchEvaluator, SearchContext, StudentEvaluator, SupernetEvaluator
+from compress.nas.context import (
+    RunStages,
+    ScratchEvaluator,
+    SearchContext,
+    StudentEvaluator,
+    SupernetEvaluator,
+)
 from compress.nas.costs import CostModel
 from compress.nas.space import Shapes
 from compress.nas.study import close_study, join_study, run_trials
@@ -35,7 +42,8 @@ from compress.provenance import redact
 from compress.training.context import TrainingContext
 
 StageRunner = Callable[[Teacher, Teacher, TrainingContext], RunStages]
-"""Make a function that runs stages with a base teacher and a task teacher: `commands.search.stage_runner`."""
+"""Make a function that runs stages with a base teacher and a task teacher:
+`commands.search.stage_runner`."""
 ATTRIBUTE = "for workers"
 """The attribute of the study that holds WorkerInputs."""
 
@@ -46,7 +54,8 @@ class WorkerInputs:
 
     search     the text of search.yaml
     latencies  the latency models
-    weights    folder of the supernet, or of the teacher that trains each trial; digest: of its content
+    weights    folder of the supernet, or of the teacher that trains each trial; digest:
+               of its content
     steps      steps of each trial's training
     """
 
@@ -62,18 +71,28 @@ class WorkerInputs:
         """Load the inputs. Raises SearchError before `write_inputs` was called."""
         inputs: Any = study.user_attrs.get(ATTRIBUTE)
         if not isinstance(inputs, dict):
-            raise SearchError(f"study {study.study_name!r}: its search has not started its trials yet; try again then")
+            raise SearchError(
+                f"study {study.study_name!r}: its search has not started its trials "
+                "yet; try again then"
+            )
         return WorkerInputs(**inputs)
 
 
 def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
-    """Write the inputs of workers into the study, once the supernet is trained, or the teacher fine-tuned."""
+    """Write the inputs of workers into the study, once the supernet is trained, or the
+    teacher fine-tuned."""
     evaluator, stage = context.student_evaluator, context.search.space.supernet
-    folder = context.task_teacher.folder if stage is None else context.run.result(stage.name)
+    folder = (
+        context.task_teacher.folder if stage is None else context.run.result(stage.name)
+    )
     inputs = WorkerInputs(
-        context.search.to_yaml(), context.costs.latencies.to_json(), str(folder.resolve()), identify(folder),
-        context.training.bf16, evaluator.stage.steps if isinstance(evaluator, ScratchEvaluator) else None,
-    )  # fmt: skip
+        context.search.to_yaml(),
+        context.costs.latencies.to_json(),
+        str(folder.resolve()),
+        identify(folder),
+        context.training.bf16,
+        evaluator.stage.steps if isinstance(evaluator, ScratchEvaluator) else None,
+    )
     if study.user_attrs.get(ATTRIBUTE) != vars(inputs):
         study.set_user_attr(ATTRIBUTE, vars(inputs))
 
@@ -88,13 +107,16 @@ def join(
     allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> None:
-    """Evaluate shapes for the search in this storage until it ends, or `minutes` have passed.
+    """Evaluate shapes for the search in this storage until it ends, or `minutes` have
+    passed.
 
     name        of its study, if the storage holds several
-    weights     the folder of the supernet (or teacher) on this machine, if its path differs from the search's
+    weights     the folder of the supernet (or teacher) on this machine, if its path
+                differs from the search's
     allow_code  the folder of the user's own functions that the space names
 
-    Raises SearchError if the study or the weights cannot be reached, or are not those of the search.
+    Raises SearchError if the study or the weights cannot be reached, or are not those
+    of the search.
     """
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -106,43 +128,87 @@ def join(
         folder = weights or Path(inputs.weights)
         if not (folder / "config.json").is_file():
             raise SearchError(
-                f"{redact(storage)}: its search needs the weights in {folder}, which are not on this machine: mount or "
-                "copy that folder here, and pass its path with --weights"
+                f"{redact(storage)}: its search needs the weights in {folder}, which "
+                "are not on this machine: mount or copy that folder here, and pass its "
+                "path with --weights"
             )
         if identify(folder) != inputs.digest:
-            raise SearchError(f"{folder}: are not the weights of this search, or damaged; copy {inputs.weights} again")
-        search = SearchConfig.from_yaml(inputs.search, redact(storage)).with_code(allow_code)
-        evaluator = _make_evaluator(
-            search, inputs, folder, study.study_name, console=console, stage_runner=stage_runner
+            raise SearchError(
+                f"{folder}: are not the weights of this search, or damaged; copy "
+                f"{inputs.weights} again"
+            )
+        search = SearchConfig.from_yaml(inputs.search, redact(storage)).with_code(
+            allow_code
         )
-        run_trials(study, evaluator, seconds=None if minutes is None else 60 * minutes, worker=True, say=say)
+        evaluator = _make_evaluator(
+            search,
+            inputs,
+            folder,
+            study.study_name,
+            console=console,
+            stage_runner=stage_runner,
+        )
+        run_trials(
+            study,
+            evaluator,
+            seconds=None if minutes is None else 60 * minutes,
+            worker=True,
+            say=say,
+        )
     finally:
         close_study(study)
 
 
 def _make_evaluator(
-    search: SearchConfig, inputs: WorkerInputs, folder: Path, study: str, *, console: Console, stage_runner: StageRunner
+    search: SearchConfig,
+    inputs: WorkerInputs,
+    folder: Path,
+    study: str,
+    *,
+    console: Console,
+    stage_runner: StageRunner,
 ) -> StudentEvaluator:
     data = load_task(search.data, **asdict(search.columns), seed=search.seed)
     task = data.task
     bf16 = inputs.bf16
     tokenizer = load_tokenizer(folder)
-    evaluator = Evaluator.from_split(task, data.validation, tokenizer, search.max_length)
+    evaluator = Evaluator.from_split(
+        task, data.validation, tokenizer, search.max_length
+    )
     latencies = LatencyTable.from_json(inputs.latencies)
     if search.space.mode == "supernet":
         whole = load_result(folder, "task", task.kind).to(PartialState().device)
-        costs = CostModel(search, Shapes.from_space(search.space, whole.config), latencies, task.kind)
-        training = TrainingContext(data, None, tokenizer, Collate(tokenizer, left=pads_left(whole)), bf16, console)
+        costs = CostModel(
+            search, Shapes.from_space(search.space, whole.config), latencies, task.kind
+        )
+        training = TrainingContext(
+            data,
+            None,
+            tokenizer,
+            Collate(tokenizer, left=pads_left(whole)),
+            bf16,
+            console,
+        )
         return SupernetEvaluator.from_model(costs, whole, evaluator, training)
     task_teacher = teacher.load(search.teacher, folder, task)
     task_teacher.model.to(PartialState().device)
     collate = Collate(tokenizer, left=pads_left(task_teacher.model))
     training = TrainingContext(data, None, tokenizer, collate, bf16, console)
-    costs = CostModel(search, Shapes.from_space(search.space, task_teacher.model.config), latencies, task.kind)
+    costs = CostModel(
+        search,
+        Shapes.from_space(search.space, task_teacher.model.config),
+        latencies,
+        task.kind,
+    )
     stage = search.space.short
     if inputs.steps is not None:
         stage = stage.model_copy(update={"steps": inputs.steps})
     scratch = home() / "search" / f"{study}-{digest.hash_value(inputs.search)[:12]}"
     return ScratchEvaluator(
-        costs, stage_runner(task_teacher, task_teacher, training), training, evaluator, scratch, stage
+        costs,
+        stage_runner(task_teacher, task_teacher, training),
+        training,
+        evaluator,
+        scratch,
+        stage,
     )

@@ -1,18 +1,23 @@
-"""Lan et al. 2020, "ALBERT: A Lite BERT for Self-supervised Learning of Language Representations", arXiv:1909.11942.
+"""Lan et al. 2020, "ALBERT: A Lite BERT for Self-supervised Learning of Language
+Representations", arXiv:1909.11942.
 
-Sec. 3.1  sentence_order             rows of two consecutive segments, half of them swapped
+Sec. 3.1  sentence_order             rows of two consecutive segments, half of them
+swapped
 Sec. 3.1  sentence_order_prediction  cross entropy of the two-class pooled output
 Sec. 4.1  mask                       n-gram masking: p(n) ~ 1/n, n <= 3
-not in it from_bert                  a student's weights from a trained BERT (compress/models/to_albert.py)
+not in it from_bert                  a student's weights from a trained BERT
+                                     (compress/models/to_albert.py)
 
 Shapes: B examples, L tokens.
 
 Deviations
-- sentence_order: a chunk of a single sentence cannot be swapped. As in the authors' code, its second segment comes from
-  another document and counts as swapped; the paper does not say. That document is one of the `near` latest (bert.py).
-- mask: drawn anew for each batch; theirs is fixed when the data are written. An n-gram does not cross a special token;
-  theirs may join the end of the first segment and the start of the second. Words begin where `Words` says; theirs also
-  splits words at letters outside of a-z.
+- sentence_order: a chunk of a single sentence cannot be swapped. As in the authors'
+  code, its second segment comes from another document and counts as swapped; the paper
+  does not say. That document is one of the `near` latest (bert.py).
+- mask: drawn anew for each batch; theirs is fixed when the data are written. An n-gram
+  does not cross a special token; theirs may join the end of the first segment and the
+  start of the second. Words begin where `Words` says; theirs also splits words at
+  letters outside of a-z.
 """
 
 from bisect import bisect_right
@@ -33,7 +38,9 @@ from compress.training.reads import reads
 
 
 @reads("pair", against="sentence_order", per="example")
-def sentence_order_prediction(student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None) -> Tensor:
+def sentence_order_prediction(
+    student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None
+) -> Tensor:
     """-log softmax(z)[label], mean over examples; 0: in order, 1: swapped."""
     return cross_entropy(student_B2.float(), labels_B)
 
@@ -47,9 +54,20 @@ def sentence_order(
     short: float = 0.1,
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
-    """Build rows of two segments (Sec. 3.1); `sentence_order`: 0 in order, 1 swapped or random, see bert.pairs."""
-    rows = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, other="swapped")
-    return (row | {"sentence_order": int(relation != "follows")} for row, relation in rows)
+    """Build rows of two segments (Sec. 3.1); `sentence_order`: 0 in order, 1 swapped or
+    random, see bert.pairs."""
+    rows = bert.pairs(
+        documents,
+        frame,
+        max_length=max_length,
+        rng=rng,
+        short=short,
+        near=near,
+        other="swapped",
+    )
+    return (
+        row | {"sentence_order": int(relation != "follows")} for row, relation in rows
+    )
 
 
 def mask(
@@ -60,18 +78,23 @@ def mask(
     longest: int = 3,
     max_predictions: int | None = None,
 ) -> dict[str, Tensor]:
-    """Mask n-grams of whole words (Sec. 4.1), p(n) = (1/n) / sum_k (1/k), until `rate` of each row's tokens are chosen.
+    """Mask n-grams of whole words (Sec. 4.1), p(n) = (1/n) / sum_k (1/k), until `rate`
+    of each row's tokens are chosen.
 
     Each token then becomes the mask, another or stays as it is, 80/10/10.
 
-    Words begin n-grams in random order. An n-gram that overlaps a chosen word is skipped; one that would exceed the
-    rate loses its last words. The rate counts special tokens, as in bert.mask. At least one token may be chosen, so a
-    row with no word that short stays as it is.
+    Words begin n-grams in random order. An n-gram that overlaps a chosen word is
+    skipped; one that would exceed the rate loses its last words. The rate counts
+    special tokens, as in bert.mask. At least one token may be chosen, so a row with no
+    word that short stays as it is.
     """
     open_BL = bert.predictable(batch, words)
     inside_BL = open_BL & ~words.starts_V[batch["input_ids"]]
-    wanted_B = (rate * batch["attention_mask"].sum(-1)).round().clamp(1, max_predictions)
-    chosen_BL = torch.zeros(open_BL.shape, dtype=torch.bool)  # moved to the device once, not a row at a time
+    wanted_B = (
+        (rate * batch["attention_mask"].sum(-1)).round().clamp(1, max_predictions)
+    )
+    # moved to the device once, not a row at a time
+    chosen_BL = torch.zeros(open_BL.shape, dtype=torch.bool)
     rows = zip(open_BL.tolist(), inside_BL.tolist(), wanted_B.tolist(), strict=True)
     for row, (open_L, inside_L, wanted) in enumerate(rows):
         chosen_BL[row, _ngrams(_words(open_L, inside_L), int(wanted), longest)] = True
@@ -79,7 +102,8 @@ def mask(
 
 
 def _words(open_L: list[bool], inside_L: list[bool]) -> list[list[list[int]]]:
-    """Split a row into runs of words between special tokens; a word is a list of its positions."""
+    """Split a row into runs of words between special tokens; a word is a list of its
+    positions."""
     runs: list[list[list[int]]] = [[]]
     for position, (opened, inside) in enumerate(zip(open_L, inside_L, strict=True)):
         if not opened:

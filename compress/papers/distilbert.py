@@ -1,16 +1,17 @@
 """Sanh et al. 2019, "DistilBERT, a distilled version of BERT", arXiv:1910.01108.
 
-Sec. 2  L = 5 L_ce + 2 L_mlm + 1 L_cos; the paper names the three, the weights are the authors' README's
-        soft_targets         L_ce over every real token, T = 2
-        masked_soft_targets  L_ce over the masked positions only (their --restrict_ce_to_mask)
-        bert.masked_lm       L_mlm
-        cosine               L_cos of the last hidden states
+Sec. 2  L = 5 L_ce + 2 L_mlm + 1 L_cos; the paper names the three, the weights are the
+        authors' README's soft_targets         L_ce over every real token, T = 2
+        masked_soft_targets  L_ce over the masked positions only (their
+        --restrict_ce_to_mask) bert.masked_lm       L_mlm cosine               L_cos of
+        the last hidden states
 code    mask                 smoothed masking: rare tokens are predicted more often
 
 Shapes: B examples, L tokens, D hidden, V vocabulary.
 
-Deviations: none in the formulas; T^2 KL divided by the number of selected tokens, as `batchmean` over [tokens, V] does.
-mask: where a batch has fewer tokens to predict than are wanted, all of these are; theirs counts on there being enough.
+Deviations: none in the formulas; T^2 KL divided by the number of selected tokens, as
+`batchmean` over [tokens, V] does. mask: where a batch has fewer tokens to predict than
+are wanted, all of these are; theirs counts on there being enough.
 """
 
 import math
@@ -29,7 +30,11 @@ from compress.training.reads import Temperature, reads
 
 @reads("logits", per="token")
 def soft_targets(
-    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, temperature: Temperature = 2.0
+    student_BLV: Tensor,
+    teacher_BLV: Tensor,
+    mask_BL: Tensor,
+    *,
+    temperature: Temperature = 2.0,
 ) -> Tensor:
     """L_ce: T^2 KL(softmax(z_T / T) || softmax(z_S / T)), mean over the real tokens."""
     return mean_over(kl_divergence(student_BLV, teacher_BLV, temperature), mask_BL)
@@ -37,7 +42,11 @@ def soft_targets(
 
 @reads("logits", per="label", mask="labels")
 def masked_soft_targets(
-    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, temperature: Temperature = 2.0
+    student_BLV: Tensor,
+    teacher_BLV: Tensor,
+    mask_BL: Tensor,
+    *,
+    temperature: Temperature = 2.0,
 ) -> Tensor:
     """L_ce restricted to the masked positions; here `mask_BL` marks those."""
     return mean_over(kl_divergence(student_BLV, teacher_BLV, temperature), mask_BL)
@@ -45,21 +54,36 @@ def masked_soft_targets(
 
 @reads("layers", per="token")
 def cosine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
-    """L_cos: 1 - cos(h_S, h_T), mean over the real tokens. The paper compares the last layer: `layers: last`."""
-    return mean_over(1 - cosine_similarity(student_BLD.float(), teacher_BLD.float(), dim=-1), mask_BL)
+    """L_cos: 1 - cos(h_S, h_T), mean over the real tokens. The paper compares the last
+    layer: `layers: last`."""
+    return mean_over(
+        1 - cosine_similarity(student_BLD.float(), teacher_BLD.float(), dim=-1), mask_BL
+    )
 
 
-def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, smoothing: float = 0.7) -> dict[str, Tensor]:
-    """Mask ceil(`rate` * tokens of the batch) positions, 80/10/10, rare tokens more often. Needs words.counts_V.
+def mask(
+    batch: Mapping[str, Tensor],
+    words: Words,
+    *,
+    rate: float = 0.15,
+    smoothing: float = 0.7,
+) -> dict[str, Tensor]:
+    """Mask ceil(`rate` * tokens of the batch) positions, 80/10/10, rare tokens more
+    often. Needs words.counts_V.
 
-    Drawn without replacement with weight max(count, 1)^-`smoothing` of their token, special tokens never (authors'
-    code, after XLM and word2vec).
+    Drawn without replacement with weight max(count, 1)^-`smoothing` of their token,
+    special tokens never (authors' code, after XLM and word2vec).
     """
     if words.counts_V is None:
-        raise DataError("distilbert.mask weighs tokens by how often they occur, but the tokens were not counted")
+        raise DataError(
+            "distilbert.mask weighs tokens by how often they occur, but the tokens "
+            "were not counted"
+        )
     weight_V = words.counts_V.clamp_min(1).double().pow(-smoothing)
     weight_BL = weight_V[batch["input_ids"]] * predictable(batch, words)
-    wanted = min(math.ceil(rate * int(batch["attention_mask"].sum())), int((weight_BL > 0).sum()))
+    wanted = min(
+        math.ceil(rate * int(batch["attention_mask"].sum())), int((weight_BL > 0).sum())
+    )
     chosen_BL = torch.zeros_like(weight_BL, dtype=torch.bool)
     if wanted:
         chosen_BL.view(-1)[weight_BL.flatten().multinomial(wanted)] = True

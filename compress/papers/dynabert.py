@@ -1,33 +1,43 @@
-"""Hou et al. 2020, "DynaBERT: Dynamic BERT with Adaptive Width and Depth", arXiv:2004.04037.
+"""Hou et al. 2020, "DynaBERT: Dynamic BERT with Adaptive Width and Depth",
+arXiv:2004.04037.
 
-Sec. 2.1  Sandwich    step: the whole student and some of its subnets learn from one teacher at once
+Sec. 2.1  Sandwich    step: the whole student and some of its subnets learn from one
+teacher at once
 Sec. 2.2              the same with fewer layers too
-Sec. 2.1  first       importance that ranks units by their order, which keeps the prefix of a rewired student
+Sec. 2.1  first       importance that ranks units by their order, which keeps the prefix
+of a rewired student
 
-and the ways of choosing the subnets of a step:
-Yu & Huang 2019, "Universally Slimmable Networks and Improved Training Techniques", arXiv:1903.05134: the sandwich rule,
-the largest, the smallest and `random` others.
-Yin et al. 2021, "AutoTinyBERT: Automatic Hyper-parameter Optimization for Efficient Pre-trained Language Models",
-arXiv:2107.13686: one at random (`largest: false, smallest: false, random: 1`), another in every process.
-Cai et al. 2020, "Once-for-All: Train One Network and Specialize it for Efficient Deployment", arXiv:1908.09791: of many
-shapes; here those `among` which a search chooses, such as the ones within its latency budget.
+and the ways of choosing the subnets of a step: Yu & Huang 2019, "Universally Slimmable
+Networks and Improved Training Techniques", arXiv:1903.05134: the sandwich rule, the
+largest, the smallest and `random` others. Yin et al. 2021, "AutoTinyBERT: Automatic
+Hyper-parameter Optimization for Efficient Pre-trained Language Models",
+arXiv:2107.13686: one at random (`largest: false, smallest: false, random: 1`), another
+in every process. Cai et al. 2020, "Once-for-All: Train One Network and Specialize it
+for Efficient Deployment", arXiv:1908.09791: of many shapes; here those `among` which a
+search chooses, such as the ones within its latency budget.
 
-The student should be `ordered` first (a `prune` stage with `way: 0`), so that its prefixes, the subnets, are good.
+The student should be `ordered` first (a `prune` stage with `way: 0`), so that its
+prefixes, the subnets, are good.
 
 Shapes: B batch, L tokens, D hidden.
 
 Deviations:
-- from the paper and the authors' code: a width applies to heads and neurons, as there, and to the residual stream too,
-  because transformers' BERT cannot have narrower attention. A term on hidden states therefore learns a map to the
-  teacher's width (`project: true`), of which a narrower subnet uses the first columns.
-- from the authors' code: theirs runs every width and depth at each step, 4 or 12 subnets; here they are drawn.
-- from the paper: both stages learn from the fine-tuned teacher; the paper's second one from the width-adaptive student,
-  each depth from the teacher of its own width (the authors' code has the full width teach all).
-- from the paper: fewer layers are spread evenly, the first and the last among them; `depth: uniform` is its own rule.
-- from the authors' code: the teacher is in eval mode; hidden states and embeddings of real tokens count.
-- from the authors' code, in recipe `prune-dynabert`: words are replaced by near vectors, not by a language model, and
-  not in all rows of large data. The student that is cut out recovers alone and from the teacher; theirs all together,
-  and on labels.
+- from the paper and the authors' code: a width applies to heads and neurons, as there,
+  and to the residual stream too, because transformers' BERT cannot have narrower
+  attention. A term on hidden states therefore learns a map to the teacher's width
+  (`project: true`), of which a narrower subnet uses the first columns.
+- from the authors' code: theirs runs every width and depth at each step, 4 or 12
+  subnets; here they are drawn.
+- from the paper: both stages learn from the fine-tuned teacher; the paper's second one
+  from the width-adaptive student, each depth from the teacher of its own width (the
+  authors' code has the full width teach all).
+- from the paper: fewer layers are spread evenly, the first and the last among them;
+  `depth: uniform` is its own rule.
+- from the authors' code: the teacher is in eval mode; hidden states and embeddings of
+  real tokens count.
+- from the authors' code, in recipe `prune-dynabert`: words are replaced by near
+  vectors, not by a language model, and not in all rows of large data. The student that
+  is cut out recovers alone and from the teacher; theirs all together, and on labels.
 """
 
 import math
@@ -56,27 +66,41 @@ from compress.training.teacher_cache import TeacherCache
 from compress.training.trainer import Score
 
 
-def first(student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan) -> Importance:
-    """Rank the units of each group by their order, so that cutting keeps those of `Sandwich`'s subnets."""
-    return {group: torch.arange(count, 0, -1).float() for group, count in plan.groups.items() if group.axis != "layers"}
+def first(
+    student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan
+) -> Importance:
+    """Rank the units of each group by their order, so that cutting keeps those of
+    `Sandwich`'s subnets."""
+    return {
+        group: torch.arange(count, 0, -1).float()
+        for group, count in plan.groups.items()
+        if group.axis != "layers"
+    }
 
 
 class Sandwich(WrappedStep):
-    """step(**batch) -> the sum of `objective` over the largest, the smallest and `random` other subnets of the student.
+    """step(**batch) -> the sum of `objective` over the largest, the smallest and
+    `random` other subnets of the student.
 
-    widths      shares of hidden (of MobileBERT the bottleneck), heads and neurons together; or each separately:
-    hidden, heads, ffn, embedding, bottleneck    counts, or shares below 1, of the student's own
+    widths      shares of hidden (of MobileBERT the bottleneck), heads and neurons
+                together; or each separately:
+    hidden, heads, ffn, embedding, bottleneck    counts, or shares below 1, of the
+    student's own
     layers      likewise; `depth` selects them: even, or uniform, the paper's own rule
-    among       instead of these, a list of subnets: [{layers: 2, heads: 3, hidden: 96, ffn: 384}, ...]
-    largest, smallest    whether the whole student, and its smallest subnet, learn in every step
-    power       the loss of a subnet is multiplied by (its weights / the whole's, without embeddings) ** power
+    among       instead of these, a list of subnets: [{layers: 2, heads: 3, hidden: 96,
+                ffn: 384}, ...]
+    largest, smallest    whether the whole student, and its smallest subnet, learn in
+                         every step
+    power       the loss of a subnet is multiplied by (its weights / the whole's,
+                without embeddings) ** power
     shown       the teacher's cached outputs, if any
 
-    Sizes are combined with each other and with the student's own (heads keep their size if only hidden is given);
-    combinations that no model can have are left out. The subnets of a step depend on torch's seed at construction, the
-    number of the step, which `begin` sets, and the process. Each layer has the teacher layers that it has in the whole
-    student. Raises PruneError for impossible sizes, and ObjectiveError without an objective or for terms that cannot
-    compare some subnet with the teacher.
+    Sizes are combined with each other and with the student's own (heads keep their size
+    if only hidden is given); combinations that no model can have are left out. The
+    subnets of a step depend on torch's seed at construction, the number of the step,
+    which `begin` sets, and the process. Each layer has the teacher layers that it has
+    in the whole student. Raises PruneError for impossible sizes, and ObjectiveError
+    without an objective or for terms that cannot compare some subnet with the teacher.
     """
 
     only_rows = True
@@ -105,43 +129,67 @@ class Sandwich(WrappedStep):
     ) -> None:
         super().__init__()
         if objective is None:
-            raise ObjectiveError("dynabert.Sandwich minimises an objective on each subnet: give the stage one")
+            raise ObjectiveError(
+                "dynabert.Sandwich minimises an objective on each subnet: give the "
+                "stage one"
+            )
         self.distillation = Distillation(student, shown or teacher, objective)
         self.supernet = Supernet(student, depth=depth)
-        axes = dict(zip(SIZES, (layers, hidden, heads, ffn, embedding, bottleneck), strict=True))
+        axes = dict(
+            zip(SIZES, (layers, hidden, heads, ffn, embedding, bottleneck), strict=True)
+        )
         requests = list(among) or list(_combine(self.supernet.plan, axes, widths))
         if among and (widths or any(axes.values())):
-            raise PruneError("dynabert.Sandwich: `among` lists the subnets; remove the other sizes")
+            raise PruneError(
+                "dynabert.Sandwich: `among` lists the subnets; remove the other sizes"
+            )
         shapes = _resolve_sizes(student.config, requests, strict=bool(among))
         self.whole = Sizes.from_config(student.config)
         self.always = {"largest": self.whole} if largest else {}
         if smallest:
             self.always["smallest"] = min(shapes, key=inner_weights)
         self.drawn = [shape for shape in shapes if shape not in self.always.values()]
-        self.random, self.power, self.seed, self.step = random, power, torch.initial_seed(), 0
+        self.random, self.power, self.seed, self.step = (
+            random,
+            power,
+            torch.initial_seed(),
+            0,
+        )
         if not self.always and not (random and self.drawn):
-            raise PruneError("dynabert.Sandwich: no subnet would be trained: give sizes, and `random`, or `largest`")
+            raise PruneError(
+                "dynabert.Sandwich: no subnet would be trained: give sizes, and "
+                "`random`, or `largest`"
+            )
         if teacher is not None:
             shape = Shape.from_config(teacher.config)
             # no term compares the number of layers, nor neurons
-            compared = {replace(sizes, layers=1, ffn=1): sizes for sizes in (*self.always.values(), *self.drawn)}
+            compared = {
+                replace(sizes, layers=1, ffn=1): sizes
+                for sizes in (*self.always.values(), *self.drawn)
+            }
             for sizes in compared.values():
-                objective.check_shapes(Shape.from_config(resize_config(student.config, sizes)), shape)
+                objective.check_shapes(
+                    Shape.from_config(resize_config(student.config, sizes)), shape
+                )
 
     @property
     def objective(self) -> Objective:
         return self.distillation.objective
 
     def begin(self, step: int, total: int) -> None:
-        """Set the number of the optimiser step, which determines the subnets for all parts of its batch."""
+        """Set the number of the optimiser step, which determines the subnets for all
+        parts of its batch."""
         self.step = step
 
     def wrap_score(self, score: Score) -> Score:
         """Return the mean score of all subnets, which decides what weights are kept."""
-        return score_subnets(score, [*self.always.values(), *self.drawn], depth=self.supernet.depth)
+        return score_subnets(
+            score, [*self.always.values(), *self.drawn], depth=self.supernet.depth
+        )
 
     def subnets(self) -> list[tuple[str, Sizes]]:
-        """Return (name in the log, sizes) of the subnets that this step trains in this process."""
+        """Return (name in the log, sizes) of the subnets that this step trains in this
+        process."""
         rank, world = PartialState().process_index, PartialState().num_processes
         draw = np.random.default_rng([self.seed, self.step * world + rank])
         chosen = draw.permutation(len(self.drawn))[: self.random]
@@ -149,7 +197,10 @@ class Sandwich(WrappedStep):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         items = batch.pop("items", None)
-        teacher, lookup = self.distillation.read_teacher(batch), self.supernet.lookup(batch)
+        teacher, lookup = (
+            self.distillation.read_teacher(batch),
+            self.supernet.lookup(batch),
+        )
         losses: list[Tensor] = []
         logged: dict[str, Tensor] = {}
         subnets = self.subnets()
@@ -163,11 +214,18 @@ class Sandwich(WrappedStep):
         return {"loss": torch.stack(losses).sum(), **logged}
 
     def _parts(
-        self, sizes: Sizes, batch: Mapping[str, Tensor], teacher: Signals | None, items: Any, lookup: Lookup
+        self,
+        sizes: Sizes,
+        batch: Mapping[str, Tensor],
+        teacher: Signals | None,
+        items: Any,
+        lookup: Lookup,
     ) -> dict[str, Tensor]:
         layers = self.supernet.layers(sizes)
         at_BL = self.distillation.find_labelled(self.student, batch)
-        student = self.supernet.signals(batch, self.objective.student_wants, sizes, lookup=lookup, at_BL=at_BL)
+        student = self.supernet.signals(
+            batch, self.objective.student_wants, sizes, lookup=lookup, at_BL=at_BL
+        )
         pairs = [pairs_of_subnet(each, layers) for each in self.objective.pairs]
         return self.objective(student, teacher, batch, items, pairs)
 
@@ -178,25 +236,39 @@ class Sandwich(WrappedStep):
 def _combine(
     plan: SlicePlan, axes: Mapping[str, Sequence[float]], widths: Sequence[float]
 ) -> Iterable[Mapping[str, float]]:
-    """Yield all combinations of these sizes and the student's own, as arguments of `Sizes.from_request`."""
-    together = ("hidden" if plan.sizes.bottleneck is None else "bottleneck", "heads", "ffn")
+    """Yield all combinations of these sizes and the student's own, as arguments of
+    `Sizes.from_request`."""
+    together = (
+        "hidden" if plan.sizes.bottleneck is None else "bottleneck",
+        "heads",
+        "ffn",
+    )
     if widths and any(axes[axis] for axis in together):
-        raise PruneError(f"dynabert.Sandwich: `widths` is {', '.join(together)} together; remove those")
+        raise PruneError(
+            f"dynabert.Sandwich: `widths` is {', '.join(together)} together; remove "
+            "those"
+        )
     if wrong := [width for width in widths if not 0 < width <= 1]:
         raise PruneError(
-            f"dynabert.Sandwich: widths: {wrong[0]:g}; expected shares of the student's own, above 0 up to 1"
+            f"dynabert.Sandwich: widths: {wrong[0]:g}; expected shares of the "
+            "student's own, above 0 up to 1"
         )
     alone = [[{}, *({axis: size} for size in sizes)] for axis, sizes in axes.items()]
-    wide: list[Mapping[str, float]] = [{}, *(dict.fromkeys(together, width) for width in widths if width < 1)]
+    wide: list[Mapping[str, float]] = [
+        {},
+        *(dict.fromkeys(together, width) for width in widths if width < 1),
+    ]
     for parts in product(wide, *alone):
         yield {axis: size for part in parts for axis, size in part.items()}
 
 
-def _resolve_sizes(config: Any, requests: Iterable[Mapping[str, float]], *, strict: bool) -> list[Sizes]:
+def _resolve_sizes(
+    config: Any, requests: Iterable[Mapping[str, float]], *, strict: bool
+) -> list[Sizes]:
     """List the possible sizes without repetition.
 
-    Raises PruneError if all combinations of a requested size are impossible, or if `strict` for the first impossible
-    one.
+    Raises PruneError if all combinations of a requested size are impossible, or if
+    `strict` for the first impossible one.
     """
     possible: dict[Sizes, None] = {}
     problems: dict[tuple[str, float], PruneError] = {}
@@ -204,7 +276,10 @@ def _resolve_sizes(config: Any, requests: Iterable[Mapping[str, float]], *, stri
     for request in requests:
         for axis in request:
             if axis not in SIZES:
-                raise PruneError(f"dynabert.Sandwich: among: no size {axis!r}.{did_you_mean(axis, SIZES)}")
+                raise PruneError(
+                    "dynabert.Sandwich: among: no size "
+                    f"{axis!r}.{did_you_mean(axis, SIZES)}"
+                )
         try:
             possible[Sizes.from_request(config, **request)] = None
             used.update(request.items())

@@ -1,26 +1,36 @@
-"""Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", arXiv:2003.10555.
+"""Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
+Generators", arXiv:2003.10555.
 
-Sec. 2    mask                  corruption: 15 % of the tokens are chosen, 85 % of these become [MASK]
-Sec. 2    replace               the generator's samples take the places of the chosen tokens
-Sec. 2    replaced_tokens       L_Disc, cross entropy of original against replaced, over every real token
+Sec. 2    mask                  corruption: 15 % of the tokens are chosen, 85 % of these
+become [MASK]
+Sec. 2    replace               the generator's samples take the places of the chosen
+tokens
+Sec. 2    replaced_tokens       L_Disc, cross entropy of original against replaced, over
+every real token
 (ours)    soft_replaced_tokens  the same against a discriminator teacher's probabilities
-Sec. 2    ReplacedTokens        step: L_MLM of the generator + 50 L_Disc, embeddings tied (Sec. 3.2)
-App. B    FineTuning            step: an objective with layer-wise decay of the learning rate
+Sec. 2    ReplacedTokens        step: L_MLM of the generator + 50 L_Disc, embeddings
+tied (Sec. 3.2)
+App. B    FineTuning            step: an objective with layer-wise decay of the learning
+rate
 
 Shapes: B examples, L tokens, R chosen positions, N draws per example, V vocabulary.
 
 Deviations
-- from the paper and the authors' code: soft_replaced_tokens and every other term of an `objective` are additions, for a
-  discriminator that also learns from a teacher. They read student and teacher on the text with the samples in it.
-- from the authors' code: a position drawn twice counts once in L_MLM; theirs counts it twice. The 85 % is decided per
-  position, theirs per draw. At most `rate` of the tokens are drawn; theirs also has a ceiling for the whole batch.
-- from the authors' code: means divide by the count, theirs by the count + 1e-6; Adam corrects its bias, theirs does
-  not.
-- from the authors' code: rows are whole sentences of one document as a single segment; nine in ten of theirs have two
-  segments of it, [CLS] A [SEP] B [SEP], and one in twenty is of any length from 5 tokens on.
-- FineTuning decays as the authors' code does: decay^(N + 2 - depth) with the embeddings at depth 0, layer i of N at i
-  and the head at N + 2, so that already the last layer learns at decay^2: they call it a bug, left in for the results
-  that have it (their issue 51).
+- from the paper and the authors' code: soft_replaced_tokens and every other term of an
+  `objective` are additions, for a discriminator that also learns from a teacher. They
+  read student and teacher on the text with the samples in it.
+- from the authors' code: a position drawn twice counts once in L_MLM; theirs counts it
+  twice. The 85 % is decided per position, theirs per draw. At most `rate` of the tokens
+  are drawn; theirs also has a ceiling for the whole batch.
+- from the authors' code: means divide by the count, theirs by the count + 1e-6; Adam
+  corrects its bias, theirs does not.
+- from the authors' code: rows are whole sentences of one document as a single segment;
+  nine in ten of theirs have two segments of it, [CLS] A [SEP] B [SEP], and one in
+  twenty is of any length from 5 tokens on.
+- FineTuning decays as the authors' code does: decay^(N + 2 - depth) with the embeddings
+  at depth 0, layer i of N at i and the head at N + 2, so that already the last layer
+  learns at decay^2: they call it a bug, left in for the results that have it (their
+  issue 51).
 """
 
 import copy
@@ -46,19 +56,32 @@ from compress.training.reads import Temperature, reads
 from compress.training.step import Distillation, WrappedStep
 
 
-def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, masked: float = 0.85) -> dict[str, Tensor]:
-    """Draw `rate` of each row's tokens with replacement; `masked` of these become [MASK], the others stay.
+def mask(
+    batch: Mapping[str, Tensor],
+    words: Words,
+    *,
+    rate: float = 0.15,
+    masked: float = 0.85,
+) -> dict[str, Tensor]:
+    """Draw `rate` of each row's tokens with replacement; `masked` of these become
+    [MASK], the others stay.
 
-    Labels are the original tokens at the drawn positions. At least one token of a row is drawn, but no special token.
+    Labels are the original tokens at the drawn positions. At least one token of a row
+    is drawn, but no special token.
     """
     ids_BL, real_BL = batch["input_ids"], batch["attention_mask"].bool()
     open_BL = real_BL & ~words.special_V.to(ids_BL.device)[ids_BL]
     draws_B = (rate * real_BL.sum(-1)).round().long().clamp_min(1)
-    # a row without candidates needs some distribution to draw from; its draws are dropped below
+    # a row without candidates needs some distribution to draw from; its draws are
+    # dropped below
     weights_BL = open_BL.float() + (~open_BL.any(-1, keepdim=True)).float()
     drawn_BN = torch.multinomial(weights_BL, int(draws_B.max()), replacement=True)
-    counted_BN = torch.arange(drawn_BN.shape[1], device=ids_BL.device) < draws_B[:, None]
-    chosen_BL = (torch.zeros_like(ids_BL).scatter_add(1, drawn_BN, counted_BN.long()) > 0) & open_BL
+    counted_BN = (
+        torch.arange(drawn_BN.shape[1], device=ids_BL.device) < draws_B[:, None]
+    )
+    chosen_BL = (
+        torch.zeros_like(ids_BL).scatter_add(1, drawn_BN, counted_BN.long()) > 0
+    ) & open_BL
     hidden_BL = chosen_BL & (torch.rand(ids_BL.shape, device=ids_BL.device) < masked)
     return dict(batch) | {
         "input_ids": ids_BL.masked_fill(hidden_BL, words.need_mask("electra.mask")),
@@ -70,61 +93,95 @@ def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, maske
 def replace(
     ids_BL: Tensor, labels_BL: Tensor, logits_RV: Tensor, temperature: Temperature = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Sample x^corrupt (Sec. 2); return it, and a mask that is 1 where it differs from the original text.
+    """Sample x^corrupt (Sec. 2); return it, and a mask that is 1 where it differs from
+    the original text.
 
-    Each labelled position gets a token from softmax(z / temperature); a sample equal to the original is no replacement.
+    Each labelled position gets a token from softmax(z / temperature); a sample equal to
+    the original is no replacement.
     """
     chosen_BL = labels_BL != IGNORE_INDEX
     original_BL = torch.where(chosen_BL, labels_BL, ids_BL)
     probabilities_RV = (logits_RV.float() / temperature).softmax(-1)
-    corrupt_BL = original_BL.masked_scatter(chosen_BL, torch.multinomial(probabilities_RV, 1).to(ids_BL.dtype))
+    corrupt_BL = original_BL.masked_scatter(
+        chosen_BL, torch.multinomial(probabilities_RV, 1).to(ids_BL.dtype)
+    )
     return corrupt_BL, (corrupt_BL != original_BL).long()
 
 
 @reads("logits", against="labels", per="token")
 def replaced_tokens(student_BL: Tensor, replaced_BL: Tensor, mask_BL: Tensor) -> Tensor:
-    """L_Disc: -log sigmoid(z) where a token is replaced (1), -log sigmoid(-z) where not (0), mean over real tokens.
+    """L_Disc: -log sigmoid(z) where a token is replaced (1), -log sigmoid(-z) where not
+    (0), mean over real tokens.
 
     [CLS] and [SEP] count, as in the authors' code.
     """
-    error_BL = binary_cross_entropy_with_logits(student_BL.float(), replaced_BL.float(), reduction="none")
+    error_BL = binary_cross_entropy_with_logits(
+        student_BL.float(), replaced_BL.float(), reduction="none"
+    )
     return mean_over(error_BL, mask_BL)
 
 
 @reads("logits", per="token")
 def soft_replaced_tokens(
-    student_BL: Tensor, teacher_BL: Tensor, mask_BL: Tensor, *, temperature: Temperature = 1.0
+    student_BL: Tensor,
+    teacher_BL: Tensor,
+    mask_BL: Tensor,
+    *,
+    temperature: Temperature = 1.0,
 ) -> Tensor:
-    """T^2 KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over real tokens."""
+    """T^2 KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over
+    real tokens."""
     t_BL, s_BL = teacher_BL.float() / temperature, student_BL.float() / temperature
     p_BL = t_BL.sigmoid()
-    kl_BL = p_BL * (logsigmoid(t_BL) - logsigmoid(s_BL)) + (1 - p_BL) * (logsigmoid(-t_BL) - logsigmoid(-s_BL))
+    kl_BL = p_BL * (logsigmoid(t_BL) - logsigmoid(s_BL)) + (1 - p_BL) * (
+        logsigmoid(-t_BL) - logsigmoid(-s_BL)
+    )
     return temperature**2 * mean_over(kl_BL, mask_BL)
 
 
 def detection(
-    discriminator: PreTrainedModel, teacher: nn.Module | None, objective: Objective | None, weight: float
+    discriminator: PreTrainedModel,
+    teacher: nn.Module | None,
+    objective: Objective | None,
+    weight: float,
 ) -> Distillation:
-    """Make the step for weight * L_Disc and the terms of `objective`, on one pass over the corrupted text."""
-    terms = [Term("electra.replaced_tokens", weight), *(objective.terms if objective else ())]
+    """Make the step for weight * L_Disc and the terms of `objective`, on one pass over
+    the corrupted text."""
+    terms = [
+        Term("electra.replaced_tokens", weight),
+        *(objective.terms if objective else ()),
+    ]
     shown = Shape.from_config(teacher.config) if teacher is not None else None
-    return Distillation(discriminator, teacher, Objective(terms, Shape.from_config(discriminator.config), shown))
+    return Distillation(
+        discriminator,
+        teacher,
+        Objective(terms, Shape.from_config(discriminator.config), shown),
+    )
 
 
 def labelled(batch: Mapping[str, Any]) -> Tensor:
-    """Mark where the generator predicts, (B, L). Raises ObjectiveError when the batch was not corrupted."""
+    """Mark where the generator predicts, (B, L). Raises ObjectiveError when the batch
+    was not corrupted."""
     if "labels" not in batch:
-        raise ObjectiveError("replaced token detection needs masked text: give the stage `corrupt: electra.mask`")
+        raise ObjectiveError(
+            "replaced token detection needs masked text: give the stage `corrupt: "
+            "electra.mask`"
+        )
     chosen_BL: Tensor = batch["labels"] != IGNORE_INDEX
     return chosen_BL
 
 
 def losses(
-    discriminate: Distillation, batch: Mapping[str, Any], logits_RV: Tensor, temperature: float
+    discriminate: Distillation,
+    batch: Mapping[str, Any],
+    logits_RV: Tensor,
+    temperature: float,
 ) -> dict[str, Tensor]:
-    """Add L_MLM of the generator's logits at the labelled positions to the loss of `discriminate` on its samples.
+    """Add L_MLM of the generator's logits at the labelled positions to the loss of
+    `discriminate` on its samples.
 
-    The samples carry no gradient: the generator is trained to be right, not to fool the discriminator (Sec. 2).
+    The samples carry no gradient: the generator is trained to be right, not to fool the
+    discriminator (Sec. 2).
     """
     labels_BL, items = batch["labels"], batch.get("items")
     labels_R = labels_BL[labels_BL != IGNORE_INDEX]
@@ -137,12 +194,15 @@ def losses(
 
 
 class ReplacedTokens(WrappedStep):
-    """step(**batch) -> L_MLM + weight * L_Disc (+ the terms of `objective`), of a batch that `mask` has corrupted.
+    """step(**batch) -> L_MLM + weight * L_Disc (+ the terms of `objective`), of a batch
+    that `mask` has corrupted.
 
-    The student is the discriminator. The generator is an ELECTRA of `width` times its hidden size and `layers` times
-    its depth, with FFN 4 times and heads of 64 as in the authors' code; it is trained and saved with the step, and
-    discarded at its end. Both share word, position and type embeddings (Sec. 3.2). width: small 1/4 (Table 6; the
-    released small model used 1), base 1/3, large 1/4. Raises StudentError if the student is no ELECTRA discriminator.
+    The student is the discriminator. The generator is an ELECTRA of `width` times its
+    hidden size and `layers` times its depth, with FFN 4 times and heads of 64 as in the
+    authors' code; it is trained and saved with the step, and discarded at its end. Both
+    share word, position and type embeddings (Sec. 3.2). width: small 1/4 (Table 6; the
+    released small model used 1), base 1/3, large 1/4. Raises StudentError if the
+    student is no ELECTRA discriminator.
     """
 
     wraps = "discriminate"
@@ -161,18 +221,24 @@ class ReplacedTokens(WrappedStep):
     ) -> None:
         super().__init__()
         reads_teacher = objective is not None and "logits" in objective.teacher_wants
-        for role, model, needed in (("student", student, True), ("teacher", teacher, reads_teacher)):
+        for role, model, needed in (
+            ("student", student, True),
+            ("teacher", teacher, reads_teacher),
+        ):
             if needed and not isinstance(model, ElectraForPreTraining):
                 raise StudentError(
-                    f"electra.ReplacedTokens: the {role} must be an ELECTRA discriminator, not {type(model).__name__}: "
-                    f"give the stage `head: pretraining` and a {role} of the family electra"
+                    f"electra.ReplacedTokens: the {role} must be an ELECTRA "
+                    f"discriminator, not {type(model).__name__}: give the stage `head: "
+                    f"pretraining` and a {role} of the family electra"
                 )
         self.generator = _generator(student, width, layers)
         self.discriminate = detection(student, teacher, objective, weight)
         self.temperature = temperature
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
-        shown = read(self.generator, batch, frozenset({"logits"}), at_BL=labelled(batch))
+        shown = read(
+            self.generator, batch, frozenset({"logits"}), at_BL=labelled(batch)
+        )
         assert shown.logits is not None
         return losses(self.discriminate, batch, shown.logits, self.temperature)
 
@@ -182,16 +248,21 @@ def _generator(student: Any, width: float, layers: float) -> ElectraForMaskedLM:
     config._attn_implementation = None
     hidden = max(1, round(width * config.hidden_size))
     config.hidden_size, config.intermediate_size = hidden, 4 * hidden
-    config.num_attention_heads = max(h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0)
+    config.num_attention_heads = max(
+        h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0
+    )
     config.num_hidden_layers = max(1, round(layers * config.num_hidden_layers))
     generator = ElectraForMaskedLM(config)
     generator.electra.embeddings = student.electra.embeddings
-    generator.generator_lm_head.weight = student.electra.embeddings.word_embeddings.weight
+    generator.generator_lm_head.weight = (
+        student.electra.embeddings.word_embeddings.weight
+    )
     return generator
 
 
 class FineTuning(WrappedStep):
-    """step(**batch) -> `objective`, each layer learning at `decay` times the rate of the one above it.
+    """step(**batch) -> `objective`, each layer learning at `decay` times the rate of
+    the one above it.
 
     decay: 0.8 for small and base, 0.9 for large (Appendix B).
     """
@@ -217,9 +288,18 @@ class FineTuning(WrappedStep):
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 layer = re.search(r"\.layers?\.(\d+)\.", name)
-                depth = int(layer[1]) + 1 if layer else 0 if "embeddings" in name else self.top
+                depth = (
+                    int(layer[1]) + 1
+                    if layer
+                    else 0
+                    if "embeddings" in name
+                    else self.top
+                )
                 grouped.setdefault(f"depth {depth}", []).append(parameter)
         return grouped
 
     def factors(self, step: int, total: int) -> dict[str, float]:
-        return {name: self.decay ** (self.top - int(name.removeprefix("depth "))) for name in self.groups()}
+        return {
+            name: self.decay ** (self.top - int(name.removeprefix("depth ")))
+            for name in self.groups()
+        }

@@ -1,15 +1,18 @@
 """Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2).
 
-Sec. 2    next_tokens  each token is predicted from those before it; the loss is `bert.masked_lm` on these labels
-(code)    blocks       documents one after the other with an end-of-text token between them, cut into equal blocks
+Sec. 2    next_tokens  each token is predicted from those before it; the loss is
+`bert.masked_lm` on these labels
+(code)    blocks       documents one after the other with an end-of-text token between
+them, cut into equal blocks
 
-labels[t] is the token at t + 1, so a model's logits at t are compared with labels[t] and nothing is shifted in a loss.
-The last real token of a row and the padding have no label.
+labels[t] is the token at t + 1, so a model's logits at t are compared with labels[t]
+and nothing is shifted in a loss. The last real token of a row and the padding have no
+label.
 
 Shapes: B examples, L tokens.
 
-Deviations: the authors published no training code; blocks are cut as their samples and data release suggest. The last
-block may be shorter.
+Deviations: the authors published no training code; blocks are cut as their samples and
+data release suggest. The last block may be shorter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,9 +28,11 @@ from compress.errors import DataError
 
 
 def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
-    """Return the batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where the next token is no real one.
+    """Return the batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where
+    the next token is no real one.
 
-    If the rows have a column `prompt` (B,), that many of their first real tokens are not predicted.
+    If the rows have a column `prompt` (B,), that many of their first real tokens are
+    not predicted.
     """
     ids_BL, real_BL = batch["input_ids"], batch["attention_mask"].bool()
     predicted_BL = real_BL[:, :-1] & real_BL[:, 1:]
@@ -40,14 +45,22 @@ def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
 
 
 def blocks(
-    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
+    documents: Iterable[Document],
+    frame: Frame,
+    *,
+    max_length: int,
+    rng: np.random.Generator,
 ) -> Iterator[dict[str, Any]]:
-    """Cut the running text into blocks of `max_length` tokens, with the end token after each document only.
+    """Cut the running text into blocks of `max_length` tokens, with the end token after
+    each document only.
 
     Raises DataError for a tokenizer without an end token.
     """
     if frame.end is None:
-        raise DataError("gpt2.blocks: this tokenizer has no end-of-text token (eos_token) to put between documents")
+        raise DataError(
+            "gpt2.blocks: this tokenizer has no end-of-text token (eos_token) to put "
+            "between documents"
+        )
     block: list[int] = []
     for document in documents:
         for sentence in [*document.sentences, [frame.end]]:

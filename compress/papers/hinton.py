@@ -1,13 +1,17 @@
-"""Hinton, Vinyals & Dean 2015, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531.
+"""Hinton, Vinyals & Dean 2015, "Distilling the Knowledge in a Neural Network",
+arXiv:1503.02531.
 
 Sec. 2    soft_targets  T^2 KL of the softened class distributions
 (theirs)  soft_labels   the same for independent labels: a Bernoulli per class
-Sec. 2.1  matched_logits  1/2 (z_S - z_T)^2, the high-temperature limit; the distillation of a regression
+Sec. 2.1  matched_logits  1/2 (z_S - z_T)^2, the high-temperature limit; the
+distillation of a regression
 
-Shapes: B examples, L tokens, V classes. For token logits (B, L, V) see `distilbert.soft_targets`.
+Shapes: B examples, L tokens, V classes. For token logits (B, L, V) see
+`distilbert.soft_targets`.
 
-Deviations: soft_labels is ours; the paper has no multi-label task, its Bernoulli case is the two-class softmax.
-Others scale differently: TextBrewer has no T^2, TinyBERT also averages over the classes (`tinybert.prediction`).
+Deviations: soft_labels is ours; the paper has no multi-label task, its Bernoulli case
+is the two-class softmax. Others scale differently: TextBrewer has no T^2, TinyBERT also
+averages over the classes (`tinybert.prediction`).
 """
 
 from torch import Tensor
@@ -17,7 +21,8 @@ from compress.training.reads import Temperature, reads
 
 
 def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Average over B if `values` is (B,), or over real tokens if it is (B, L). 0 if no token is real."""
+    """Average over B if `values` is (B,), or over real tokens if it is (B, L). 0 if no
+    token is real."""
     if values.dim() == 1 or mask_BL is None:
         return values.mean()
     real_BL = mask_BL.to(values.dtype)
@@ -25,14 +30,17 @@ def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
 
 
 def seen_pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a mask of tokens or pairs into the tokens that each one sees, (B, 1 or L, L), and the real ones, (B, L)."""
+    """Split a mask of tokens or pairs into the tokens that each one sees, (B, 1 or L,
+    L), and the real ones, (B, L)."""
     if mask.dim() == 2:
         return mask[:, None, :].bool(), mask
-    return mask.bool(), mask.diagonal(dim1=1, dim2=2)  # in a window each token sees itself
+    # in a window each token sees itself
+    return mask.bool(), mask.diagonal(dim1=1, dim2=2)
 
 
 def kl_divergence(student_BV: Tensor, teacher_BV: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(softmax(z_T / T) || softmax(z_S / T)) over the last axis, one value per row."""
+    """T^2 KL(softmax(z_T / T) || softmax(z_S / T)) over the last axis, one value per
+    row."""
     log_p_BV = (teacher_BV.float() / temperature).log_softmax(-1)
     log_q_BV = (student_BV.float() / temperature).log_softmax(-1)
     return temperature**2 * (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1)
@@ -40,24 +48,40 @@ def kl_divergence(student_BV: Tensor, teacher_BV: Tensor, temperature: float) ->
 
 @reads("logits", per="example")
 def soft_targets(
-    student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: Temperature = 1.0
+    student_BV: Tensor,
+    teacher_BV: Tensor,
+    mask_BL: Tensor | None,
+    *,
+    temperature: Temperature = 1.0,
 ) -> Tensor:
-    """T^2 KL(softmax(z_T / T) || softmax(z_S / T)), mean over examples (Sec. 2: T^2 keeps gradients of one size)."""
+    """T^2 KL(softmax(z_T / T) || softmax(z_S / T)), mean over examples (Sec. 2: T^2
+    keeps gradients of one size)."""
     return mean_over(kl_divergence(student_BV, teacher_BV, temperature), mask_BL)
 
 
 @reads("logits", per="example")
 def soft_labels(
-    student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: Temperature = 1.0
+    student_BV: Tensor,
+    teacher_BV: Tensor,
+    mask_BL: Tensor | None,
+    *,
+    temperature: Temperature = 1.0,
 ) -> Tensor:
-    """T^2 sum over classes of KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over examples."""
+    """T^2 sum over classes of KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S /
+    T))), mean over examples."""
     t_BV, s_BV = teacher_BV.float() / temperature, student_BV.float() / temperature
     p_BV = t_BV.sigmoid()
-    kl_BV = p_BV * (logsigmoid(t_BV) - logsigmoid(s_BV)) + (1 - p_BV) * (logsigmoid(-t_BV) - logsigmoid(-s_BV))
+    kl_BV = p_BV * (logsigmoid(t_BV) - logsigmoid(s_BV)) + (1 - p_BV) * (
+        logsigmoid(-t_BV) - logsigmoid(-s_BV)
+    )
     return temperature**2 * mean_over(kl_BV.sum(-1), mask_BL)
 
 
 @reads("logits", per="example")
-def matched_logits(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None) -> Tensor:
+def matched_logits(
+    student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None
+) -> Tensor:
     """1/2 (z_S - z_T)^2 summed over the logits (Sec. 2.1), mean over examples."""
-    return 0.5 * mean_over((student_BV.float() - teacher_BV.float()).pow(2).sum(-1), mask_BL)
+    return 0.5 * mean_over(
+        (student_BV.float() - teacher_BV.float()).pow(2).sum(-1), mask_BL
+    )

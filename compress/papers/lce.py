@@ -1,11 +1,13 @@
-"""Gao, Dai & Callan 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", arXiv:2101.08751.
+"""Gao, Dai & Callan 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval
+Pipeline", arXiv:2101.08751.
 
-LCE  relevance  localized contrastive estimation: -log of the relevant passage's share among those of its query
+LCE  relevance  localized contrastive estimation: -log of the relevant passage's share
+among those of its query
 
 Shapes: B pairs of a query and a passage, rows of a batch.
 
-Deviations: the paper's groups have one relevant passage each. Of several, each is wanted in proportion to its
-relevance; queries without one add 0.
+Deviations: the paper's groups have one relevant passage each. Of several, each is
+wanted in proportion to its relevance; queries without one add 0.
 """
 
 from torch import Tensor
@@ -22,4 +24,6 @@ def relevance(student_B1: Tensor, labels: Tensor, same_BB: Tensor) -> Tensor:
     """
     gains_BB = labels.float().view(-1).clamp_min(0) * same_BB
     wanted_BB = gains_BB / gains_BB.sum(-1, keepdim=True).clamp_min(1e-12)
-    return mean_over_queries(-(wanted_BB * log_chances(student_B1, same_BB)).sum(-1), same_BB)
+    return mean_over_queries(
+        -(wanted_BB * log_chances(student_B1, same_BB)).sum(-1), same_BB
+    )

@@ -1,6 +1,8 @@
-"""Louizos, Welling & Kingma 2018, "Learning Sparse Neural Networks through L0 Regularization", arXiv:1712.01312.
+"""Louizos, Welling & Kingma 2018, "Learning Sparse Neural Networks through L0
+Regularization", arXiv:1712.01312.
 
-Eq. 10, 11  drawn    a hard concrete gate: s = sigmoid((log u - log(1 - u) + log alpha) / beta), u ~ U(0, 1), stretched
+Eq. 10, 11  drawn    a hard concrete gate: s = sigmoid((log u - log(1 - u) + log alpha)
+/ beta), u ~ U(0, 1), stretched
                      to (gamma, zeta) and clamped to [0, 1]
 Eq. 12      active   P(z > 0) = sigmoid(log alpha - beta log(-gamma / zeta))
 Eq. 13      settled  the gate at test time: sigmoid(log alpha) stretched and clamped
@@ -23,8 +25,13 @@ _END = 1e-6
 
 
 def drawn(log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
-    """Draw gates in [0, 1], float32, differentiable by log alpha; `uniform`: the noise u, by default drawn by torch."""
-    u = (torch.rand_like(log_alpha) if uniform is None else uniform).float().clamp(_END, 1 - _END)
+    """Draw gates in [0, 1], float32, differentiable by log alpha; `uniform`: the noise
+    u, by default drawn by torch."""
+    u = (
+        (torch.rand_like(log_alpha) if uniform is None else uniform)
+        .float()
+        .clamp(_END, 1 - _END)
+    )
     return _stretch(((u.log() - (-u).log1p() + log_alpha.float()) / BETA).sigmoid())
 
 

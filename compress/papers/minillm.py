@@ -1,23 +1,33 @@
-"""Gu et al. 2024, "MiniLLM: Knowledge Distillation of Large Language Models", arXiv:2306.08543.
+"""Gu et al. 2024, "MiniLLM: Knowledge Distillation of Large Language Models",
+arXiv:2306.08543.
 
-Eq. 1    L = KL(q || p) of whole sequences: student q, teacher p; y is sampled, r_t = log p(y_t) / q(y_t)
-Eq. 3    reverse_kl       the single-step term, exact over the vocabulary: KL(q(.|y_<t) || p(.|y_<t))
-Eq. 4-7  policy_gradient  teacher-mixed sampling with importance weights w_t, the single-step term, and the long term
+Eq. 1    L = KL(q || p) of whole sequences: student q, teacher p; y is sampled, r_t =
+         log p(y_t) / q(y_t)
+Eq. 3    reverse_kl       the single-step term, exact over the vocabulary: KL(q(.|y_<t)
+|| p(.|y_<t))
+Eq. 4-7  policy_gradient  teacher-mixed sampling with importance weights w_t, the
+single-step term, and the long term
                           R_{t+1} grad log q(y_t) with the length-normalised return
-Alg. 1   PolicyGradient   all of it, PPO's clipping, and language modelling on the corpus (the step's objective)
+Alg. 1   PolicyGradient   all of it, PPO's clipping, and language modelling on the
+corpus (the step's objective)
 
-Shapes: B examples, L tokens, R sampled tokens of all examples in row order, V vocabulary.
+Shapes: B examples, L tokens, R sampled tokens of all examples in row order, V
+vocabulary.
 
 Deviations from the paper:
-- one update per sample: their Alg. 1 takes 4 PPO epochs over 256 rollouts. The ratio to the sampling policy is then 1
-  and only its gradient matters; clipping acts on the importance weight.
+- one update per sample: their Alg. 1 takes 4 PPO epochs over 256 rollouts. The ratio to
+  the sampling policy is then 1 and only its gradient matters; clipping acts on the
+  importance weight.
 - the student's dropout is off.
 Deviations from the authors' code:
-- the return starts at t + 1, as Eq. 3 has it; theirs starts at t, which counts the single-step term twice.
-- the return is not discounted, as the paper's is not; theirs is, by 0.95 a token (`gamma`, which no script sets).
+- the return starts at t + 1, as Eq. 3 has it; theirs starts at t, which counts the
+  single-step term twice.
+- the return is not discounted, as the paper's is not; theirs is, by 0.95 a token
+  (`gamma`, which no script sets).
 - the single-step term is weighted by w_t, as Eq. 7 has it; theirs is not.
 - rewards are neither divided by 0.5, which whitening undoes, nor cut at +-100.
-- whitening is over the sampled tokens; theirs includes the padding. So does the mean in TRL, where padding counts.
+- whitening is over the sampled tokens; theirs includes the padding. So does the mean in
+  TRL, where padding counts.
 """
 
 from typing import Any
@@ -39,12 +49,16 @@ from compress.training.step import Distillation, WrappedStep
 
 @reads("logits", per="label", mask="labels")
 def reverse_kl(student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor) -> Tensor:
-    """Eq. 3: KL(q || p) of the next token, student q and teacher p, mean over the labelled positions."""
+    """Eq. 3: KL(q || p) of the next token, student q and teacher p, mean over the
+    labelled positions."""
     return mean_over(kl_divergence(teacher_BLV, student_BLV, 1.0), mask_BL)
 
 
-def later_rewards(rewards_BL: Tensor, mask_BL: Tensor, *, normalise: bool = True) -> Tensor:
-    """R_{t+1}: the sum of the rewards after t; normalised, their mean (Eq. 6). 0 at the last token.
+def later_rewards(
+    rewards_BL: Tensor, mask_BL: Tensor, *, normalise: bool = True
+) -> Tensor:
+    """R_{t+1}: the sum of the rewards after t; normalised, their mean (Eq. 6). 0 at the
+    last token.
 
     `rewards_BL` is 0 where `mask_BL` is; the sampled tokens of a row follow each other.
     """
@@ -70,29 +84,46 @@ def policy_gradient(
     normalise: bool = True,
     whiten: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """(single-step, long) terms of Eq. 7 for each sampled token, (R,) each, to be minimised; float32.
+    """(single-step, long) terms of Eq. 7 for each sampled token, (R,) each, to be
+    minimised; float32.
 
-    `tokens_R` were sampled from mix p + (1 - mix) q at the true positions of `mask_BL`, in its order. The gradient of
-    the sum over a sequence is, in expectation and with mix 0, normalise and whiten off, that of KL(q || p).
+    `tokens_R` were sampled from mix p + (1 - mix) q at the true positions of `mask_BL`,
+    in its order. The gradient of the sum over a sequence is, in expectation and with
+    mix 0, normalise and whiten off, that of KL(q || p).
     """
-    log_q_RV, log_p_RV = student_RV.float().log_softmax(-1), teacher_RV.float().log_softmax(-1)
-    log_q_R, log_p_R = (each.gather(1, tokens_R[:, None])[:, 0] for each in (log_q_RV, log_p_RV))
+    log_q_RV, log_p_RV = (
+        student_RV.float().log_softmax(-1),
+        teacher_RV.float().log_softmax(-1),
+    )
+    log_q_R, log_p_R = (
+        each.gather(1, tokens_R[:, None])[:, 0] for each in (log_q_RV, log_p_RV)
+    )
     with torch.no_grad():
-        weight_R = log_q_R.exp() / (mix * log_p_R.exp() + (1 - mix) * log_q_R.exp()).clamp_min(1e-30)
-        rewards_BL = log_q_R.new_zeros(mask_BL.shape).masked_scatter(mask_BL.bool(), log_p_R - log_q_R)
-        advantage_R = later_rewards(rewards_BL, mask_BL, normalise=normalise)[mask_BL.bool()]
+        weight_R = log_q_R.exp() / (
+            mix * log_p_R.exp() + (1 - mix) * log_q_R.exp()
+        ).clamp_min(1e-30)
+        rewards_BL = log_q_R.new_zeros(mask_BL.shape).masked_scatter(
+            mask_BL.bool(), log_p_R - log_q_R
+        )
+        advantage_R = later_rewards(rewards_BL, mask_BL, normalise=normalise)[
+            mask_BL.bool()
+        ]
         if whiten:
             advantage_R = standardise(advantage_R)
     single_R = weight_R * (log_q_RV.exp() * (log_q_RV - log_p_RV)).sum(-1)
     ratio_R = weight_R * (log_q_R - log_q_R.detach()).exp()
-    long_R = -torch.minimum(advantage_R * ratio_R, advantage_R * ratio_R.clamp(1 - clip, 1 + clip))
+    long_R = -torch.minimum(
+        advantage_R * ratio_R, advantage_R * ratio_R.clamp(1 - clip, 1 + clip)
+    )
     return single_R, long_R
 
 
 class TeacherMixed(LogitsProcessor):
-    """Eq. 4: replace the student's next-token distribution q by mix p + (1 - mix) q, with the teacher's p.
+    """Eq. 4: replace the student's next-token distribution q by mix p + (1 - mix) q,
+    with the teacher's p.
 
-    `mask_BL` marks the real tokens of the prompts. The teacher has its own cache, so use one instance per generation.
+    `mask_BL` marks the real tokens of the prompts. The teacher has its own cache, so
+    use one instance per generation.
     """
 
     def __init__(self, teacher: nn.Module, mask_BL: Tensor, mix: float) -> None:
@@ -102,7 +133,9 @@ class TeacherMixed(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         seen = self.cache.get_seq_length()
         grown = input_ids.shape[1] - self.mask_BL.shape[1]
-        self.mask_BL = torch.cat([self.mask_BL, self.mask_BL.new_ones(len(input_ids), grown)], 1)
+        self.mask_BL = torch.cat(
+            [self.mask_BL, self.mask_BL.new_ones(len(input_ids), grown)], 1
+        )
         position_BL = (self.mask_BL.cumsum(1) - 1).clamp_min(0)
         teacher_BV = self.teacher(
             input_ids=input_ids[:, seen:],
@@ -116,16 +149,19 @@ class TeacherMixed(LogitsProcessor):
 
 
 class PolicyGradient(WrappedStep):
-    """Alg. 1 for causal models: reverse KL of the student's own continuations, and the objective on the batch.
+    """Alg. 1 for causal models: reverse KL of the student's own continuations, and the
+    objective on the batch.
 
     mix          alpha, the teacher's share in the sampling distribution (Sec. 2.2: 0.2)
     clip         PPO's epsilon
-    prompt       length of the prompt, in rows without one (see `generation.sample_continuations`)
+    prompt       length of the prompt, in rows without one (see
+                 `generation.sample_continuations`)
     new_tokens   the most tokens that are sampled
 
-    How many tokens will be sampled is not known before, so the samples of the parts of a batch that is accumulated, or
-    split over processes, weigh the same. The objective is the paper's language-modelling term, such as
-    {loss: bert.masked_lm}. Raises ObjectiveError without it, without a model as teacher, or for an encoder-decoder.
+    How many tokens will be sampled is not known before, so the samples of the parts of
+    a batch that is accumulated, or split over processes, weigh the same. The objective
+    is the paper's language-modelling term, such as {loss: bert.masked_lm}. Raises
+    ObjectiveError without it, without a model as teacher, or for an encoder-decoder.
     """
 
     wraps = "corpus"
@@ -146,13 +182,23 @@ class PolicyGradient(WrappedStep):
         super().__init__()
         if objective is None or not isinstance(teacher, nn.Module):
             raise ObjectiveError(
-                "minillm.PolicyGradient needs an `objective` for the corpus, such as {loss: bert.masked_lm}, and a "
-                "teacher that can read the sampled texts, whose outputs are not cached (cache_teacher: false)"
+                "minillm.PolicyGradient needs an `objective` for the corpus, such as "
+                "{loss: bert.masked_lm}, and a teacher that can read the sampled "
+                "texts, whose outputs are not cached (cache_teacher: false)"
             )
         if student.config.is_encoder_decoder:
-            raise ObjectiveError("minillm.PolicyGradient continues texts: it needs causal models; see gkd.OnPolicy")
+            raise ObjectiveError(
+                "minillm.PolicyGradient continues texts: it needs causal models; see "
+                "gkd.OnPolicy"
+            )
         self.corpus = Distillation(student, teacher, objective)
-        self.pad, self.mix, self.clip, self.prompt, self.new_tokens = words.pad, mix, clip, prompt, new_tokens
+        self.pad, self.mix, self.clip, self.prompt, self.new_tokens = (
+            words.pad,
+            mix,
+            clip,
+            prompt,
+            new_tokens,
+        )
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         teacher = self.corpus.teacher
@@ -163,7 +209,9 @@ class PolicyGradient(WrappedStep):
             prompt=self.prompt,
             new_tokens=self.new_tokens,
             pad=self.pad,
-            processors=lambda mask_BL: [TeacherMixed(teacher, mask_BL, self.mix)] if self.mix else [],
+            processors=lambda mask_BL: (
+                [TeacherMixed(teacher, mask_BL, self.mix)] if self.mix else []
+            ),
         )
         sampled_BL = rows["labels"] != IGNORE_INDEX
         with torch.no_grad():
@@ -179,4 +227,8 @@ class PolicyGradient(WrappedStep):
         single, long = single_R.mean(), long_R.mean()
         parts = self.corpus(**batch)
         loss = single + long + parts.pop("loss")
-        return {"loss": loss, "minillm.single": single.detach(), "minillm.long": long.detach()} | parts
+        return {
+            "loss": loss,
+            "minillm.single": single.detach(),
+            "minillm.long": long.detach(),
+        } | parts

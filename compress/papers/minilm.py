@@ -1,16 +1,21 @@
 """MiniLM v1: Wang et al. 2020, "Deep Self-Attention Distillation", arXiv:2002.10957.
-MiniLM v2: Wang et al. 2021, "Multi-Head Self-Attention Relation Distillation", arXiv:2012.15828.
+MiniLM v2: Wang et al. 2021, "Multi-Head Self-Attention Relation Distillation",
+arXiv:2012.15828.
 
-v1 Eq. 6    attention        KL of the attention distributions of one layer (the last), equal head counts
-v1 Eq. 7-8  value_relation   KL of softmax(V V^T / sqrt d_k), equal head counts, any head size
+v1 Eq. 6    attention        KL of the attention distributions of one layer (the last),
+equal head counts
+v1 Eq. 7-8  value_relation   KL of softmax(V V^T / sqrt d_k), equal head counts, any
+head size
 v2 Eq. 3-5  query_relations, key_relations, value_relations
-                             KL of softmax(X X^T / sqrt d_r) over A_r relation heads: any width, any head counts
+                             KL of softmax(X X^T / sqrt d_r) over A_r relation heads:
+                             any width, any head counts
 
 Shapes: B examples, L tokens, H heads, K head size, R relation heads.
 
-Deviations: the authors never published the distillation code. Each sequence is averaged over its own heads and
-tokens, then sequences are averaged, as both papers' 1/(A |x|) says and as the Bloomberg re-implementation does, so
-long sequences do not outweigh short ones. Pads are neither keys nor queries in any relation. Where attention is local
+Deviations: the authors never published the distillation code. Each sequence is averaged
+over its own heads and tokens, then sequences are averaged, as both papers' 1/(A |x|)
+says and as the Bloomberg re-implementation does, so long sequences do not outweigh
+short ones. Pads are neither keys nor queries in any relation. Where attention is local
 (ModernBERT), pairs that do not see each other are in no relation, which is ours.
 """
 
@@ -24,7 +29,8 @@ from compress.training.reads import reads
 
 
 def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tensor:
-    """1/(H |x|) sum_{h,t} KL(softmax(teacher)[h,t] || softmax(student)[h,t]) over real tokens, mean over examples.
+    """1/(H |x|) sum_{h,t} KL(softmax(teacher)[h,t] || softmax(student)[h,t]) over real
+    tokens, mean over examples.
 
     Where attention is local, the softmax of a token runs over those that it sees.
     """
@@ -37,7 +43,8 @@ def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Ten
 
 
 def relation_heads(x_BHLK: Tensor, heads: int) -> Tensor:
-    """Concatenate the attention heads and split the width anew: (B, H, L, K) -> (B, R, L, H K / R)."""
+    """Concatenate the attention heads and split the width anew: (B, H, L, K) -> (B, R,
+    L, H K / R)."""
     B, H, L, K = x_BHLK.shape
     if heads == H:
         return x_BHLK
@@ -50,8 +57,13 @@ def relation(x_BRLK: Tensor) -> Tensor:
     return x_BRLK @ x_BRLK.mT / math.sqrt(x_BRLK.shape[-1])
 
 
-def _relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, heads: int) -> Tensor:
-    s_BRLK, t_BRLK = relation_heads(student_BHLK, heads), relation_heads(teacher_BHLK, heads)
+def _relations(
+    student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, heads: int
+) -> Tensor:
+    s_BRLK, t_BRLK = (
+        relation_heads(student_BHLK, heads),
+        relation_heads(teacher_BHLK, heads),
+    )
     return relation_kl(relation(s_BRLK), relation(t_BRLK), mask)
 
 
@@ -68,18 +80,25 @@ def value_relation(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor) -> 
 
 
 @reads("queries", per="example", bridges=("heads", "head_size"), windows=True)
-def query_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48) -> Tensor:
-    """v2 Eq. 3-5: KL of the Q-Q relations over `heads` relation heads (48 for base models, Sec. 4.1)."""
+def query_relations(
+    student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48
+) -> Tensor:
+    """v2 Eq. 3-5: KL of the Q-Q relations over `heads` relation heads (48 for base
+    models, Sec. 4.1)."""
     return _relations(student_BHLK, teacher_BHLK, mask, heads)
 
 
 @reads("keys", per="example", bridges=("heads", "head_size"), windows=True)
-def key_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48) -> Tensor:
+def key_relations(
+    student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48
+) -> Tensor:
     """v2 Eq. 3-5: KL of the K-K relations over `heads` relation heads."""
     return _relations(student_BHLK, teacher_BHLK, mask, heads)
 
 
 @reads("values", per="example", bridges=("heads", "head_size"), windows=True)
-def value_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48) -> Tensor:
+def value_relations(
+    student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48
+) -> Tensor:
     """v2 Eq. 3-5: KL of the V-V relations over `heads` relation heads."""
     return _relations(student_BHLK, teacher_BHLK, mask, heads)

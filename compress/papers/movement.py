@@ -1,16 +1,19 @@
-"""Sanh, Wolf & Rush 2020, "Movement Pruning: Adaptive Sparsity by Fine-Tuning", arXiv:2005.07683.
-Lagunas, Charlaix, Sanh & Rush 2021, "Block Pruning For Faster Transformers", arXiv:2109.04838.
+"""Sanh, Wolf & Rush 2020, "Movement Pruning: Adaptive Sparsity by Fine-Tuning",
+arXiv:2005.07683. Lagunas, Charlaix, Sanh & Rush 2021, "Block Pruning For Faster
+Transformers", arXiv:2109.04838.
 
-Sanh, Sec. 4, Eq. 5   movement  S = -sum over steps of W * dL/dW, while W is fine-tuned: weights that grow matter
+Sanh, Sec. 4, Eq. 5   movement  S = -sum over steps of W * dL/dW, while W is fine-tuned:
+weights that grow matter
 Lagunas, Sec. 3       movement  one score for each structure, the sum over its weights
 
 Shapes: U units of a group.
 
 Deviations
-- scores are collected first, then all units are cut at once; the papers prune during training, by scores that learn
-  through a straight-through estimator. The score of a step is the same.
-- the fine-tuning has no dropout, a constant rate and AdamW without decay, on a copy that is discarded: only the
-  direction in which weights move matters.
+- scores are collected first, then all units are cut at once; the papers prune during
+  training, by scores that learn through a straight-through estimator. The score of a
+  step is the same.
+- the fine-tuning has no dropout, a constant rate and AdamW without decay, on a copy
+  that is discarded: only the direction in which weights move matters.
 - all weights that write or read a unit count; Lagunas et al. use blocks of weights.
 """
 
@@ -38,9 +41,11 @@ def movement(
     steps: int = 100,
     lr: float = 3e-5,
 ) -> Importance:
-    """Sum -W * dL/dW over each unit's weights and over `steps` of fine-tuning; L is the mean over a batch.
+    """Sum -W * dL/dW over each unit's weights and over `steps` of fine-tuning; L is the
+    mean over a batch.
 
-    Processes train together, and each returns an equal share of the sum. Raises PruneError if the loss is not finite.
+    Processes train together, and each returns an equal share of the sum. Raises
+    PruneError if the loss is not finite.
     """
     moved = copy.deepcopy(student).eval().requires_grad_(True)
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, weight_decay=0.0)
@@ -50,16 +55,26 @@ def movement(
             loss = batches.loss(moved, batch, targets) / batches.size
         optimizer.zero_grad()
         loss.backward()
-        if PartialState().num_processes > 1:  # every process needs the gradients of the whole batch
+        # every process needs the gradients of the whole batch
+        if PartialState().num_processes > 1:
             for parameter in moved.parameters():
-                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                own = (
+                    torch.zeros_like(parameter)
+                    if parameter.grad is None
+                    else parameter.grad
+                )
                 parameter.grad = reduce(own, "sum")
         for group, of_unit in _scores(dict(moved.named_parameters()), plan).items():
             found[group] = found.get(group, 0) + of_unit
         optimizer.step()
     if not all(bool(scores.isfinite().all()) for scores in found.values()):
-        raise PruneError(f"movement: the loss is not finite after {steps} steps at lr {lr}; lower lr")
-    return {group: of_unit / PartialState().num_processes for group, of_unit in found.items()}
+        raise PruneError(
+            f"movement: the loss is not finite after {steps} steps at lr {lr}; lower lr"
+        )
+    return {
+        group: of_unit / PartialState().num_processes
+        for group, of_unit in found.items()
+    }
 
 
 def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
@@ -75,7 +90,9 @@ def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tenso
         score, cut = -(weight.detach() * weight.grad).float(), plan.cuts[name]
         for each in cut.slices:
             along = score.movedim(each.dim, 0).reshape(score.shape[each.dim], -1).sum(1)
-            for group, part in zip(each.groups, along.chunk(len(each.groups)), strict=True):
+            for group, part in zip(
+                each.groups, along.chunk(len(each.groups)), strict=True
+            ):
                 add(group, part.view(plan.groups[group], -1).sum(1))
         if cut.layer is not None:
             of_N = score.new_zeros(plan.groups[LAYERS])

@@ -1,25 +1,35 @@
 """Zafrir et al. 2019, "Q8BERT: Quantized 8Bit BERT", arXiv:1910.06188.
 
-Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as the float it stands for
-Eq. 3     activations         the same for what a layer reads, its range an exponential moving average over training
-Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with both, and embeddings are read from
-                              rounded tables; gradients pass the rounding. `requantise: true` rounds what a layer gives
-                              too, as the authors' code does by default (nlp_architect, nn/torch/quantization.py)
+Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as
+the float it stands for
+Eq. 3     activations         the same for what a layer reads, its range an exponential
+moving average over training
+Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with
+both, and embeddings are read from
+                              rounded tables; gradients pass the rounding. `requantise:
+                              true` rounds what a layer gives too, as the authors' code
+                              does by default (nlp_architect, nn/torch/quantization.py)
 
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
-- from the paper, as in the exported int8 file (compress.exporters.int8): one scale for each output of a layer instead
-  of one for its matrix; activations and tables from 0 to 255 between two ends instead of symmetric ones.
-- from the authors' code, as in that file: biases are not rounded; theirs are to int32 at inference.
-- from the authors' code: `decay` is 0.9; theirs is 0.9999 (`ema_decay`), which over the hundreds of steps of a stage
-  here would retain little but the first batch's range.
-- from the paper: layers that read one vector per example (pooler, classifier) stay float, as they take no time.
-- from the paper: the gradient is 1 inside an activation's range and 0 outside (torch's straight-through estimator);
-  theirs is 1.
-- from the authors' code: padding does not affect the ranges, as the file reads its rows unpadded.
-- from the paper: the objective is the stage's, which may distil; theirs is the task's loss on labels.
-- ours: one range for a layer that is called several times (ALBERT); the file uses it for each call.
+- from the paper, as in the exported int8 file (compress.exporters.int8): one scale for
+  each output of a layer instead of one for its matrix; activations and tables from 0 to
+  255 between two ends instead of symmetric ones.
+- from the authors' code, as in that file: biases are not rounded; theirs are to int32
+  at inference.
+- from the authors' code: `decay` is 0.9; theirs is 0.9999 (`ema_decay`), which over the
+  hundreds of steps of a stage here would retain little but the first batch's range.
+- from the paper: layers that read one vector per example (pooler, classifier) stay
+  float, as they take no time.
+- from the paper: the gradient is 1 inside an activation's range and 0 outside (torch's
+  straight-through estimator); theirs is 1.
+- from the authors' code: padding does not affect the ranges, as the file reads its rows
+  unpadded.
+- from the paper: the objective is the stage's, which may distil; theirs is the task's
+  loss on labels.
+- ours: one range for a layer that is called several times (ALBERT); the file uses it
+  for each call.
 """
 
 from collections.abc import Callable
@@ -41,26 +51,34 @@ TINY = 1e-12
 
 
 def weights(W_OD: Tensor) -> Tensor:
-    """Round W to int8 and back, in float32: round(W S) / S with S = M / max|W| of each output's row."""
+    """Round W to int8 and back, in float32: round(W S) / S with S = M / max|W| of each
+    output's row."""
     W_OD = W_OD.float()
     scale_O = W_OD.detach().abs().amax(1).clamp(min=TINY) / M
-    return torch.fake_quantize_per_channel_affine(W_OD, scale_O, torch.zeros_like(scale_O).int(), 0, -M, M)
+    return torch.fake_quantize_per_channel_affine(
+        W_OD, scale_O, torch.zeros_like(scale_O).int(), 0, -M, M
+    )
 
 
 def activations(x_BLD: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Round x to uint8 and back, in float32, between low <= 0 and high >= 0; values outside are clamped."""
+    """Round x to uint8 and back, in float32, between low <= 0 and high >= 0; values
+    outside are clamped."""
     scale = (high - low).clamp(min=TINY) / LEVELS
-    return torch.fake_quantize_per_tensor_affine(x_BLD.float(), scale, (-low / scale).round().int(), 0, LEVELS)
+    return torch.fake_quantize_per_tensor_affine(
+        x_BLD.float(), scale, (-low / scale).round().int(), 0, LEVELS
+    )
 
 
 class QuantizationAware(WrappedStep):
     """step(**batch) -> `objective`, with a student that simulates int8.
 
-    Every linear layer that reads tokens rounds its weights and inputs, every embedding its table. `decay` is that of
-    the moving average over steps of the least and largest input, which begins with the first batch. With `requantise`,
-    outputs are rounded likewise, by their own ranges. `finish` turns the student into a plain model again, whose config
-    has `activation_ranges`, layer -> [low, high] of its inputs, and of its outputs if they are rounded, from which the
-    bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
+    Every linear layer that reads tokens rounds its weights and inputs, every embedding
+    its table. `decay` is that of the moving average over steps of the least and largest
+    input, which begins with the first batch. With `requantise`, outputs are rounded
+    likewise, by their own ranges. `finish` turns the student into a plain model again,
+    whose config has `activation_ranges`, layer -> [low, high] of its inputs, and of its
+    outputs if they are rounded, from which the bundle's int8 file is made. Raises
+    ObjectiveError for a student without linear layers.
     """
 
     wraps = "minimise"
@@ -77,15 +95,24 @@ class QuantizationAware(WrappedStep):
     ) -> None:
         super().__init__()
         if not 0 <= decay < 1:
-            raise ObjectiveError(f"q8bert.QuantizationAware: decay is {decay}; expected a number from 0 to below 1")
+            raise ObjectiveError(
+                f"q8bert.QuantizationAware: decay is {decay}; expected a number from 0 "
+                "to below 1"
+            )
         self.minimise = Distillation(student, teacher, objective)
         kinds: dict[type[nn.Module], Callable[[Any], nn.Module]]
-        kinds = {nn.Linear: lambda layer: Int8Linear(layer, decay, requantise=requantise), nn.Embedding: Int8Embedding}
-        self._plain = {name: each for name, each in student.named_modules() if type(each) in kinds}
+        kinds = {
+            nn.Linear: lambda layer: Int8Linear(layer, decay, requantise=requantise),
+            nn.Embedding: Int8Embedding,
+        }
+        self._plain = {
+            name: each for name, each in student.named_modules() if type(each) in kinds
+        }
         if not any(isinstance(each, nn.Linear) for each in self._plain.values()):
             raise ObjectiveError(
-                f"q8bert.QuantizationAware: {type(student).__name__} has no linear layers to quantise (GPT-2's are "
-                "convolutions); expected an encoder or T5"
+                f"q8bert.QuantizationAware: {type(student).__name__} has no linear "
+                "layers to quantise (GPT-2's are convolutions); expected an encoder or "
+                "T5"
             )
         for name, layer in self._plain.items():
             student.set_submodule(name, kinds[type(layer)](layer))
@@ -96,28 +123,43 @@ class QuantizationAware(WrappedStep):
         return super().forward(**batch)
 
     def finish(self) -> None:
-        ranges = {name: layer.ranges_R2.flatten().tolist() for name, layer in self._layers().items() if layer.seen}
+        ranges = {
+            name: layer.ranges_R2.flatten().tolist()
+            for name, layer in self._layers().items()
+            if layer.seen
+        }
         self.student.config.activation_ranges = ranges
         for name, layer in self._plain.items():
             self.student.set_submodule(name, layer)
 
     def _layers(self) -> dict[str, "Int8Linear"]:
-        return {name: layer for name, layer in self.student.named_modules() if isinstance(layer, Int8Linear)}
+        return {
+            name: layer
+            for name, layer in self.student.named_modules()
+            if isinstance(layer, Int8Linear)
+        }
 
 
 class Int8Linear(nn.Module):
-    """y = Q(x) Q(W)^T + b, or with `requantise` Q(y), with the parameters of the linear layer that it replaces.
+    """y = Q(x) Q(W)^T + b, or with `requantise` Q(y), with the parameters of the linear
+    layer that it replaces.
 
-    ranges_R2   lowest and highest value of what it reads and, with `requantise`, of what it gives; nan before training
+    ranges_R2   lowest and highest value of what it reads and, with `requantise`, of
+                what it gives; nan before training
     """
 
     ranges_R2: Tensor
 
-    def __init__(self, layer: nn.Linear, decay: float, *, requantise: bool = False) -> None:
+    def __init__(
+        self, layer: nn.Linear, decay: float, *, requantise: bool = False
+    ) -> None:
         super().__init__()
         self.weight, self.bias, self.decay = layer.weight, layer.bias, decay
         self.real_BL: Tensor | None = None
-        self.register_buffer("ranges_R2", torch.full((1 + requantise, 2), torch.nan, device=layer.weight.device))
+        self.register_buffer(
+            "ranges_R2",
+            torch.full((1 + requantise, 2), torch.nan, device=layer.weight.device),
+        )
 
     @property
     def seen(self) -> bool:
@@ -125,7 +167,8 @@ class Int8Linear(nn.Module):
         return not bool(self.ranges_R2.isnan().any())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute (B, L, O) from x (B, L, D); inputs of other shapes are not tokens and are not rounded."""
+        """Compute (B, L, O) from x (B, L, D); inputs of other shapes are not tokens and
+        are not rounded."""
         if x.dim() != 3 or not (self.training or self.seen):
             return linear(x, self.weight, self.bias)
         y = linear(self._round(x, self.ranges_R2[0]), weights(self.weight), self.bias)
@@ -134,9 +177,15 @@ class Int8Linear(nn.Module):
     def _round(self, x_BLD: Tensor, range_2: Tensor) -> Tensor:
         if self.training:
             real = self.real_BL is not None and self.real_BL.shape == x_BLD.shape[:2]
-            real_TD = (x_BLD[self.real_BL] if real else x_BLD.flatten(0, 1)).detach().float()
-            now_2 = torch.stack([real_TD.amin().clamp(max=0), real_TD.amax().clamp(min=0)])
-            range_2.copy_(torch.where(range_2.isnan(), now_2, now_2.lerp(range_2, self.decay)))
+            real_TD = (
+                (x_BLD[self.real_BL] if real else x_BLD.flatten(0, 1)).detach().float()
+            )
+            now_2 = torch.stack(
+                [real_TD.amin().clamp(max=0), real_TD.amax().clamp(min=0)]
+            )
+            range_2.copy_(
+                torch.where(range_2.isnan(), now_2, now_2.lerp(range_2, self.decay))
+            )
         return activations(x_BLD, *range_2)
 
 
@@ -146,8 +195,14 @@ class Int8Embedding(nn.Module):
     def __init__(self, layer: nn.Embedding) -> None:
         super().__init__()
         self.weight, self.padding_idx = layer.weight, layer.padding_idx
-        self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
+        self.num_embeddings, self.embedding_dim = (
+            layer.num_embeddings,
+            layer.embedding_dim,
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
-        ends = (self.weight.detach().float().amin().clamp(max=0), self.weight.detach().float().amax().clamp(min=0))
+        ends = (
+            self.weight.detach().float().amin().clamp(max=0),
+            self.weight.detach().float().amax().clamp(min=0),
+        )
         return activations(embedding(ids, self.weight, self.padding_idx), *ends)

@@ -1,18 +1,21 @@
-"""Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
-arXiv:1910.10683.
+"""Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
+Text-to-Text Transformer", arXiv:1910.10683.
 
-Sec. 2.4    text_to_text     every task as text: "sst2 sentence: ..." -> "positive"; numbers in steps of 0.2 as words
+Sec. 2.4    text_to_text     every task as text: "sst2 sentence: ..." -> "positive";
+numbers in steps of 0.2 as words
 App. D      prompt           what the examples look like
-Sec. 3.3.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by sentinels; the target is the spans
+Sec. 3.3.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by
+sentinels; the target is the spans
 (ours)      answers          a model's answers to a task's examples, as logits
 
 Shapes: B examples, L tokens of the source, M of the target, C classes.
 
 Deviations:
-- answers scores each class by the log-likelihood of its word, so that there is always an answer and there are soft
-  labels; the paper decodes greedily and counts any other text as wrong. Numbers are decoded, as in the paper.
-- corrupt_spans draws the lengths of the spans uniformly from all ways to divide the noise, like the authors' code,
-  but anew for each batch; theirs does so once.
+- answers scores each class by the log-likelihood of its word, so that there is always
+  an answer and there are soft labels; the paper decodes greedily and counts any other
+  text as wrong. Numbers are decoded, as in the paper.
+- corrupt_spans draws the lengths of the spans uniformly from all ways to divide the
+  noise, like the authors' code, but anew for each batch; theirs does so once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +56,8 @@ def text_number(text: str) -> float:
 
 
 def prompt(task: Task, texts: Sequence[str], *, name: str = "") -> str:
-    """Write the prompt, the task's name and each text after its column: "mrpc sentence1: ... sentence2: ..."."""
+    """Write the prompt, the task's name and each text after its column: "mrpc
+    sentence1: ... sentence2: ..."."""
     parts = [f"{column}: {text}" for column, text in zip(task.text, texts, strict=True)]
     return " ".join([name, *parts] if name else parts)
 
@@ -64,12 +68,18 @@ def target(task: Task, label: Any) -> str:
 
 
 def text_to_text(
-    split: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str = ""
+    split: Dataset,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    name: str = "",
 ) -> Iterator[dict[str, Any]]:
-    """Build rows for an encoder-decoder: input_ids of the prompt, cut at `max_length`, and labels of the answer.
+    """Build rows for an encoder-decoder: input_ids of the prompt, cut at `max_length`,
+    and labels of the answer.
 
-    `name` is what the prompt calls the task, `sst2` for the paper's checkpoints. Raises DataError for kinds of tasks
-    whose answer is not one word or number.
+    `name` is what the prompt calls the task, `sst2` for the paper's checkpoints. Raises
+    DataError for kinds of tasks whose answer is not one word or number.
     """
     _check(task)
     encoder = encoder_of(tokenizer)
@@ -92,24 +102,35 @@ def answers(
     batch: int = 32,
     bf16: bool = False,
 ) -> NDArray[np.float32]:
-    """Compute each class's log-likelihood (rows, C), or decode the number (rows, 1); in the split's order.
+    """Compute each class's log-likelihood (rows, C), or decode the number (rows, 1); in
+    the split's order.
 
-    `metrics.scores` takes the result. It may also serve as soft labels for students of any family, whose
-    `hinton.soft_targets` at temperature 1 compares with the normalised likelihoods. Runs on the model's device, in eval
-    mode.
+    `metrics.scores` takes the result. It may also serve as soft labels for students of
+    any family, whose `hinton.soft_targets` at temperature 1 compares with the
+    normalised likelihoods. Runs on the model's device, in eval mode.
     """
     _check(task)
     generate: Any = model.generate
     device, training = next(model.parameters()).device, model.training
-    order = np.argsort([-sum(map(len, texts)) for texts in zip(*_texts(split), strict=True)], kind="stable")
+    order = np.argsort(
+        [-sum(map(len, texts)) for texts in zip(*_texts(split), strict=True)],
+        kind="stable",
+    )
     encoder, collate = encoder_of(tokenizer), Collate(tokenizer)
-    words = [torch.tensor(row["input_ids"], device=device) for row in encoder.encode(task.labels)]
+    words = [
+        torch.tensor(row["input_ids"], device=device)
+        for row in encoder.encode(task.labels)
+    ]
     found = np.empty((len(split), task.outputs), np.float32)
     model.eval()
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        source = collate(encoder.encode(_prompts(split[chosen], task, name), max_length))
-        inputs = {key: source[key].to(device) for key in ("input_ids", "attention_mask")}
+        source = collate(
+            encoder.encode(_prompts(split[chosen], task, name), max_length)
+        )
+        inputs = {
+            key: source[key].to(device) for key in ("input_ids", "attention_mask")
+        }
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             if task.kind == "regression":
                 tokens = generate(**inputs, do_sample=False, max_new_tokens=8)
@@ -121,14 +142,21 @@ def answers(
     return found
 
 
-def log_likelihoods(model: PreTrainedModel, inputs: Mapping[str, Tensor], words: Sequence[Tensor]) -> Tensor:
-    """Sum log p(word | source) over the tokens of each word and the end token, (B, C). The source is encoded once."""
+def log_likelihoods(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], words: Sequence[Tensor]
+) -> Tensor:
+    """Sum log p(word | source) over the tokens of each word and the end token, (B, C).
+    The source is encoded once."""
     encoded = model.get_encoder()(**inputs)
     columns = []
     for word_M in words:
         labels_BM = word_M.expand(len(inputs["input_ids"]), -1)
         begun_BM = model.prepare_decoder_input_ids_from_labels(labels=labels_BM)  # type: ignore[operator]
-        out = model(encoder_outputs=encoded, attention_mask=inputs["attention_mask"], decoder_input_ids=begun_BM)
+        out = model(
+            encoder_outputs=encoded,
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=begun_BM,
+        )
         log_p_BMV = out.logits.float().log_softmax(-1)
         columns.append(log_p_BMV.gather(2, labels_BM[:, :, None])[:, :, 0].sum(1))
     return torch.stack(columns, 1)
@@ -143,19 +171,22 @@ def corrupt_spans(
     sentinel: int = 32_099,
     end: int = 1,
 ) -> dict[str, Tensor]:
-    """Replace spans of a row by sentinels; labels are sentinels with their spans, and one more (Sec. 3.3.4, Fig. 2).
+    """Replace spans of a row by sentinels; labels are sentinels with their spans, and
+    one more (Sec. 3.3.4, Fig. 2).
 
     span       mean length of a span
     sentinel   the id of <extra_id_0>, from which the others count down
     end        the token that ends source and target
 
-    Adds decoder_input_ids that begin with the padding token, as T5 does. Special tokens (the end token of a row) stay.
-    Draws from torch's global generator. Raises DataError for a sentinel that is no special token.
+    Adds decoder_input_ids that begin with the padding token, as T5 does. Special tokens
+    (the end token of a row) stay. Draws from torch's global generator. Raises DataError
+    for a sentinel that is no special token.
     """
     if sentinel >= words.size or not words.special_V[sentinel]:
         raise DataError(
-            f"t5.corrupt_spans: token {sentinel} is no special token of this tokenizer; expected the id of its "
-            "<extra_id_0>: {by: t5.corrupt_spans, sentinel: ID}"
+            f"t5.corrupt_spans: token {sentinel} is no special token of this "
+            "tokenizer; expected the id of its <extra_id_0>: {by: t5.corrupt_spans, "
+            "sentinel: ID}"
         )
     sources, targets, device = [], [], batch["input_ids"].device
     ids_BL = batch["input_ids"].cpu()
@@ -164,8 +195,13 @@ def corrupt_spans(
         source, target = _spans(ids_L[text_L].tolist(), rate, span, sentinel)
         sources.append([*source, end])
         targets.append([*target, end])
-    input_ids, labels_BM = _pad(sources, words.pad, device), _pad(targets, IGNORE_INDEX, device)
-    begun_BM = torch.cat([labels_BM.new_full((len(targets), 1), words.pad), labels_BM[:, :-1]], 1)
+    input_ids, labels_BM = (
+        _pad(sources, words.pad, device),
+        _pad(targets, IGNORE_INDEX, device),
+    )
+    begun_BM = torch.cat(
+        [labels_BM.new_full((len(targets), 1), words.pad), labels_BM[:, :-1]], 1
+    )
     return {
         "input_ids": input_ids,
         "attention_mask": _pad([[1] * len(source) for source in sources], 0, device),
@@ -174,8 +210,11 @@ def corrupt_spans(
     }
 
 
-def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[list[int], list[int]]:
-    """Split a row, which begins with kept text and ends with a span, into source and target."""
+def _spans(
+    tokens: list[int], rate: float, span: float, sentinel: int
+) -> tuple[list[int], list[int]]:
+    """Split a row, which begins with kept text and ends with a span, into source and
+    target."""
     noise = min(max(round(len(tokens) * rate), 1), len(tokens) - 1)
     if noise < 1:
         return tokens, [sentinel]
@@ -183,7 +222,9 @@ def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[
     source: list[int] = []
     target: list[int] = []
     at = 0
-    for number, (kept, gone) in enumerate(zip(_cut(len(tokens) - noise, count), _cut(noise, count), strict=True)):
+    for number, (kept, gone) in enumerate(
+        zip(_cut(len(tokens) - noise, count), _cut(noise, count), strict=True)
+    ):
         source += [*tokens[at : at + kept], sentinel - number]
         target += [sentinel - number, *tokens[at + kept : at + kept + gone]]
         at += kept + gone
@@ -193,17 +234,25 @@ def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[
 def _cut(length: int, parts: int) -> list[int]:
     """Divide a length into non-empty parts, uniformly among all ways to do so."""
     cuts = (torch.randperm(length - 1)[: parts - 1] + 1).sort().values.tolist()
-    return [after - before for before, after in zip([0, *cuts], [*cuts, length], strict=True)]
+    return [
+        after - before
+        for before, after in zip([0, *cuts], [*cuts, length], strict=True)
+    ]
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> Tensor:
     tensors = [torch.tensor(row) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value).to(device)
+    return torch.nn.utils.rnn.pad_sequence(
+        tensors, batch_first=True, padding_value=value
+    ).to(device)
 
 
 def _check(task: Task) -> None:
     if task.kind not in ("classification", "regression"):
-        raise DataError(f"t5: a {task.kind} task has no one-word answer; expected classification or regression")
+        raise DataError(
+            f"t5: a {task.kind} task has no one-word answer; expected classification "
+            "or regression"
+        )
 
 
 def _texts(rows: Any) -> list[list[str]]:

@@ -1,1 +1,2 @@
-"""Prompted language models as teachers: the likelihood of each label after a prompt is what the student learns."""
+"""Prompted language models as teachers: the likelihood of each label after a prompt is
+what the student learns."""

@@ -41,8 +41,10 @@ class UnansweredError(TeacherError):
 class Likelihood:
     """The likelihood of each answer after one prompt.
 
-    log_p   natural logarithm of its probability, summed over its tokens; tokens: their number
-    absent  how many answers the model did not report, so that their `log_p` is an upper bound
+    log_p   natural logarithm of its probability, summed over its tokens; tokens: their
+            number
+    absent  how many answers the model did not report, so that their `log_p` is an upper
+            bound
     """
 
     log_p: tuple[float, ...]
@@ -52,7 +54,8 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """The likelihoods of many prompts. `asked` were sent to the model now, in `seconds`; the others are cached."""
+    """The likelihoods of many prompts. `asked` were sent to the model now, in
+    `seconds`; the others are cached."""
 
     log_p_NA: NDArray[np.float64]
     tokens_NA: NDArray[np.int64]
@@ -65,7 +68,8 @@ class LanguageModel(Protocol):
     """A model that computes how likely answers are to follow a prompt.
 
     digest      a hash of everything that its answers depend on
-    longest     the most tokens of prompt and answer that it reads; None: unknown or unlimited
+    longest     the most tokens of prompt and answer that it reads; None: unknown or
+                unlimited
     parameters  their number; None: unknown
     count       counts the tokens of a text
     """
@@ -79,16 +83,27 @@ class LanguageModel(Protocol):
     @property
     def parameters(self) -> int | None: ...
     def count(self, text: str) -> int: ...
-    def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
-        """Yield (index of the prompt, its likelihoods) in any order, as soon as they are known."""
+    def likelihoods(
+        self, prompts: Sequence[str], answers: Sequence[str]
+    ) -> Iterator[tuple[int, Likelihood]]:
+        """Yield (index of the prompt, its likelihoods) in any order, as soon as they
+        are known."""
         ...
 
 
-def ask(model: LanguageModel, prompts: Sequence[str], answers: Sequence[str], *, console: Console) -> Likelihoods:
-    """Compute how likely each of `answers` is to follow each of `prompts`. Raises TeacherError for a missing answer.
+def ask(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    *,
+    console: Console,
+) -> Likelihoods:
+    """Compute how likely each of `answers` is to follow each of `prompts`. Raises
+    TeacherError for a missing answer.
 
-    Every answer is appended at once to a file under $COMPRESS_HOME/soft-labels, by the hash of its prompt, one file per
-    model and set of answers: a prompt is asked again only if its answer is damaged there.
+    Every answer is appended at once to a file under $COMPRESS_HOME/soft-labels, by the
+    hash of its prompt, one file per model and set of answers: a prompt is asked again
+    only if its answer is damaged there.
     """
     path = answers_file(model, answers)
     keys = [_key(prompt) for prompt in prompts]
@@ -98,11 +113,19 @@ def ask(model: LanguageModel, prompts: Sequence[str], answers: Sequence[str], *,
     if by_key.keys() - known.keys():
         with explained(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path):  # another process with the same prompts waits, then finds them answered
+            # another process with the same prompts waits, then finds them answered
+            with locked(path):
                 known = _repair(path, len(answers))
-                new = {key: prompt for key, prompt in by_key.items() if key not in known}
+                new = {
+                    key: prompt for key, prompt in by_key.items() if key not in known
+                }
                 start = time.monotonic()
-                with Progress(f"asking {model.name}", len(new), "rows", console=console) as bar, name_disk_errors(path):
+                with (
+                    Progress(
+                        f"asking {model.name}", len(new), "rows", console=console
+                    ) as bar,
+                    name_disk_errors(path),
+                ):
                     try:
                         for key, likelihood in _ask(model, new, answers, path):
                             known[key] = likelihood
@@ -110,23 +133,37 @@ def ask(model: LanguageModel, prompts: Sequence[str], answers: Sequence[str], *,
                     except UnansweredError as error:
                         row = keys.index(list(new)[error.number])
                         end = prompts[row][-SHOWN:]
-                        raise TeacherError(f"row {row + 1:,} of {len(keys):,}, prompt ...{end!r}: {error}") from error
+                        raise TeacherError(
+                            f"row {row + 1:,} of {len(keys):,}, prompt ...{end!r}: "
+                            f"{error}"
+                        ) from error
                     asked, seconds = len(new), time.monotonic() - start
     rows = [known[key] for key in keys]
     log_p_NA = np.array([row.log_p for row in rows], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():
         bad = int((~np.isfinite(log_p_NA)).any(axis=1).sum())
-        raise TeacherError(f"teacher {model.name}: its likelihoods are not finite for {bad} of {len(rows)} prompts")
+        raise TeacherError(
+            f"teacher {model.name}: its likelihoods are not finite for {bad} of "
+            f"{len(rows)} prompts"
+        )
     tokens_NA = np.array([row.tokens for row in rows], dtype=np.int64)
-    return Likelihoods(log_p_NA, tokens_NA, sum(row.absent for row in rows), asked, seconds)
+    return Likelihoods(
+        log_p_NA, tokens_NA, sum(row.absent for row in rows), asked, seconds
+    )
 
 
 def answers_file(model: LanguageModel, answers: Sequence[str]) -> Path:
     """Return the cache file of a language model for these answers."""
-    return home() / "soft-labels" / f"{digest.hash_value([model.digest, list(answers)])[:24]}.jsonl"
+    return (
+        home()
+        / "soft-labels"
+        / f"{digest.hash_value([model.digest, list(answers)])[:24]}.jsonl"
+    )
 
 
-def list_unanswered(model: LanguageModel, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
+def list_unanswered(
+    model: LanguageModel, prompts: Sequence[str], answers: Sequence[str]
+) -> list[str]:
     """List the prompts, each once, that have no cached answer."""
     known, _ = _read(answers_file(model, answers), len(answers))
     return [prompt for prompt in dict.fromkeys(prompts) if _key(prompt) not in known]
@@ -139,14 +176,18 @@ def _key(prompt: str) -> str:
 def _ask(
     model: LanguageModel, new: Mapping[str, str], answers: Sequence[str], path: Path
 ) -> Iterator[tuple[str, Likelihood]]:
-    """Send the prompts to the model; append each answer to the file, then yield (key, answer)."""
+    """Send the prompts to the model; append each answer to the file, then yield (key,
+    answer)."""
     keys = list(new)
     with path.open("a", encoding="utf-8") as file:
         flushed = time.monotonic()
         try:
             for number, likelihood in model.likelihoods(list(new.values()), answers):
                 line = _Line(prompt=keys[number], **asdict(likelihood))
-                file.write(line.model_copy(update={"check": line.digest()}).model_dump_json() + "\n")
+                file.write(
+                    line.model_copy(update={"check": line.digest()}).model_dump_json()
+                    + "\n"
+                )
                 file.flush()
                 if time.monotonic() - flushed > FLUSH_SECONDS:
                     os.fsync(file.fileno())
@@ -157,9 +198,12 @@ def _ask(
 
 
 class _Line(BaseModel):
-    """A line of the cache. `check`: a hash of the other fields; older lines have none."""
+    """A line of the cache. `check`: a hash of the other fields; older lines have
+    none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants"
+    )
 
     prompt: str
     log_p: tuple[float, ...]
@@ -168,7 +212,9 @@ class _Line(BaseModel):
     check: str | None = None
 
     def digest(self) -> str:
-        return digest.hash_value([self.prompt, self.log_p, self.tokens, self.absent])[:16]
+        return digest.hash_value([self.prompt, self.log_p, self.tokens, self.absent])[
+            :16
+        ]
 
 
 def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
@@ -184,9 +230,14 @@ def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
             except ValidationError:
                 damaged.append(number)
                 continue
-            complete = line.endswith(b"\n") and len(cached.log_p) == len(cached.tokens) == answers
+            complete = (
+                line.endswith(b"\n")
+                and len(cached.log_p) == len(cached.tokens) == answers
+            )
             if complete and cached.check in (None, cached.digest()):
-                known[cached.prompt] = Likelihood(cached.log_p, cached.tokens, cached.absent)
+                known[cached.prompt] = Likelihood(
+                    cached.log_p, cached.tokens, cached.absent
+                )
             else:
                 damaged.append(number)
     return known, damaged
@@ -196,7 +247,18 @@ def _repair(path: Path, answers: int) -> dict[str, Likelihood]:
     """Read the cached answers, and remove the lines that are damaged or incomplete."""
     known, damaged = _read(path, answers)
     if damaged:
-        note(f"{path}: line {', '.join(map(str, damaged))} of the cached answers is damaged; asking again")
-        with path.open("rb") as file, atomic_file(path) as partial, partial.open("wb") as mended:
-            mended.writelines(line for number, line in enumerate(file, start=1) if number not in damaged)
+        note(
+            f"{path}: line {', '.join(map(str, damaged))} of the cached answers is "
+            "damaged; asking again"
+        )
+        with (
+            path.open("rb") as file,
+            atomic_file(path) as partial,
+            partial.open("wb") as mended,
+        ):
+            mended.writelines(
+                line
+                for number, line in enumerate(file, start=1)
+                if number not in damaged
+            )
     return known

@@ -1,12 +1,14 @@
-"""Query a language or embedding model behind an OpenAI-compatible HTTP endpoint, described by a strict YAML file:
+"""Query a language or embedding model behind an OpenAI-compatible HTTP endpoint,
+described by a strict YAML file:
 
     url: https://api.example.com/v1
     model: davinci-002
     mode: echo                # what the endpoint can return, see Endpoint
-    key: EXAMPLE_API_KEY      # the NAME of the environment variable with the key; the key itself is never stored
+    key: EXAMPLE_API_KEY      # the NAME of the environment variable with the key; the
+                              key itself is never stored
 
-The key is sent only in the header of requests to `url`: it is never written to files, logs or messages, and redirects
-are not followed.
+The key is sent only in the header of requests to `url`: it is never written to files,
+logs or messages, and redirects are not followed.
 """
 
 import json
@@ -42,13 +44,15 @@ from compress.terminal import one_line
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 120.0
-"""Seconds: the wait doubles from the first to the longest. If an endpoint asks for more, it is not asked again."""
+"""Seconds: the wait doubles from the first to the longest. If an endpoint asks for
+more, it is not asked again."""
 MOST_BYTES = 2**22
 MOST_PER_BYTE = 64
-"""The most bytes of an answer, and how many more per byte of the request: `echo` returns about 80 bytes per token, and
-a token is seldom one byte."""
+"""The most bytes of an answer, and how many more per byte of the request: `echo`
+returns about 80 bytes per token, and a token is seldom one byte."""
 BYTES_PER_TOKEN = 3
-"""Assumed length of a token, since the endpoint's tokenizer is unknown; English tokens have about 4 bytes."""
+"""Assumed length of a token, since the endpoint's tokenizer is unknown; English tokens
+have about 4 bytes."""
 LEAST = 1e-9
 """The least total probability of the tokens that were not listed."""
 SHOWN = 300
@@ -57,19 +61,23 @@ SHOWN = 300
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
-"""The logarithm of a probability; some endpoints round that of a certain token to a little above 0."""
+"""The logarithm of a probability; some endpoints round that of a certain token to a
+little above 0."""
 
 
 class Endpoint(Frozen):
     """The settings of an endpoint.
 
-    mode         echo: /completions scores prompt and answer (`echo` with `logprobs`): exact, for answers of any length;
-                 top: /completions lists its `top` next tokens; chat: /chat/completions does. With these two an answer
-                 must be one token; for one that is not listed, an upper bound of its probability is used;
-                 embeddings: /embeddings returns the vectors of texts, `batch` at a time, for a teacher without a prompt
+    mode         echo: /completions scores prompt and answer (`echo` with `logprobs`):
+                 exact, for answers of any length; top: /completions lists its `top`
+                 next tokens; chat: /chat/completions does. With these two an answer
+                 must be one token; for one that is not listed, an upper bound of its
+                 probability is used; embeddings: /embeddings returns the vectors of
+                 texts, `batch` at a time, for a teacher without a prompt
     concurrency  requests in flight at a time
     timeout      seconds from the request to the last byte of its answer
-    retries      attempts to repeat a request that failed temporarily or got an unusable answer
+    retries      attempts to repeat a request that failed temporarily or got an unusable
+                 answer
     """
 
     url: str
@@ -93,7 +101,9 @@ class Endpoint(Frozen):
         except RecipeError as error:
             raise PromptError(error.problems) from error
         except ValidationError as error:  # without the values: one might be the key
-            problems = loader.explain(file.name, error, lambda _: Endpoint.model_fields, show=False)
+            problems = loader.explain(
+                file.name, error, lambda _: Endpoint.model_fields, show=False
+            )
             raise PromptError(problems) from None
 
     @field_validator("url")
@@ -104,22 +114,33 @@ class Endpoint(Frozen):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("expected a URL such as https://api.example.com/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("contains more than an address: put a key into the environment variable that `key` names")
+            raise ValueError(
+                "contains more than an address: put a key into the environment "
+                "variable that `key` names"
+            )
         return url.rstrip("/")
 
     @field_validator("key")
     @classmethod
     def _is_a_name(cls, key: str | None) -> str | None:
         if key is not None and not key.isidentifier():
-            raise ValueError("expected the name of an environment variable, not the key itself")
+            raise ValueError(
+                "expected the name of an environment variable, not the key itself"
+            )
         return key
 
 
 def open_endpoint(path: str) -> "RemoteModel":
-    """Open the endpoint file of a language model. Raises PromptError for the file, TeacherError without the key."""
+    """Open the endpoint file of a language model. Raises PromptError for the file,
+    TeacherError without the key."""
     endpoint = Endpoint.load(path)
     if endpoint.mode == "embeddings":
-        raise PromptError([f"{path}: mode: embeddings returns vectors, for which there is no prompt: omit --prompt"])
+        raise PromptError(
+            [
+                f"{path}: mode: embeddings returns vectors, for which there is no "
+                "prompt: omit --prompt"
+            ]
+        )
     return RemoteModel(endpoint, _find_key(path, endpoint))
 
 
@@ -128,7 +149,10 @@ def open_encoder(path: str) -> "RemoteEncoder":
     endpoint = Endpoint.load(path)
     if endpoint.mode != "embeddings":
         raise PromptError(
-            [f"{path}: mode: {endpoint.mode} is for a language model: give --prompt, or `mode: embeddings` for vectors"]
+            [
+                f"{path}: mode: {endpoint.mode} is for a language model: give "
+                "--prompt, or `mode: embeddings` for vectors"
+            ]
         )
     return RemoteEncoder(endpoint, _find_key(path, endpoint))
 
@@ -138,9 +162,15 @@ def _find_key(path: str, endpoint: Endpoint) -> str | None:
         return None
     key = os.environ.get(endpoint.key, "").strip()
     if not key:
-        raise TeacherError(f"{path}: the environment variable {endpoint.key} is empty or not set; put the key there")
+        raise TeacherError(
+            f"{path}: the environment variable {endpoint.key} is empty or not set; put "
+            "the key there"
+        )
     if not (key.isascii() and key.isprintable()):
-        raise TeacherError(f"{path}: the environment variable {endpoint.key} holds characters that no key may have")
+        raise TeacherError(
+            f"{path}: the environment variable {endpoint.key} holds characters that no "
+            "key may have"
+        )
     return key
 
 
@@ -153,15 +183,17 @@ class _TransientError(Exception):
 
 
 class _UnusableError(_TransientError):
-    """An unusable answer: the endpoint is not busy, so that longer waits would not help."""
+    """An unusable answer: the endpoint is not busy, so that longer waits would not
+    help."""
 
 
 @dataclass(frozen=True)
 class _Remote(ABC, Generic[Question, Answer]):
-    """A client of an endpoint, with `concurrency` requests in flight; after a permanent failure it awaits the rest.
+    """A client of an endpoint, with `concurrency` requests in flight; after a permanent
+    failure it awaits the rest.
 
-    The size and duration of every answer are limited: whatever the endpoint sends, memory stays bounded and the command
-    ends.
+    The size and duration of every answer are limited: whatever the endpoint sends,
+    memory stays bounded and the command ends.
     """
 
     endpoint: Endpoint
@@ -183,20 +215,32 @@ class _Remote(ABC, Generic[Question, Answer]):
     """Suggest what may help when answers are unusable."""
 
     def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Answer]]:
-        """Yield (index of the question, its answer) in any order. Raises UnansweredError."""
+        """Yield (index of the question, its answer) in any order. Raises
+        UnansweredError."""
         waiting = iter(enumerate(questions))
         in_flight: dict[Future[Answer], int] = {}
         failure: UnansweredError | None = None
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # unpacked size has no bounds
+        # unpacked size has no bounds
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         limits = httpx2.Limits(max_connections=self.endpoint.concurrency)
-        async_client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
-        with start_blocking_portal() as portal, portal.wrap_async_context_manager(async_client) as client:
+        async_client = httpx2.AsyncClient(
+            headers=headers, limits=limits, timeout=None, follow_redirects=False
+        )
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(async_client) as client,
+        ):
             stop = portal.call(anyio.Event)
             while True:
-                for number, question in islice(waiting, 0 if failure else self.endpoint.concurrency - len(in_flight)):
-                    in_flight[portal.start_task_soon(self._answer, client, stop, question)] = number
+                for number, question in islice(
+                    waiting,
+                    0 if failure else self.endpoint.concurrency - len(in_flight),
+                ):
+                    in_flight[
+                        portal.start_task_soon(self._answer, client, stop, question)
+                    ] = number
                 if not in_flight:
                     break
                 for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
@@ -209,14 +253,21 @@ class _Remote(ABC, Generic[Question, Answer]):
         if failure is not None:
             raise failure
 
-    async def _answer(self, client: httpx2.AsyncClient, stop: anyio.Event, question: Question) -> Answer:
-        """Ask one question, with retries until `stop` is set. Raises TeacherError if it is refused or not answered."""
+    async def _answer(
+        self, client: httpx2.AsyncClient, stop: anyio.Event, question: Question
+    ) -> Answer:
+        """Ask one question, with retries until `stop` is set. Raises TeacherError if it
+        is refused or not answered."""
         path, body = self._request(question)
         for attempt in range(self.endpoint.retries + 1):
             try:
                 return self._parse(await self._post(client, path, body), question)
             except _TransientError as error:
-                doubled = FIRST_WAIT if isinstance(error, _UnusableError) else FIRST_WAIT * 2**attempt
+                doubled = (
+                    FIRST_WAIT
+                    if isinstance(error, _UnusableError)
+                    else FIRST_WAIT * 2**attempt
+                )
                 reason, pause = error, max(min(doubled, LONGEST_WAIT), error.wait)
             if pause > LONGEST_WAIT or attempt == self.endpoint.retries:
                 break
@@ -224,33 +275,50 @@ class _Remote(ABC, Generic[Question, Answer]):
                 await stop.wait()
                 break
         raise TeacherError(
-            f"teacher {self.name}: no answer after {attempt + 1} requests: {reason}. Earlier answers are cached: "
-            "rerun the command to continue from there"
+            f"teacher {self.name}: no answer after {attempt + 1} requests: {reason}. "
+            "Earlier answers are cached: rerun the command to continue from there"
         )
 
     async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
-        """Return the body of the answer. Raises _TransientError, or TeacherError if the request is refused."""
+        """Return the body of the answer. Raises _TransientError, or TeacherError if the
+        request is refused."""
         content, most = bytearray(), MOST_BYTES + MOST_PER_BYTE * len(body)
         try:
             with anyio.fail_after(self.endpoint.timeout):
-                async with client.stream("POST", f"{self.endpoint.url}/{path}", content=body) as response:
+                async with client.stream(
+                    "POST", f"{self.endpoint.url}/{path}", content=body
+                ) as response:
                     async for chunk in response.aiter_raw():
                         content += chunk
                         if len(content) > most:
-                            raise _UnusableError(f"its answer is longer than {most:,} bytes")
+                            raise _UnusableError(
+                                f"its answer is longer than {most:,} bytes"
+                            )
         except TimeoutError:
-            raise _TransientError(f"its answer took longer than {self.endpoint.timeout:g} s") from None
+            raise _TransientError(
+                f"its answer took longer than {self.endpoint.timeout:g} s"
+            ) from None
         except httpx2.HTTPError as error:
-            raise _TransientError(self._redact(f"{type(error).__name__}: {error}")) from None
+            raise _TransientError(
+                self._redact(f"{type(error).__name__}: {error}")
+            ) from None
         if response.status_code == HTTPStatus.OK:
             return bytes(content)
-        code, message = response.status_code, self._redact(content.decode("utf-8", "replace"))
+        code, message = (
+            response.status_code,
+            self._redact(content.decode("utf-8", "replace")),
+        )
         reason = f"HTTP {code}: {message or response.reason_phrase}"
         if code in RETRIED:
-            raise _TransientError(reason, _retry_after(response.headers.get("Retry-After")))
+            raise _TransientError(
+                reason, _retry_after(response.headers.get("Retry-After"))
+            )
         advice = "Check url, model and mode in the endpoint file"
         if code in (401, 403):
-            advice = "Is the key in the environment variable that the endpoint file names, and may it use this model?"
+            advice = (
+                "Is the key in the environment variable that the endpoint file names, "
+                "and may it use this model?"
+            )
         elif code in (301, 302, 303, 307, 308):
             advice = "It redirects; use the address that it leads to, if you trust it"
         raise TeacherError(f"teacher {self.name}: {reason}. {advice}")
@@ -262,17 +330,24 @@ class _Remote(ABC, Generic[Question, Answer]):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            problem = f"{where}: {first['msg']}, not {first['input']!r}" if where else first["msg"]
+            problem = (
+                f"{where}: {first['msg']}, not {first['input']!r}"
+                if where
+                else first["msg"]
+            )
         except ValueError as error:
             problem = str(error)
         answer = self._redact(content.decode("utf-8", "replace"))
         raise _UnusableError(
-            f"its answer {answer!r} does not fit `mode: {self.endpoint.mode}` ({self._redact(problem)}); {self._remedy}"
+            f"its answer {answer!r} does not fit `mode: {self.endpoint.mode}` "
+            f"({self._redact(problem)}); {self._remedy}"
         )
 
     def _redact(self, text: str) -> str:
         """Shorten a reply of the endpoint for a message, without the key."""
-        return one_line((text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN)
+        return one_line(
+            (text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN
+        )
 
 
 @dataclass(frozen=True)
@@ -281,16 +356,28 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
 
     longest: None = None
     parameters: None = None
-    _remedy = "not every endpoint returns log-probabilities; another mode (echo, top, chat) may work"
+    _remedy = (
+        "not every endpoint returns log-probabilities; another mode (echo, top, chat) "
+        "may work"
+    )
 
     @property
     def digest(self) -> str:
-        return digest.hash_value([self.endpoint.url, self.endpoint.model, self.endpoint.mode, self.endpoint.top])
+        return digest.hash_value(
+            [
+                self.endpoint.url,
+                self.endpoint.model,
+                self.endpoint.mode,
+                self.endpoint.top,
+            ]
+        )
 
     def count(self, text: str) -> int:
         return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
-    def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
+    def likelihoods(
+        self, prompts: Sequence[str], answers: Sequence[str]
+    ) -> Iterator[tuple[int, Likelihood]]:
         return self._answers((prompt, answers) for prompt in prompts)
 
     def _request(self, question: tuple[str, Sequence[str]]) -> tuple[str, bytes]:
@@ -303,17 +390,28 @@ class RemoteModel(_Remote[tuple[str, Sequence[str]], Likelihood]):
             body |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
         else:
             path, messages = "chat/completions", [{"role": "user", "content": prompt}]
-            body |= {"messages": messages, "max_tokens": 1, "logprobs": True, "top_logprobs": self.endpoint.top}
+            body |= {
+                "messages": messages,
+                "max_tokens": 1,
+                "logprobs": True,
+                "top_logprobs": self.endpoint.top,
+            }
         return path, json.dumps(body).encode()
 
     def _read(self, content: bytes, question: tuple[str, Sequence[str]]) -> Likelihood:
         prompt, answers = question
         if self.endpoint.mode == "echo":
-            return sum_echoed(_Echo.model_validate_json(content).choices, prompt, answers)
+            return sum_echoed(
+                _Echo.model_validate_json(content).choices, prompt, answers
+            )
         if self.endpoint.mode == "top":
-            return find_listed(_Top.model_validate_json(content).tokens.items(), answers)
+            return find_listed(
+                _Top.model_validate_json(content).tokens.items(), answers
+            )
         chat = _Chat.model_validate_json(content)
-        return find_listed(((each["token"], each["logprob"]) for each in chat.tokens), answers)
+        return find_listed(
+            ((each["token"], each["logprob"]) for each in chat.tokens), answers
+        )
 
 
 @dataclass(frozen=True)
@@ -326,18 +424,30 @@ class RemoteEncoder(_Remote[Sequence[str], NDArray[np.float32]]):
     def digest(self) -> str:
         return digest.hash_value([self.endpoint.url, self.endpoint.model])
 
-    def vectors(self, texts: Sequence[str]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield (index of a batch's first text, its vectors (B, E)) in any order. Raises TeacherError."""
+    def vectors(
+        self, texts: Sequence[str]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield (index of a batch's first text, its vectors (B, E)) in any order.
+        Raises TeacherError."""
         size = self.endpoint.batch
-        for number, vectors in self._answers(texts[at : at + size] for at in range(0, len(texts), size)):
+        for number, vectors in self._answers(
+            texts[at : at + size] for at in range(0, len(texts), size)
+        ):
             yield number * size, vectors
 
     def _request(self, question: Sequence[str]) -> tuple[str, bytes]:
-        body = {"model": self.endpoint.model, "input": list(question), "encoding_format": "float"}
+        body = {
+            "model": self.endpoint.model,
+            "input": list(question),
+            "encoding_format": "float",
+        }
         return "embeddings", json.dumps(body).encode()
 
     def _read(self, content: bytes, question: Sequence[str]) -> NDArray[np.float32]:
-        data = sorted(_Embeddings.model_validate_json(content).data, key=lambda item: item["index"])
+        data = sorted(
+            _Embeddings.model_validate_json(content).data,
+            key=lambda item: item["index"],
+        )
         if [item["index"] for item in data] != list(range(len(question))):
             raise ValueError(f"data: {len(data)} vectors for {len(question)} texts")
         if len({len(item["embedding"]) for item in data}) != 1:
@@ -362,7 +472,9 @@ class _Listed(TypedDict):
 
 class _Embedded(TypedDict):
     index: int
-    embedding: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)]
+    embedding: Annotated[
+        list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)
+    ]
 
 
 class _Embeddings(BaseModel):
@@ -375,46 +487,68 @@ class _Echo(BaseModel):
 
 class _Top(BaseModel):
     tokens: dict[str, LogP] = Field(
-        min_length=1, validation_alias=AliasPath("choices", 0, "logprobs", "top_logprobs", 0)
+        min_length=1,
+        validation_alias=AliasPath("choices", 0, "logprobs", "top_logprobs", 0),
     )
 
 
 class _Chat(BaseModel):
     tokens: list[_Listed] = Field(
-        min_length=1, validation_alias=AliasPath("choices", 0, "logprobs", "content", 0, "top_logprobs")
+        min_length=1,
+        validation_alias=AliasPath(
+            "choices", 0, "logprobs", "content", 0, "top_logprobs"
+        ),
     )
 
 
 def _retry_after(header: str | None) -> float:
-    """Parse the seconds that the server asks to wait, from a number or a date; return 0 if it is neither."""
+    """Parse the seconds that the server asks to wait, from a number or a date; return 0
+    if it is neither."""
     try:
         seconds = float(header or 0)
     except ValueError:
         try:
-            seconds = (parsedate_to_datetime(str(header)) - datetime.now(UTC)).total_seconds()
+            seconds = (
+                parsedate_to_datetime(str(header)) - datetime.now(UTC)
+            ).total_seconds()
         except (ValueError, TypeError):  # not a date, or one without a time zone
             seconds = 0.0
     return seconds if seconds > 0 else 0.0  # also for nan
 
 
-def sum_echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]) -> Likelihood:
+def sum_echoed(
+    choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]
+) -> Likelihood:
     """Sum the log-probabilities of each answer's tokens, without those of the prompt.
 
-    If a token spans the end of the prompt, all answers are scored from its start. Raises ValueError for an answer
-    without tokens, or without their log-probabilities.
+    If a token spans the end of the prompt, all answers are scored from its start.
+    Raises ValueError for an answer without tokens, or without their log-probabilities.
     """
     if len(choices) != len(answers):
         raise ValueError(f"choices: {len(choices)}, not {len(answers)}")
     spans = []
-    for choice, answer in zip(sorted(choices, key=lambda each: each["index"]), answers, strict=True):
+    for choice, answer in zip(
+        sorted(choices, key=lambda each: each["index"]), answers, strict=True
+    ):
         logprobs, end = choice["logprobs"], len(prompt) + len(answer)
         starts = logprobs["text_offset"]
         if not starts or len(starts) != len(logprobs["token_logprobs"]):
-            raise ValueError("choices: text_offset and token_logprobs are empty, or differ in length")
+            raise ValueError(
+                "choices: text_offset and token_logprobs are empty, or differ in length"
+            )
         ends = [*starts[1:], max(end, starts[-1])]
         tokens = zip(starts, ends, logprobs["token_logprobs"], strict=True)
-        spans.append([(start, stop, log_p) for start, stop, log_p in tokens if start < end and stop > start])
-    begin = min((start for tokens in spans for start, stop, _ in tokens if stop > len(prompt)), default=math.inf)
+        spans.append(
+            [
+                (start, stop, log_p)
+                for start, stop, log_p in tokens
+                if start < end and stop > start
+            ]
+        )
+    begin = min(
+        (start for tokens in spans for start, stop, _ in tokens if stop > len(prompt)),
+        default=math.inf,
+    )
     scores = [[log_p for _, stop, log_p in tokens if stop > begin] for tokens in spans]
     if not all(scores):
         raise ValueError("choices: an answer without a token")
@@ -424,16 +558,27 @@ def sum_echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Seque
 
 
 def find_listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
-    """Look up the answers among the likeliest next tokens, (token, log-probability), ignoring spaces.
+    """Look up the answers among the likeliest next tokens, (token, log-probability),
+    ignoring spaces.
 
-    The bound for an answer that is not listed: the least likely listed token, or all remaining probability if less.
+    The bound for an answer that is not listed: the least likely listed token, or all
+    remaining probability if less.
     """
-    listed = [(str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p)) for token, log_p in tokens]
+    listed = [
+        (str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p))
+        for token, log_p in tokens
+    ]
     remaining = 1 - math.fsum(math.exp(log_p) for _, log_p in listed)
     bound = min(math.log(max(remaining, LEAST)), *(log_p for _, log_p in listed))
     log_p_A, absent = [], 0
     for answer in answers:
-        matches = [math.exp(log_p) for token, log_p in listed if token == answer.strip()]
+        matches = [
+            math.exp(log_p) for token, log_p in listed if token == answer.strip()
+        ]
         absent += not matches
-        log_p_A.append(math.log(math.fsum(matches)) if matches and math.fsum(matches) > 0 else bound)
+        log_p_A.append(
+            math.log(math.fsum(matches))
+            if matches and math.fsum(matches) > 0
+            else bound
+        )
     return Likelihood(tuple(log_p_A), (1,) * len(answers), absent)

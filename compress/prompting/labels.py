@@ -1,20 +1,25 @@
-"""Use a prompted language model as the teacher of a classifier: soft labels for texts that nobody has labelled.
+"""Use a prompted language model as the teacher of a classifier: soft labels for texts
+that nobody has labelled.
 
-Motivation: Wang et al. 2021, "Want To Reduce Labeling Cost? GPT-3 Can Help", arXiv:2108.13487: the labels of a large
-model cost a fraction of human labels, and a small model trained on them can be as good as its teacher.
+Motivation: Wang et al. 2021, "Want To Reduce Labeling Cost? GPT-3 Can Help",
+arXiv:2108.13487: the labels of a large model cost a fraction of human labels, and a
+small model trained on them can be as good as its teacher.
 
-From likelihoods of answers to probabilities of labels:
-Brown et al. 2020, "Language Models are Few-Shot Learners", arXiv:2005.14165, Sec. 2.4: likelihood of an answer per
-token, or divided by its likelihood after a neutral context, P(answer | prompt) / P(answer | "Answer:").
-Zhao et al. 2021, "Calibrate Before Use", arXiv:2102.09690, Sec. 5: q = softmax(W p), W = diag(p_cf)^-1, where p_cf are
-the label probabilities for content-free texts, averaged over several and normalised.
+From likelihoods of answers to probabilities of labels: Brown et al. 2020, "Language
+Models are Few-Shot Learners", arXiv:2005.14165, Sec. 2.4: likelihood of an answer per
+token, or divided by its likelihood after a neutral context, P(answer | prompt) /
+P(answer | "Answer:"). Zhao et al. 2021, "Calibrate Before Use", arXiv:2102.09690, Sec.
+5: q = softmax(W p), W = diag(p_cf)^-1, where p_cf are the label probabilities for
+content-free texts, averaged over several and normalised.
 
-Everything is in logarithms, float64. Shapes: N rows, A answers, C labels, M content-free texts.
+Everything is in logarithms, float64. Shapes: N rows, A answers, C labels, M
+content-free texts.
 
-Deviations: the paper's softmax of W p is replaced by dividing W p by its sum: the order of the labels is the same, and
-a uniform p_cf then leaves p unchanged, whereas softmax would flatten it (the authors' code takes only the argmax, so
-their scores do not depend on it). Several answers for one label count with their mean; the authors' code sums them,
-which favours the label with more words.
+Deviations: the paper's softmax of W p is replaced by dividing W p by its sum: the order
+of the labels is the same, and a uniform p_cf then leaves p unchanged, whereas softmax
+would flatten it (the authors' code takes only the argmax, so their scores do not depend
+on it). Several answers for one label count with their mean; the authors' code sums
+them, which favours the label with more words.
 """
 
 from __future__ import annotations
@@ -36,7 +41,13 @@ from compress.config.recipe import Recipe
 from compress.config.stages import INITS
 from compress.console import print_note
 from compress.data.task import Task, TaskData
-from compress.errors import ObjectiveError, PromptError, RecipeError, TeacherError, did_you_mean
+from compress.errors import (
+    ObjectiveError,
+    PromptError,
+    RecipeError,
+    TeacherError,
+    did_you_mean,
+)
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.prompting import http_model, local_model
 from compress.prompting.answers import LanguageModel, Likelihoods, ask
@@ -45,7 +56,8 @@ from compress.training.finetune import TeacherCheck, check_logits
 from compress.training.objective import find_loss
 
 ENOUGH: Final = 20
-"""The least rows for which the same label everywhere shows that the teacher cannot tell them apart."""
+"""The least rows for which the same label everywhere shows that the teacher cannot tell
+them apart."""
 MOST_UNANSWERED: Final = 0.2
 """The largest share of rows that a teacher may leave unanswered."""
 EQUAL: Final = 1e-9
@@ -59,8 +71,10 @@ class TaskPrompt:
     """A prompt prepared for a task.
 
     head     instruction and examples, which precede every question
-    tail     the white space between question and answer, which tokenizers expect in the answer
-    answers  the strings that may follow a prompt, every word of every label; owners: the label id of each
+    tail     the white space between question and answer, which tokenizers expect in the
+             answer
+    answers  the strings that may follow a prompt, every word of every label; owners:
+             the label id of each
     """
 
     prompt: Prompt
@@ -72,32 +86,70 @@ class TaskPrompt:
     owners: tuple[int, ...]
 
     @staticmethod
-    def from_prompt(prompt: Prompt, labels: Sequence[str], examples: Sequence[Example], *, pair: bool) -> TaskPrompt:
-        """Prepare a prompt. Raises PromptError if it does not fit the labels, or the number of texts in a row."""
+    def from_prompt(
+        prompt: Prompt,
+        labels: Sequence[str],
+        examples: Sequence[Example],
+        *,
+        pair: bool,
+    ) -> TaskPrompt:
+        """Prepare a prompt. Raises PromptError if it does not fit the labels, or the
+        number of texts in a row."""
         names = label_names(prompt, labels)
         if pair != prompt.pair:
-            expected, actual = ("two texts", "one") if prompt.pair else ("one text", "two")
-            raise PromptError([f"{prompt.name}: its template asks about {expected}, the task has {actual}"])
-        shown = [prompt.render(each.text, each.text_pair, prompt.labels[each.label][0]) for each in examples]
-        head = "".join(part + prompt.separator for part in (prompt.instruction.rstrip(), *shown) if part)
+            expected, actual = (
+                ("two texts", "one") if prompt.pair else ("one text", "two")
+            )
+            raise PromptError(
+                [
+                    f"{prompt.name}: its template asks about {expected}, the task has "
+                    f"{actual}"
+                ]
+            )
+        shown = [
+            prompt.render(each.text, each.text_pair, prompt.labels[each.label][0])
+            for each in examples
+        ]
+        head = "".join(
+            part + prompt.separator
+            for part in (prompt.instruction.rstrip(), *shown)
+            if part
+        )
         second = "y" if pair else None
         unanswered = prompt.render("x", second, "")
         start = len(unanswered.rstrip())
-        words = [(owner, word) for owner, name in enumerate(names) for word in prompt.labels[name]]
+        words = [
+            (owner, word)
+            for owner, name in enumerate(names)
+            for word in prompt.labels[name]
+        ]
         answers = tuple(prompt.render("x", second, word)[start:] for _, word in words)
         owners = tuple(owner for owner, _ in words)
-        return TaskPrompt(prompt, tuple(labels), tuple(examples), head, unanswered[start:], answers, owners)
+        return TaskPrompt(
+            prompt,
+            tuple(labels),
+            tuple(examples),
+            head,
+            unanswered[start:],
+            answers,
+            owners,
+        )
 
     def render(self, texts: Sequence[str]) -> str:
         """Write the prompt for a text or a pair, up to where the answer begins."""
         text, second = texts if self.prompt.pair else (*texts, None)
-        return self.head + self.prompt.render(str(text), second, "").removesuffix(self.tail)
+        return self.head + self.prompt.render(str(text), second, "").removesuffix(
+            self.tail
+        )
 
-    def fit(self, texts: Sequence[str], count: Callable[[str], int], limit: int) -> tuple[str, bool]:
-        """Write the prompt in at most `limit` tokens, as `count` counts them; return it and whether texts were cut.
+    def fit(
+        self, texts: Sequence[str], count: Callable[[str], int], limit: int
+    ) -> tuple[str, bool]:
+        """Write the prompt in at most `limit` tokens, as `count` counts them; return it
+        and whether texts were cut.
 
-        Texts lose their end, the longer of a pair first; template, instruction and examples are never cut. Raises
-        PromptError if those alone are too long.
+        Texts lose their end, the longer of a pair first; template, instruction and
+        examples are never cut. Raises PromptError if those alone are too long.
         """
         full = self.render(texts)
         if count(full) <= limit:
@@ -106,14 +158,18 @@ class TaskPrompt:
         if overhead > limit:
             raise PromptError(
                 [
-                    f"{self.prompt.name}: without any text it takes {overhead} tokens, and {limit} are available: use "
-                    "fewer or shorter examples, or raise max_length as far as the model reads"
+                    f"{self.prompt.name}: without any text it takes {overhead} tokens, "
+                    f"and {limit} are available: use fewer or shorter examples, or "
+                    "raise max_length as far as the model reads"
                 ]
             )
-        low, high = 0, max(map(len, texts))  # characters of each text: `low` fit, `high` do not
+        # characters of each text: `low` fit, `high` do not
+        low, high = 0, max(map(len, texts))
         while high - low > 1:
             middle = (low + high) // 2
-            fits = count(self.render([_truncate(text, middle) for text in texts])) <= limit
+            fits = (
+                count(self.render([_truncate(text, middle) for text in texts])) <= limit
+            )
             low, high = (middle, high) if fits else (low, middle)
         return self.render([_truncate(text, low) for text in texts]), True
 
@@ -128,26 +184,46 @@ def _truncate(text: str, characters: int) -> str:
 
 
 def label_names(prompt: Prompt, labels: Sequence[str]) -> list[str]:
-    """Return the prompt's name of each of the task's labels, in order. Raises PromptError with all mismatches."""
+    """Return the prompt's name of each of the task's labels, in order. Raises
+    PromptError with all mismatches."""
     names = [prompt.aliases.get(label, label) for label in labels]
-    unknown = [label for label, name in zip(labels, names, strict=True) if name not in prompt.labels]
+    unknown = [
+        label
+        for label, name in zip(labels, names, strict=True)
+        if name not in prompt.labels
+    ]
     unused = [name for name in prompt.labels if name not in names]
-    problems = [f"{prompt.name}: lacks the task's label {label!r}.{did_you_mean(label, unused)}" for label in unknown]
+    problems = [
+        f"{prompt.name}: lacks the task's label {label!r}.{did_you_mean(label, unused)}"
+        for label in unknown
+    ]
     if not unknown:
-        problems = [f"{prompt.name}: labels.{name}: the task has no such label" for name in unused]
+        problems = [
+            f"{prompt.name}: labels.{name}: the task has no such label"
+            for name in unused
+        ]
     problems += [
-        f"{prompt.name}: {name!r} names two of the task's labels" for name in set(names) if names.count(name) > 1
+        f"{prompt.name}: {name!r} names two of the task's labels"
+        for name in set(names)
+        if names.count(name) > 1
     ]
     if problems:
-        hint = f"the task's labels are {', '.join(labels)}; `aliases:` in a copy of the prompt can map other names"
+        hint = (
+            f"the task's labels are {', '.join(labels)}; `aliases:` in a copy of the "
+            "prompt can map other names"
+        )
         raise PromptError([*problems, hint])
     return names
 
 
-def choose_examples(prompt: Prompt, split: Dataset, labels: Sequence[str], *, seed: int) -> tuple[Example, ...]:
-    """Return the examples in the prompt, or draw as many rows of a labelled split as it asks for, in random order.
+def choose_examples(
+    prompt: Prompt, split: Dataset, labels: Sequence[str], *, seed: int
+) -> tuple[Example, ...]:
+    """Return the examples in the prompt, or draw as many rows of a labelled split as it
+    asks for, in random order.
 
-    The labels are balanced, give or take one row. Raises PromptError if labels or rows are missing.
+    The labels are balanced, give or take one row. Raises PromptError if labels or rows
+    are missing.
     """
     if not isinstance(prompt.examples, int):
         return prompt.examples
@@ -155,20 +231,35 @@ def choose_examples(prompt: Prompt, split: Dataset, labels: Sequence[str], *, se
         return ()
     if "label" not in split.column_names:
         raise PromptError(
-            [f"{prompt.name}: examples: {prompt.examples} cannot be chosen from rows without labels: write them out"]
+            [
+                f"{prompt.name}: examples: {prompt.examples} cannot be chosen from "
+                "rows without labels: write them out"
+            ]
         )
-    rng, ids, names = np.random.default_rng(seed), np.asarray(split["label"][:]), label_names(prompt, labels)
+    rng, ids, names = (
+        np.random.default_rng(seed),
+        np.asarray(split["label"][:]),
+        label_names(prompt, labels),
+    )
     rows: list[int] = []
     for turn, label in enumerate(rng.permutation(len(names))):
         count = prompt.examples // len(names) + (turn < prompt.examples % len(names))
         candidates = np.flatnonzero(ids == label)
         if len(candidates) < count:
             raise PromptError(
-                [f"{prompt.name}: examples: needs {count} of {names[label]!r}, which only {len(candidates)} rows have"]
+                [
+                    f"{prompt.name}: examples: needs {count} of {names[label]!r}, "
+                    f"which only {len(candidates)} rows have"
+                ]
             )
         rows += rng.choice(candidates, count, replace=False).tolist()
     chosen = [split[int(row)] for row in rng.permutation(rows)]
-    return tuple(Example(text=row["text"], text_pair=row.get("text_pair"), label=names[row["label"]]) for row in chosen)
+    return tuple(
+        Example(
+            text=row["text"], text_pair=row.get("text_pair"), label=names[row["label"]]
+        )
+        for row in chosen
+    )
 
 
 def normalise(
@@ -190,26 +281,39 @@ def normalise(
 
 
 def average_by_label(scores_NA: Array, owners: Sequence[int]) -> Array:
-    """Average exp(score) over the answers of each label, in logarithms: (N, C). `owners`: the label of each answer."""
-    groups = [np.flatnonzero(np.asarray(owners) == label) for label in range(max(owners) + 1)]
-    return np.stack([logsumexp(scores_NA[:, group], axis=1) - np.log(len(group)) for group in groups], axis=1)
+    """Average exp(score) over the answers of each label, in logarithms: (N, C).
+    `owners`: the label of each answer."""
+    groups = [
+        np.flatnonzero(np.asarray(owners) == label) for label in range(max(owners) + 1)
+    ]
+    return np.stack(
+        [
+            logsumexp(scores_NA[:, group], axis=1) - np.log(len(group))
+            for group in groups
+        ],
+        axis=1,
+    )
 
 
 def content_free_prior(scores_MC: Array) -> Array:
-    """Average the probabilities for the M content-free texts, then normalise over the labels: log p_cf (C,)."""
+    """Average the probabilities for the M content-free texts, then normalise over the
+    labels: log p_cf (C,)."""
     return np.asarray(log_softmax(logsumexp(scores_MC, axis=0)))
 
 
 def calibrate(scores_NC: Array, log_p_cf_C: Array | None) -> Array:
     """Divide the probabilities by p_cf, if given, and normalise: log q (N, C)."""
-    return np.asarray(log_softmax(scores_NC if log_p_cf_C is None else scores_NC - log_p_cf_C, axis=1))
+    return np.asarray(
+        log_softmax(scores_NC if log_p_cf_C is None else scores_NC - log_p_cf_C, axis=1)
+    )
 
 
 @dataclass(frozen=True)
 class SoftLabels:
     """The probabilities of the labels for each row, as logarithms.
 
-    asked, seconds  rows that were sent to the model now, and the time for them; the others were cached
+    asked, seconds  rows that were sent to the model now, and the time for them; the
+                    others were cached
     notes           remarks for the user
 
     A row whose labels are all equally likely counts as unanswered.
@@ -230,19 +334,28 @@ class SoftLabels:
     def shares(self) -> dict[str, float]:
         """Return the share of answered rows for which each label is the likeliest."""
         likeliest = self.log_p_NC[self.answered].argmax(axis=1)
-        counts = np.bincount(likeliest, minlength=len(self.labels)) / max(1, len(likeliest))
+        counts = np.bincount(likeliest, minlength=len(self.labels)) / max(
+            1, len(likeliest)
+        )
         return dict(zip(self.labels, counts.tolist(), strict=True))
 
     @property
     def entropy(self) -> float:
-        """Return the mean entropy of a row relative to the maximum, from 0 (certain) to 1 (uniform)."""
+        """Return the mean entropy of a row relative to the maximum, from 0 (certain) to
+        1 (uniform)."""
         log_p_NC = self.log_p_NC.astype(np.float64)
-        return float(-(np.exp(log_p_NC) * log_p_NC).sum(axis=1).mean() / np.log(len(self.labels)))
+        return float(
+            -(np.exp(log_p_NC) * log_p_NC).sum(axis=1).mean() / np.log(len(self.labels))
+        )
 
     def balance(self, split: str) -> str:
         """Describe the labels in one sentence."""
-        shares = ", ".join(f"{label} {share:.1%}" for label, share in self.shares.items())
-        return f"{split}: answers {shares}; mean entropy {self.entropy:.2f} of the maximum"
+        shares = ", ".join(
+            f"{label} {share:.1%}" for label, share in self.shares.items()
+        )
+        return (
+            f"{split}: answers {shares}; mean entropy {self.entropy:.2f} of the maximum"
+        )
 
 
 @dataclass(frozen=True)
@@ -259,52 +372,73 @@ class PromptedTeacher:
 
     @cached_property
     def digest(self) -> str:
-        """Return a hash of everything that the labels depend on: the model, the prompt, the examples."""
-        settings = self.task_prompt.prompt.model_dump(exclude={"name", "about", "examples"})
+        """Return a hash of everything that the labels depend on: the model, the prompt,
+        the examples."""
+        settings = self.task_prompt.prompt.model_dump(
+            exclude={"name", "about", "examples"}
+        )
         shown = [each.model_dump() for each in self.task_prompt.examples]
-        return digest.hash_value([self.language_model.digest, settings, shown, self.task_prompt.labels])
+        return digest.hash_value(
+            [self.language_model.digest, settings, shown, self.task_prompt.labels]
+        )
 
     def label(self, texts: Sequence[Sequence[str]]) -> SoftLabels:
-        """Compute the probabilities of the labels for each text or pair, with the cache in $COMPRESS_HOME.
+        """Compute the probabilities of the labels for each text or pair, with the cache
+        in $COMPRESS_HOME.
 
         Raises PromptError if the prompt leaves no room for a text.
         """
         fitted, prompt = self.fit(texts), self.task_prompt.prompt
         notes = []
         if cut := sum(was_cut for _, was_cut in fitted):
-            notes.append(f"{cut:,} of {len(fitted):,} texts were cut to fit {self._longest} tokens with their prompt")
+            notes.append(
+                f"{cut:,} of {len(fitted):,} texts were cut to fit {self._longest} "
+                "tokens with their prompt"
+            )
         found = self._ask([question for question, _ in fitted])
         if found.absent:
             reported = 1 - found.absent / found.log_p_NA.size
             notes.append(
-                f"{self.name} reported the likelihood of {reported:.1%} of the answers; the others were not among its "
-                "likeliest tokens, and an upper bound is used"
+                f"{self.name} reported the likelihood of {reported:.1%} of the "
+                "answers; the others were not among its likeliest tokens, and an upper "
+                "bound is used"
             )
         scores_NC = self._scores(found)
         answered_N = np.ptp(scores_NC, axis=1) > EQUAL
         answered_N &= np.ptp(found.log_p_NA / found.tokens_NA, axis=1) > EQUAL
         if unanswered := int((~answered_N).sum()):
             notes.append(
-                f"{self.name} did not answer {unanswered:,} of {len(fitted):,} texts: all labels are equally likely"
+                f"{self.name} did not answer {unanswered:,} of {len(fitted):,} texts: "
+                "all labels are equally likely"
             )
         for note in notes:
             print_note(self.console, note)
         log_p_cf_C = None
         if prompt.calibrate != "none":
             empty = [[text] * (2 if prompt.pair else 1) for text in prompt.content_free]
-            log_p_cf_C = content_free_prior(self._scores(self._ask([question for question, _ in self.fit(empty)])))
+            log_p_cf_C = content_free_prior(
+                self._scores(self._ask([question for question, _ in self.fit(empty)]))
+            )
         log_p_NC = calibrate(scores_NC, log_p_cf_C).astype(np.float32)
         log_p_NC[~answered_N] = -np.log(len(self.task_prompt.labels))
-        return SoftLabels(log_p_NC, self.task_prompt.labels, found.asked, found.seconds, tuple(notes))
+        return SoftLabels(
+            log_p_NC, self.task_prompt.labels, found.asked, found.seconds, tuple(notes)
+        )
 
     def label_split(self, split: Dataset) -> SoftLabels:
         """Label the `text`, or `text` and `text_pair`, of a split."""
         return self.label(list_texts(split))
 
     def fit(self, texts: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
-        """Write the prompt for each text or pair; return each with whether it was cut, see `TaskPrompt.fit`."""
-        limit = self._longest - max(self.language_model.count(answer) for answer in self.task_prompt.answers)
-        return [self.task_prompt.fit(each, self.language_model.count, limit) for each in texts]
+        """Write the prompt for each text or pair; return each with whether it was cut,
+        see `TaskPrompt.fit`."""
+        limit = self._longest - max(
+            self.language_model.count(answer) for answer in self.task_prompt.answers
+        )
+        return [
+            self.task_prompt.fit(each, self.language_model.count, limit)
+            for each in texts
+        ]
 
     @property
     def _longest(self) -> int:
@@ -312,67 +446,93 @@ class PromptedTeacher:
         return min(limit for limit in limits if limit is not None)
 
     def _ask(self, prompts: Sequence[str]) -> Likelihoods:
-        return ask(self.language_model, prompts, self.task_prompt.answers, console=self.console)
+        return ask(
+            self.language_model, prompts, self.task_prompt.answers, console=self.console
+        )
 
     def _scores(self, found: Likelihoods) -> NDArray[np.float64]:
         prompt = self.task_prompt.prompt
         unconditional_A = (
-            self._ask([prompt.answer_context]).log_p_NA[0] if prompt.normalise == "unconditional" else None
+            self._ask([prompt.answer_context]).log_p_NA[0]
+            if prompt.normalise == "unconditional"
+            else None
         )
-        scores_NA = normalise(found.log_p_NA, found.tokens_NA, prompt.normalise, unconditional_A)
+        scores_NA = normalise(
+            found.log_p_NA, found.tokens_NA, prompt.normalise, unconditional_A
+        )
         return average_by_label(scores_NA, self.task_prompt.owners)
 
 
 def list_texts(split: Dataset) -> list[tuple[str, ...]]:
     """List the `text`, or `text` and `text_pair`, of each row of a split."""
-    columns = [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
+    columns = [
+        split[name][:] for name in ("text", "text_pair") if name in split.column_names
+    ]
     return list(zip(*columns, strict=True))
 
 
-def open_language_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> LanguageModel:
-    """Open a language model by alias, folder, hub id, or the .yaml file of an endpoint. Raises CompressError."""
+def open_language_model(
+    name: str, *, allow_pickle: bool = False, bf16: bool = False
+) -> LanguageModel:
+    """Open a language model by alias, folder, hub id, or the .yaml file of an endpoint.
+    Raises CompressError."""
     if name.endswith((".yaml", ".yml")):
         return http_model.open_endpoint(name)
     return local_model.open_model(name, allow_pickle=allow_pickle, bf16=bf16)
 
 
-def build_task_prompt(prompt: Prompt, task: Task, *, train: Dataset, seed: int) -> TaskPrompt:
-    """Prepare the prompt for a task, with examples from `train` if it asks for any. Raises PromptError."""
+def build_task_prompt(
+    prompt: Prompt, task: Task, *, train: Dataset, seed: int
+) -> TaskPrompt:
+    """Prepare the prompt for a task, with examples from `train` if it asks for any.
+    Raises PromptError."""
     if task.kind != "classification":
-        raise PromptError([f"{prompt.name}: a prompt is for classification; the task is {task.kind}"])
+        raise PromptError(
+            [f"{prompt.name}: a prompt is for classification; the task is {task.kind}"]
+        )
     examples = choose_examples(prompt, train, task.labels, seed=seed)
     return TaskPrompt.from_prompt(prompt, task.labels, examples, pair=task.pair)
 
 
-def check_labels(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> list[str]:
-    """Raise TeacherError, or return notes if not `strict`, if too many rows are unanswered or all labels are alike."""
+def check_labels(
+    soft: SoftLabels, teacher: str, split: str, *, strict: bool
+) -> list[str]:
+    """Raise TeacherError, or return notes if not `strict`, if too many rows are
+    unanswered or all labels are alike."""
     notes = []
     unanswered, rows = int((~soft.answered).sum()), len(soft.log_p_NC)
     if unanswered > MOST_UNANSWERED * rows:
         notes.append(
-            f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} rows, for which all labels are "
-            f"equally likely; expected at most {MOST_UNANSWERED:.0%}. Try other words for the labels, another `mode`, "
+            f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} "
+            "rows, for which all labels are equally likely; expected at most "
+            f"{MOST_UNANSWERED:.0%}. Try other words for the labels, another `mode`, "
             "or more `top` tokens in the endpoint file"
         )
     label, share = max(soft.shares.items(), key=lambda pair: pair[1])
     if share == 1 and rows >= ENOUGH:
         notes.append(
-            f"teacher {teacher} gives every one of {rows:,} {split} rows the label {label!r}: there is nothing to "
-            "learn from it. Try other words for the labels, examples, calibration, or a larger model"
+            f"teacher {teacher} gives every one of {rows:,} {split} rows the label "
+            f"{label!r}: there is nothing to learn from it. Try other words for the "
+            "labels, examples, calibration, or a larger model"
         )
     if notes and strict:
         raise TeacherError(f"{notes[0]}. To continue anyway: --gate warn")
     return notes
 
 
-REMEDY = "Try other words for the labels, more examples, calibration or a larger model; to continue: --gate warn"
+REMEDY = (
+    "Try other words for the labels, more examples, calibration or a larger model; to "
+    "continue: --gate warn"
+)
 
 
 def starting_checkpoint(recipe: Recipe, *, default: str | None = None) -> str:
-    """Return the checkpoint that the student starts from, which also determines its tokenizer.
+    """Return the checkpoint that the student starts from, which also determines its
+    tokenizer.
 
-    default: the checkpoint if the recipe names none. Raises RecipeError with everything in the recipe that a teacher
-    cannot provide which only has the probabilities of labels, or vectors.
+    default: the checkpoint if the recipe names none. Raises RecipeError with everything
+    in the recipe that a teacher cannot provide which only has the probabilities of
+    labels, or vectors.
     """
     problems = []
     init = recipe.student.init
@@ -380,27 +540,35 @@ def starting_checkpoint(recipe: Recipe, *, default: str | None = None) -> str:
         init = default
     if not isinstance(init, str) or init in INITS:
         problems.append(
-            f"{recipe.name}: student.init: a prompted teacher has no encoder to build a student from; name the "
-            "checkpoint to start from: --set student.init=minilm"
+            f"{recipe.name}: student.init: a prompted teacher has no encoder to build "
+            "a student from; name the checkpoint to start from: --set "
+            "student.init=minilm"
         )
     for at, stage in enumerate(recipe.training):
         if stage.kind != "distill" or stage.teacher != "task":
             continue
         where = f"{recipe.name}: stages[{at}]"
         problems += [
-            f"{where}.{name}: this teacher has only answered the task's own rows; remove it"
+            f"{where}.{name}: this teacher has only answered the task's own rows; "
+            "remove it"
             for name in ("augment", "corpus", "rows", "step")
             if getattr(stage, name) not in (None, False, "auto")
         ]
         if stage.data != "task" or stage.head != "task":
-            problems.append(f"{where}.data, head: this teacher teaches the task; expected `task` for both")
+            problems.append(
+                f"{where}.data, head: this teacher teaches the task; expected `task` "
+                "for both"
+            )
         for term in stage.objective:
             try:
                 reading = find_loss(term).reading
             except ObjectiveError:  # reported with the other problems of objectives
                 continue
             if reading.against == "teacher" and reading.signal != "logits":
-                problems.append(f"{where}.objective: {term.name} reads {reading.signal}; this teacher has only logits")
+                problems.append(
+                    f"{where}.objective: {term.name} reads {reading.signal}; this "
+                    "teacher has only logits"
+                )
     if problems:
         raise RecipeError(problems)
     return str(init)
@@ -418,32 +586,51 @@ def prompt_teacher(
     allow_pickle: bool,
     console: Console,
 ) -> tuple[Teacher, TeacherCheck]:
-    """Return `base_teacher` with the answers of the language model `name` as its logits, and the check of its quality.
+    """Return `base_teacher` with the answers of the language model `name` as its
+    logits, and the check of its quality.
 
-    The validation split is labelled first, so that an unsuitable model costs no more than that. The labels of the
-    training split are used only for the examples that the prompt asks for. Raises CompressError.
+    The validation split is labelled first, so that an unsuitable model costs no more
+    than that. The labels of the training split are used only for the examples that the
+    prompt asks for. Raises CompressError.
     """
     task_prompt = build_task_prompt(prompt, data.task, train=data.train, seed=seed)
     language_model = open_language_model(name, allow_pickle=allow_pickle, bf16=bf16)
     prompted = PromptedTeacher(language_model, task_prompt, console)
     soft = {"validation": prompted.label_split(data.validation)}
-    check = check_logits(prompted.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
+    check = check_logits(
+        prompted.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY
+    )
     soft["train"] = prompted.label_split(data.train)
     warnings = check_labels(soft["train"], prompted.name, "training", strict=strict)
     if data.test is not None:
         soft["test"] = prompted.label_split(data.test)
     splits = {"validation": data.validation, "train": data.train, "test": data.test}
-    logits = {splits[name]._fingerprint: labels.log_p_NC for name, labels in soft.items()}
-    settings = yaml.safe_dump(prompt.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    logits = {
+        splits[name]._fingerprint: labels.log_p_NC for name, labels in soft.items()
+    }
+    settings = yaml.safe_dump(
+        prompt.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120
+    )
     notes = [
         *check.notes,
         *warnings,
         *(f"{name}: {note}" for name, labels in soft.items() for note in labels.notes),
-        *(soft[name].balance(f"{prompted.name}, asked about {name}") for name in ("train", "validation")),
+        *(
+            soft[name].balance(f"{prompted.name}, asked about {name}")
+            for name in ("train", "validation")
+        ),
     ]
-    asked, seconds = sum(labels.asked for labels in soft.values()), sum(labels.seconds for labels in soft.values())
+    asked, seconds = (
+        sum(labels.asked for labels in soft.values()),
+        sum(labels.seconds for labels in soft.values()),
+    )
     if asked:
-        notes.append(f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, {seconds / asked:.3f} s each.")
+        notes.append(
+            f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, "
+            f"{seconds / asked:.3f} s each."
+        )
     recorded = RecordedLogits(logits, settings, language_model.parameters)
-    teacher = replace(base_teacher, name=prompted.name, digest=prompted.digest, recorded=recorded)
+    teacher = replace(
+        base_teacher, name=prompted.name, digest=prompted.digest, recorded=recorded
+    )
     return teacher, replace(check, notes=tuple(notes))

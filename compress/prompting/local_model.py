@@ -1,10 +1,13 @@
-"""Score answers with a language model on this machine: how likely each is to follow a prompt.
+"""Score answers with a language model on this machine: how likely each is to follow a
+prompt.
 
-A causal model reads the prompt once: its cached keys and values serve every answer, and the common prefix of all
-prompts of a batch, such as examples, is read once for all of them. A sequence-to-sequence model encodes the prompt
-once, and its decoder reads the answers.
+A causal model reads the prompt once: its cached keys and values serve every answer, and
+the common prefix of all prompts of a batch, such as examples, is read once for all of
+them. A sequence-to-sequence model encodes the prompt once, and its decoder reads the
+answers.
 
-Shapes: B prompts, P prompt tokens, A answers, T answer tokens, M tokens attended to, V vocabulary.
+Shapes: B prompts, P prompt tokens, A answers, T answer tokens, M tokens attended to, V
+vocabulary.
 """
 
 import copy
@@ -24,14 +27,22 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from compress.data.encoder import encoder_of
 from compress.data.masking import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.folder import identify
-from compress.models.loader import check_vocabulary, load_config, load_model, load_tokenizer
+from compress.models.loader import (
+    check_vocabulary,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 from compress.prompting.answers import Likelihood
 
 TOKENS = 8192
@@ -42,27 +53,36 @@ SHARED = 16
 """The least length of a common prefix that is read only once."""
 
 
-def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> "LocalModel":
-    """Open a language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError.
+def open_model(
+    name: str, *, allow_pickle: bool = False, bf16: bool = False
+) -> "LocalModel":
+    """Open a language model by alias, folder or hub id, on the GPU if there is one.
+    Raises TeacherError.
 
-    Its weights are float32 whatever the format of its files, as those of every other teacher; bf16 computes under
-    autocast, so that a format in the files never changes the answers.
+    Its weights are float32 whatever the format of its files, as those of every other
+    teacher; bf16 computes under autocast, so that a format in the files never changes
+    the answers.
     """
     folder = resolve(name, allow_pickle=allow_pickle)
     config = load_config(folder)
-    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_decoder
+    masked = (
+        config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_decoder
+    )
     causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
     if not (config.is_encoder_decoder or causal):
         raise TeacherError(
-            f"teacher {name}: a {config.model_type} model does not generate text, so it cannot be prompted. "
-            "Without a prompt it is fine-tuned on the labels; prompts are for models like gpt2 or flan-t5-base"
+            f"teacher {name}: a {config.model_type} model does not generate text, so "
+            "it cannot be prompted. Without a prompt it is fine-tuned on the labels; "
+            "prompts are for models like gpt2 or flan-t5-base"
         )
     tokenizer = load_tokenizer(folder)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = load_model(folder, auto, config, allow_pickle=allow_pickle).model
     check_vocabulary(folder, tokenizer, model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return LocalModel(name, f"{identify(folder)} {'bf16' if bf16 else 'fp32'}", model, tokenizer, bf16)
+    return LocalModel(
+        name, f"{identify(folder)} {'bf16' if bf16 else 'fp32'}", model, tokenizer, bf16
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +98,8 @@ class TokenRow:
 class LocalModel:
     """A language model on this machine, as a LanguageModel.
 
-    digest  a hash of weights, tokenizer and precision; bf16: compute under bfloat16 autocast
+    digest  a hash of weights, tokenizer and precision; bf16: compute under bfloat16
+            autocast
     """
 
     name: str
@@ -103,17 +124,28 @@ class LocalModel:
     def count(self, text: str) -> int:
         return len(self._tokens(text)[0]) + sum(map(len, self._ends))
 
-    def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
-        """Score the answers to each prompt, longest prompts first, so that too little memory shows at once."""
+    def likelihoods(
+        self, prompts: Sequence[str], answers: Sequence[str]
+    ) -> Iterator[tuple[int, Likelihood]]:
+        """Score the answers to each prompt, longest prompts first, so that too little
+        memory shows at once."""
         order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
         for start in range(0, len(order), TOKENISED):
-            rows = [self._tokenize(number, prompts[number], answers) for number in order[start : start + TOKENISED]]
+            rows = [
+                self._tokenize(number, prompts[number], answers)
+                for number in order[start : start + TOKENISED]
+            ]
             rows.sort(key=lambda row: -len(row.prompt))
             while rows:
                 size = max(1, TOKENS // len(rows[0].prompt))
                 batch, rows = rows[:size], rows[size:]
-                for row, log_p_A in zip(batch, self._log_p(batch).tolist(), strict=True):
-                    yield row.number, Likelihood(tuple(log_p_A), tuple(map(len, row.answers)))
+                for row, log_p_A in zip(
+                    batch, self._log_p(batch).tolist(), strict=True
+                ):
+                    yield (
+                        row.number,
+                        Likelihood(tuple(log_p_A), tuple(map(len, row.answers))),
+                    )
 
     def _tokens(self, *texts: str) -> list[list[int]]:
         return encoder_of(self.tokenizer).pieces(texts)
@@ -126,22 +158,39 @@ class LocalModel:
     def _tokenize(self, number: int, prompt: str, answers: Sequence[str]) -> TokenRow:
         before, after = self._ends
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        if self.is_seq2seq:  # the decoder starts a new text: no space before the answer, and a token that ends it
+        # the decoder starts a new text: no space before the answer, and a token that
+        # ends it
+        if self.is_seq2seq:
             if eos is None:
-                raise TeacherError(f"teacher {self.name}: its tokenizer has no token that ends an answer")
-            targets = [[*tokens, int(eos)] for tokens in self._tokens(*(answer.strip() for answer in answers))]
-            return TokenRow(number, [*before, *self._tokens(prompt)[0], *after], targets)
-        # Tokens may span the end of the prompt. All answers are then scored from where the first of them departs
-        # from the prompt's own tokens, so that all explain the same text.
+                raise TeacherError(
+                    f"teacher {self.name}: its tokenizer has no token that ends an "
+                    "answer"
+                )
+            targets = [
+                [*tokens, int(eos)]
+                for tokens in self._tokens(*(answer.strip() for answer in answers))
+            ]
+            return TokenRow(
+                number, [*before, *self._tokens(prompt)[0], *after], targets
+            )
+        # Tokens may span the end of the prompt. All answers are then scored from where
+        # the first of them departs from the prompt's own tokens, so that all explain
+        # the same text.
         alone, *joined = self._tokens(prompt, *(prompt + answer for answer in answers))
         shared = min(_common_prefix([alone, tokens]) for tokens in joined)
         start = before
-        if not (before or shared):  # the model needs a token before it can predict the next
+        # the model needs a token before it can predict the next
+        if not (before or shared):
             first = eos if bos is None else bos
             if first is None:
-                raise TeacherError(f"teacher {self.name}: its tokenizer has no token to begin an empty prompt with")
+                raise TeacherError(
+                    f"teacher {self.name}: its tokenizer has no token to begin an "
+                    "empty prompt with"
+                )
             start = [int(first)]
-        return TokenRow(number, [*start, *alone[:shared]], [tokens[shared:] for tokens in joined])
+        return TokenRow(
+            number, [*start, *alone[:shared]], [tokens[shared:] for tokens in joined]
+        )
 
     @torch.inference_mode()
     def _log_p(self, rows: Sequence[TokenRow]) -> Tensor:
@@ -157,31 +206,49 @@ class LocalModel:
 def _score_with_decoder(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Encode each prompt once, and decode a slice of the answers at a time."""
     prompt_BP, mask_BP = _pad([row.prompt for row in rows], model)
-    states = model.get_encoder()(input_ids=prompt_BP, attention_mask=mask_BP).last_hidden_state
-    start = torch.full((len(rows), 1), int(model.config.decoder_start_token_id), device=model.device)
+    states = model.get_encoder()(
+        input_ids=prompt_BP, attention_mask=mask_BP
+    ).last_hidden_state
+    start = torch.full(
+        (len(rows), 1), int(model.config.decoder_start_token_id), device=model.device
+    )
     parts = []
     for answers in _slices(rows, prompt_BP.shape[1]):
         many = len(answers[0])
-        target_RT, real_RT = _pad([tokens for of_row in answers for tokens in of_row], model)
-        inputs_RT = torch.cat([start.repeat_interleave(many, 0), target_RT[:, :-1]], dim=1)
+        target_RT, real_RT = _pad(
+            [tokens for of_row in answers for tokens in of_row], model
+        )
+        inputs_RT = torch.cat(
+            [start.repeat_interleave(many, 0), target_RT[:, :-1]], dim=1
+        )
         logits_RTV = model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states.repeat_interleave(many, 0)),
+            encoder_outputs=BaseModelOutput(
+                last_hidden_state=states.repeat_interleave(many, 0)
+            ),
             attention_mask=mask_BP.repeat_interleave(many, 0),
             decoder_input_ids=inputs_RT,
             use_cache=False,
         ).logits
-        parts.append(_sum_log_probabilities(logits_RTV, target_RT, real_RT).view(len(rows), many))
+        parts.append(
+            _sum_log_probabilities(logits_RTV, target_RT, real_RT).view(len(rows), many)
+        )
     return torch.cat(parts, dim=1)
 
 
 def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
-    """Read the common prefix of the prompts, then the rest of each, then the answers after each."""
+    """Read the common prefix of the prompts, then the rest of each, then the answers
+    after each."""
     device, count = model.device, len(rows)
-    shared = min(_common_prefix([row.prompt for row in rows]), min(len(row.prompt) for row in rows) - 1)
+    shared = min(
+        _common_prefix([row.prompt for row in rows]),
+        min(len(row.prompt) for row in rows) - 1,
+    )
     past, seen_BM = None, torch.zeros((count, 0), dtype=torch.long, device=device)
     if shared >= SHARED and count > 1:
         begin_1P = torch.tensor([rows[0].prompt[:shared]], device=device)
-        past = _extend(model, begin_1P, torch.ones_like(begin_1P), None, last_only=True).past_key_values
+        past = _extend(
+            model, begin_1P, torch.ones_like(begin_1P), None, last_only=True
+        ).past_key_values
         past.batch_repeat_interleave(count)
         seen_BM = torch.ones((count, shared), dtype=torch.long, device=device)
     rest = [row.prompt[seen_BM.shape[1] :] for row in rows]
@@ -189,21 +256,30 @@ def _score_with_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tenso
     seen_BM = torch.cat([seen_BM, mask_BP], dim=1)
     out = _extend(model, prompt_BP, seen_BM, past, last_only=True)
     next_BV = out.logits[:, -1].float().log_softmax(-1)
-    first_BA = torch.tensor([[tokens[0] for tokens in row.answers] for row in rows], device=device)
+    first_BA = torch.tensor(
+        [[tokens[0] for tokens in row.answers] for row in rows], device=device
+    )
     log_p_BA = next_BV.gather(1, first_BA).double()
     if all(len(tokens) == 1 for row in rows for tokens in row.answers):
         return log_p_BA
     parts = []
     for answers in _slices(rows, seen_BM.shape[1]):
         many = len(answers[0])
-        tokens_RT, real_RT = _pad([tokens for of_row in answers for tokens in of_row], model)
+        tokens_RT, real_RT = _pad(
+            [tokens for of_row in answers for tokens in of_row], model
+        )
         parts.append(torch.zeros((count, many), dtype=torch.float64, device=device))
         if tokens_RT.shape[1] > 1:
-            past = copy.deepcopy(out.past_key_values)  # a cache grows in place; the next slice needs the original
+            # a cache grows in place; the next slice needs the original
+            past = copy.deepcopy(out.past_key_values)
             past.batch_repeat_interleave(many)
-            mask_RM = torch.cat([seen_BM.repeat_interleave(many, 0), real_RT[:, :-1]], dim=1)
+            mask_RM = torch.cat(
+                [seen_BM.repeat_interleave(many, 0), real_RT[:, :-1]], dim=1
+            )
             logits_RTV = _extend(model, tokens_RT[:, :-1], mask_RM, past).logits
-            parts[-1] = _sum_log_probabilities(logits_RTV, tokens_RT[:, 1:], real_RT[:, 1:]).view(count, many)
+            parts[-1] = _sum_log_probabilities(
+                logits_RTV, tokens_RT[:, 1:], real_RT[:, 1:]
+            ).view(count, many)
     return log_p_BA + torch.cat(parts, dim=1)
 
 
@@ -213,34 +289,70 @@ def _score_without_cache(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Te
     for at in range(len(rows[0].answers)):
         tokens_BP, mask_BP = _pad([row.prompt + row.answers[at] for row in rows], model)
         starts = torch.tensor([len(row.prompt) for row in rows], device=model.device)
-        is_answer_BP = mask_BP * (torch.arange(tokens_BP.shape[1], device=model.device) >= starts[:, None])
-        options = {"attention_mask": mask_BP} if "attention_mask" in _forward_parameters(model) else {}
+        is_answer_BP = mask_BP * (
+            torch.arange(tokens_BP.shape[1], device=model.device) >= starts[:, None]
+        )
+        options = (
+            {"attention_mask": mask_BP}
+            if "attention_mask" in _forward_parameters(model)
+            else {}
+        )
         logits_BPV = model(input_ids=tokens_BP, **options).logits
-        parts.append(_sum_log_probabilities(logits_BPV[:, :-1], tokens_BP[:, 1:], is_answer_BP[:, 1:]))
+        parts.append(
+            _sum_log_probabilities(
+                logits_BPV[:, :-1], tokens_BP[:, 1:], is_answer_BP[:, 1:]
+            )
+        )
     return torch.stack(parts, dim=1)
 
 
-def _extend(model: PreTrainedModel, tokens_BL: Tensor, mask_BM: Tensor, past: Any, *, last_only: bool = False) -> Any:
-    """Read more tokens after `past`. mask_BM: the real tokens among the cached and the new ones (L <= M)."""
+def _extend(
+    model: PreTrainedModel,
+    tokens_BL: Tensor,
+    mask_BM: Tensor,
+    past: Any,
+    *,
+    last_only: bool = False,
+) -> Any:
+    """Read more tokens after `past`. mask_BM: the real tokens among the cached and the
+    new ones (L <= M)."""
     parameters = _forward_parameters(model)
     options: dict[str, Any] = {}
     if "position_ids" in parameters:
-        options["position_ids"] = (mask_BM.cumsum(1) - 1).clamp_min(0)[:, -tokens_BL.shape[1] :]
+        options["position_ids"] = (mask_BM.cumsum(1) - 1).clamp_min(0)[
+            :, -tokens_BL.shape[1] :
+        ]
     if last_only and "logits_to_keep" in parameters:
         options["logits_to_keep"] = 1
-    return model(input_ids=tokens_BL, attention_mask=mask_BM, past_key_values=past, use_cache=True, **options)
+    return model(
+        input_ids=tokens_BL,
+        attention_mask=mask_BM,
+        past_key_values=past,
+        use_cache=True,
+        **options,
+    )
 
 
-def _sum_log_probabilities(logits_RTV: Tensor, tokens_RT: Tensor, real_RT: Tensor) -> Tensor:
-    """Sum log p over the real tokens, with the logits of a token at its own position: (R,) float64."""
-    log_p_RT = logits_RTV.float().log_softmax(-1).gather(2, tokens_RT[:, :, None])[:, :, 0]
+def _sum_log_probabilities(
+    logits_RTV: Tensor, tokens_RT: Tensor, real_RT: Tensor
+) -> Tensor:
+    """Sum log p over the real tokens, with the logits of a token at its own position:
+    (R,) float64."""
+    log_p_RT = (
+        logits_RTV.float().log_softmax(-1).gather(2, tokens_RT[:, :, None])[:, :, 0]
+    )
     return torch.where(real_RT.bool(), log_p_RT.double(), 0.0).sum(1)
 
 
-def _pad(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Pad token ids with 0; return them and the mask of the real ones, both (rows, longest)."""
+def _pad(
+    rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Pad token ids with 0; return them and the mask of the real ones, both (rows,
+    longest)."""
     longest = max(map(len, rows))
-    tokens, mask = (torch.zeros((len(rows), longest), dtype=torch.long) for _ in range(2))
+    tokens, mask = (
+        torch.zeros((len(rows), longest), dtype=torch.long) for _ in range(2)
+    )
     for at, row in enumerate(rows):
         span = slice(longest - len(row), longest) if left else slice(0, len(row))
         tokens[at, span] = torch.tensor(row, dtype=torch.long)
@@ -249,7 +361,8 @@ def _pad(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = Fals
 
 
 def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[int]]]]:
-    """Yield slices of the rows' answers so that copies of `length` tokens for each fit into TOKENS."""
+    """Yield slices of the rows' answers so that copies of `length` tokens for each fit
+    into TOKENS."""
     many = max(1, TOKENS // (len(rows) * max(1, length)))
     for at in range(0, len(rows[0].answers), many):
         yield [row.answers[at : at + many] for row in rows]
@@ -257,7 +370,12 @@ def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[in
 
 def _common_prefix(rows: Sequence[list[int]]) -> int:
     """Count the tokens that all rows begin with."""
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))
+    return sum(
+        1
+        for _ in takewhile(
+            lambda column: len(set(column)) == 1, zip(*rows, strict=False)
+        )
+    )
 
 
 def _forward_parameters(model: PreTrainedModel) -> frozenset[str]:

@@ -1,6 +1,8 @@
-"""Define prompts: how a text becomes a question to a language model, and which words answer it. Strict YAML.
+"""Define prompts: how a text becomes a question to a language model, and which words
+answer it. Strict YAML.
 
-    template: |                            # Jinja2, sandboxed; `text`, `text_pair` (pairs only), and `label` at the end
+    template: |                            # Jinja2, sandboxed; `text`, `text_pair`
+                                           (pairs only), and `label` at the end
       Review: {{ text }}
       Sentiment: {{ label }}
     labels: {negative: Negative, positive: [Positive, Good]}
@@ -16,7 +18,15 @@ from typing import Annotated, Any, Literal
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
 from jinja2.exceptions import TemplateRuntimeError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from compress.config import loader
 from compress.config.stages import Frozen
@@ -24,7 +34,10 @@ from compress.errors import PromptError, RecipeError, did_you_mean
 
 VARIABLES = ("text", "text_pair", "label")
 
-Words = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Words = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
 
 
 class Example(Frozen):
@@ -40,15 +53,19 @@ class Prompt(Frozen):
 
     template        the template of a question, and of an example with its label
     instruction     a text that precedes everything, followed by `separator`
-    labels          the task's labels, each with the words that stand for it (if several: their mean probability)
+    labels          the task's labels, each with the words that stand for it (if
+                    several: their mean probability)
     aliases         other names of these labels in the data: name in the data -> label
-    examples        the number of training rows to show, with balanced labels; or the examples themselves
+    examples        the number of training rows to show, with balanced labels; or the
+                    examples themselves
     separator       the text between instruction, examples and question
-    normalise       none: log p(answer | prompt); length: that per token; unconditional: minus log p(answer |
-                    `answer_context`) (Brown et al. 2020, Sec. 2.4)
-    calibrate       content_free: divide by the probabilities for content-free texts (Zhao et al. 2021)
+    normalise       none: log p(answer | prompt); length: that per token; unconditional:
+                    minus log p(answer | `answer_context`) (Brown et al. 2020, Sec. 2.4)
+    calibrate       content_free: divide by the probabilities for content-free texts
+                    (Zhao et al. 2021)
     content_free    these texts; in a pair both are replaced
-    max_length      the most tokens of prompt and answer; longer texts are cut, the rest of the prompt never is
+    max_length      the most tokens of prompt and answer; longer texts are cut, the rest
+                    of the prompt never is
     """
 
     name: str
@@ -59,7 +76,9 @@ class Prompt(Frozen):
     aliases: dict[str, str] = Field(default_factory=dict)
     examples: Annotated[
         Annotated[int, Tag("count")] | Annotated[tuple[Example, ...], Tag("list")],
-        Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "count"),
+        Discriminator(
+            lambda value: "list" if isinstance(value, list | tuple) else "count"
+        ),
     ] = 0
     separator: str = "\n\n"
     normalise: Literal["length", "none", "unconditional"] = "length"
@@ -70,42 +89,74 @@ class Prompt(Frozen):
 
     @staticmethod
     def load(name: str) -> "Prompt":
-        """Load `recipes/prompts/<name>.yaml`, or the .yaml file `name`. Raises PromptError with every problem found."""
+        """Load `recipes/prompts/<name>.yaml`, or the .yaml file `name`. Raises
+        PromptError with every problem found."""
         path = _locate(name)
         try:
             tree = loader.load_yaml(path)
         except RecipeError as error:
             raise PromptError(error.problems) from error
         if not isinstance(tree, dict):
-            raise PromptError([f"{path.name}: expected a mapping of template and labels, found {type(tree).__name__}"])
+            raise PromptError(
+                [
+                    f"{path.name}: expected a mapping of template and labels, found "
+                    f"{type(tree).__name__}"
+                ]
+            )
         try:
             return Prompt.model_validate({"name": path.stem} | tree)
         except ValidationError as error:
             known = {**Prompt.model_fields, **Example.model_fields}
-            raise PromptError(loader.explain(path.name, error, lambda _: known, tags=("count", "list"))) from error
+            raise PromptError(
+                loader.explain(
+                    path.name, error, lambda _: known, tags=("count", "list")
+                )
+            ) from error
 
     @field_validator("labels", "aliases", mode="before")
     @classmethod
     def _are_words(cls, value: Any) -> Any:
-        """Convert names that YAML read as numbers; reject words that it read as booleans, such as `no`."""
+        """Convert names that YAML read as numbers; reject words that it read as
+        booleans, such as `no`."""
         if not isinstance(value, dict):
             return value
-        words = [*value, *(word for item in value.values() for word in (item if isinstance(item, list) else [item]))]
+        words = [
+            *value,
+            *(
+                word
+                for item in value.values()
+                for word in (item if isinstance(item, list) else [item])
+            ),
+        ]
         if any(isinstance(word, bool) for word in words):
-            raise ValueError("an unquoted yes, no, on, off, true or false is not a string in YAML: put it in quotes")
+            raise ValueError(
+                "an unquoted yes, no, on, off, true or false is not a string in YAML: "
+                "put it in quotes"
+            )
         return {str(key): item for key, item in value.items()}
 
     @field_validator("labels")
     @classmethod
-    def _answer_one_label_each(cls, labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    def _answer_one_label_each(
+        cls, labels: dict[str, tuple[str, ...]]
+    ) -> dict[str, tuple[str, ...]]:
         words = [word for several in labels.values() for word in several]
-        problems = [f"{name} has no word that stands for it" for name, several in labels.items() if not several]
+        problems = [
+            f"{name} has no word that stands for it"
+            for name, several in labels.items()
+            if not several
+        ]
         problems += [
-            f"{word!r} is empty, or begins or ends with white space, which belongs to the template"
+            f"{word!r} is empty, or begins or ends with white space, which belongs to "
+            "the template"
             for word in words
             if word != word.strip() or not word
         ]
-        problems += [f"{word!r} occurs twice" for word in dict.fromkeys(words) if words.count(word) > 1]
+        problems += [
+            f"{word!r} occurs twice"
+            for word in dict.fromkeys(words)
+            if words.count(word) > 1
+        ]
         if problems:
             raise ValueError("; ".join(problems))
         return labels
@@ -117,8 +168,15 @@ class Prompt(Frozen):
             used = meta.find_undeclared_variables(_environment().parse(text))
         except TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
-        problems = [f"no variable {name!r}.{did_you_mean(name, VARIABLES)}" for name in sorted(used - set(VARIABLES))]
-        problems += [f"does not use {{{{ {name} }}}}" for name in ("text", "label") if name not in used]
+        problems = [
+            f"no variable {name!r}.{did_you_mean(name, VARIABLES)}"
+            for name in sorted(used - set(VARIABLES))
+        ]
+        problems += [
+            f"does not use {{{{ {name} }}}}"
+            for name in ("text", "label")
+            if name not in used
+        ]
         if not problems:
             problems = _find_misplaced_label(text.rstrip(), pair="text_pair" in used)
         if problems:
@@ -133,13 +191,21 @@ class Prompt(Frozen):
             if label not in self.labels
         ]
         if isinstance(self.examples, int):
-            problems += [f"examples: expected a number or the examples, found {self.examples}"] * (self.examples < 0)
+            problems += [
+                f"examples: expected a number or the examples, found {self.examples}"
+            ] * (self.examples < 0)
         else:
             for at, each in enumerate(self.examples):
                 if each.label not in self.labels:
-                    problems.append(f"examples[{at}]: no label {each.label!r}.{did_you_mean(each.label, self.labels)}")
+                    problems.append(
+                        f"examples[{at}]: no label "
+                        f"{each.label!r}.{did_you_mean(each.label, self.labels)}"
+                    )
                 if (each.text_pair is not None) != self.pair:
-                    problems.append(f"examples[{at}]: {'needs a' if self.pair else 'has a'} text_pair")
+                    problems.append(
+                        f"examples[{at}]: {'needs a' if self.pair else 'has a'} "
+                        "text_pair"
+                    )
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -147,7 +213,9 @@ class Prompt(Frozen):
     @cached_property
     def pair(self) -> bool:
         """Return True if the template asks about two texts."""
-        return "text_pair" in meta.find_undeclared_variables(_environment().parse(self.template))
+        return "text_pair" in meta.find_undeclared_variables(
+            _environment().parse(self.template)
+        )
 
     @cached_property
     def _compiled(self) -> Template:
@@ -155,11 +223,14 @@ class Prompt(Frozen):
 
     def render(self, text: str, text_pair: str | None, label: str) -> str:
         """Fill the template; the texts are never interpreted as templates."""
-        return _fill(self._compiled, (text,) if text_pair is None else (text, text_pair), label)
+        return _fill(
+            self._compiled, (text,) if text_pair is None else (text, text_pair), label
+        )
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Create an environment whose templates can only access their variables: a prompt may come from anywhere."""
+    """Create an environment whose templates can only access their variables: a prompt
+    may come from anywhere."""
     return ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
 
@@ -168,10 +239,14 @@ def _fill(template: Template, texts: tuple[str, ...], label: str) -> str:
 
 
 def _find_misplaced_label(text: str, *, pair: bool) -> list[str]:
-    """Check that the label is at the end: models that read from left to right cannot score it elsewhere."""
+    """Check that the label is at the end: models that read from left to right cannot
+    score it elsewhere."""
     texts, template = ("x", "y") if pair else ("x",), _environment().from_string(text)
     try:
-        question, answered = _fill(template, texts, "").rstrip(), _fill(template, texts, "z")
+        question, answered = (
+            _fill(template, texts, "").rstrip(),
+            _fill(template, texts, "z"),
+        )
     except (TemplateRuntimeError, TypeError, ArithmeticError, LookupError) as error:
         return [f"cannot be filled: {error}"]
     at_end = answered.startswith(question) and answered[len(question) :].lstrip() == "z"
@@ -189,5 +264,10 @@ def _locate(name: str) -> Path:
             raise PromptError([f"{name}: no such prompt file"])
         return Path(name)
     if name not in names():
-        raise PromptError([f"no prompt {name!r}.{did_you_mean(name, names())} A .yaml file also works"])
+        raise PromptError(
+            [
+                f"no prompt {name!r}.{did_you_mean(name, names())} A .yaml file also "
+                "works"
+            ]
+        )
     return (loader.folder() / "prompts") / f"{name}.yaml"

@@ -1,8 +1,10 @@
-"""Read the vectors of texts from a file or from an endpoint, in place of a teacher model.
+"""Read the vectors of texts from a file or from an endpoint, in place of a teacher
+model.
 
     vectors.npy       (N, E) numbers, for the N lines of vectors.txt beside it
     vectors.parquet   a column of texts and one of lists of E numbers
-    endpoint.yaml     an OpenAI-compatible endpoint, `mode: embeddings` (see `prompting.http_model`)
+    endpoint.yaml     an OpenAI-compatible endpoint, `mode: embeddings` (see
+                      `prompting.http_model`)
 
 Shapes: N texts, E width of the vectors.
 """
@@ -39,17 +41,23 @@ Vectors = NDArray[np.float16]
 
 
 def gives_vectors(teacher: str, *, prompted: bool = False) -> bool:
-    """Return True if a teacher is a file of vectors, or an endpoint that is not prompted."""
+    """Return True if a teacher is a file of vectors, or an endpoint that is not
+    prompted."""
     suffix = Path(teacher).suffix.lower()
     return suffix in FILES or (suffix in (".yaml", ".yml") and not prompted)
 
 
 def open_source(teacher: str) -> VectorFile | CachedVectors:
-    """Open a file of vectors or the .yaml file of an endpoint. Raises TeacherError, PromptError."""
+    """Open a file of vectors or the .yaml file of an endpoint. Raises TeacherError,
+    PromptError."""
     if not Path(teacher).is_file():
-        raise TeacherError(f"{teacher}: no such file; expected vectors (.npy, .parquet) or an endpoint (.yaml)")
+        raise TeacherError(
+            f"{teacher}: no such file; expected vectors (.npy, .parquet) or an "
+            "endpoint (.yaml)"
+        )
     if Path(teacher).suffix.lower() not in FILES:
-        from compress.prompting.http_model import open_encoder  # importing httpx2 takes half a second
+        # importing httpx2 takes half a second
+        from compress.prompting.http_model import open_encoder
 
         return CachedVectors(open_encoder(teacher))
     return VectorFile(Path(teacher))
@@ -67,7 +75,9 @@ class VectorFile:
 
     @cached_property
     def digest(self) -> str:
-        return digest.hash_files({self.path, *([self._texts_path] if self._is_array else [])})
+        return digest.hash_files(
+            {self.path, *([self._texts_path] if self._is_array else [])}
+        )
 
     @property
     def _is_array(self) -> bool:
@@ -81,16 +91,18 @@ class VectorFile:
         rows = self._rows
         if missing := [text for text in texts if text.strip() not in rows]:
             raise TeacherError(
-                f"{self.path}: has no vector for {len(missing):,} of {len(texts):,} texts, such as "
-                f"{one_line(missing[0], SHOWN)!r}; expected one for every text of every split. Add them, or remove "
-                "those texts; without a validation split some texts are held out for it"
+                f"{self.path}: has no vector for {len(missing):,} of {len(texts):,} "
+                f"texts, such as {one_line(missing[0], SHOWN)!r}; expected one for "
+                "every text of every split. Add them, or remove those texts; without a "
+                "validation split some texts are held out for it"
             )
         chosen = np.array([rows[text.strip()] for text in texts])
         vectors = np.asarray(self._array[chosen], dtype=np.float32)
         if broken := np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist():
             raise TeacherError(
-                f"{self.path}: {len(broken):,} of the {len(texts):,} requested vectors are not finite, such as row "
-                f"{chosen[broken[0]] + 1:,}, of {one_line(texts[broken[0]], SHOWN)!r}: compute them again, or remove "
+                f"{self.path}: {len(broken):,} of the {len(texts):,} requested vectors "
+                f"are not finite, such as row {chosen[broken[0]] + 1:,}, of "
+                f"{one_line(texts[broken[0]], SHOWN)!r}: compute them again, or remove "
                 "their texts"
             )
         return _to_float16(vectors, str(self.path))
@@ -118,15 +130,16 @@ class VectorFile:
             widths = {len(vector) if vector.is_valid else 0 for vector in column}
             if len(widths) != 1 or not all(widths):
                 raise TeacherError(
-                    f"{self.path}: its vectors have {', '.join(map(str, sorted(widths)))} numbers; expected the same "
+                    f"{self.path}: its vectors have "
+                    f"{', '.join(map(str, sorted(widths)))} numbers; expected the same "
                     "length everywhere"
                 )
             flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
             array = flat.reshape(len(column), -1)
         if array.ndim != 2 or not array.size or array.dtype.kind != "f":
             raise TeacherError(
-                f"{self.path}: holds {array.dtype} of shape {array.shape}; expected a row of floating-point numbers "
-                "for each text"
+                f"{self.path}: holds {array.dtype} of shape {array.shape}; expected a "
+                "row of floating-point numbers for each text"
             )
         return array
 
@@ -137,9 +150,17 @@ class VectorFile:
 
         def fits(dtype: Any) -> bool:
             if kind == "texts":
-                return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
-            lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-            return any(is_kind(dtype) for is_kind in lists) and bool(pa.types.is_floating(dtype.value_type))
+                return bool(
+                    pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
+                )
+            lists = (
+                pa.types.is_list,
+                pa.types.is_large_list,
+                pa.types.is_fixed_size_list,
+            )
+            return any(is_kind(dtype) for is_kind in lists) and bool(
+                pa.types.is_floating(dtype.value_type)
+            )
 
         try:
             schema = parquet.read_schema(self.path)
@@ -147,17 +168,21 @@ class VectorFile:
             if len(names) == 1:
                 return parquet.read_table(self.path, columns=names).column(0)
         except (pa.ArrowException, OSError) as error:
-            raise TeacherError(f"{self.path}: cannot be read as parquet ({error})") from None
+            raise TeacherError(
+                f"{self.path}: cannot be read as parquet ({error})"
+            ) from None
         raise TeacherError(
-            f"{self.path}: {len(names)} of its columns ({', '.join(schema.names)}) hold {kind}; expected one with the "
-            "texts and one with lists of floating-point numbers"
+            f"{self.path}: {len(names)} of its columns ({', '.join(schema.names)}) "
+            f"hold {kind}; expected one with the texts and one with lists of "
+            "floating-point numbers"
         )
 
 
 @dataclass(frozen=True)
 class CachedVectors:
-    """An endpoint with a cache: each vector is appended at once to a file under $COMPRESS_HOME/vectors, by the hash of
-    its text, in float16, so that no text is paid for twice."""
+    """An endpoint with a cache: each vector is appended at once to a file under
+    $COMPRESS_HOME/vectors, by the hash of its text, in float16, so that no text is paid
+    for twice."""
 
     encoder: RemoteEncoder
 
@@ -174,14 +199,19 @@ class CachedVectors:
         return home() / "vectors" / self.digest[:24]
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """Return a vector for each text. Raises TeacherError if the endpoint does not answer, or with vectors of
-        another width than before."""
+        """Return a vector for each text. Raises TeacherError if the endpoint does not
+        answer, or with vectors of another width than before."""
         keys = list(map(_key, texts))
         with explained(home()):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with locked(self._folder / "vectors"):  # another process with the same texts waits, then finds them
+            # another process with the same texts waits, then finds them
+            with locked(self._folder / "vectors"):
                 known = self._read_cache()
-                new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+                new = {
+                    key: text
+                    for key, text in zip(keys, texts, strict=True)
+                    if key not in known
+                }
                 if new:
                     self._ask(new, known)
         return np.stack([known[key] for key in keys])
@@ -193,20 +223,26 @@ class CachedVectors:
         return [text for text in dict.fromkeys(texts) if _key(text) not in known]
 
     def _ask(self, new: Mapping[bytes, str], known: dict[bytes, Vectors]) -> None:
-        """Ask the endpoint for the new texts; append each vector to the cache, and add it to `known`."""
+        """Ask the endpoint for the new texts; append each vector to the cache, and add
+        it to `known`."""
         keys = list(new)
         with Progress(f"asking {self.name}", len(new), "texts") as bar:
             for first, answer in self.encoder.vectors(list(new.values())):
                 width = len(next(iter(known.values()))) if known else answer.shape[1]
                 if answer.shape[1] != width:
                     raise TeacherError(
-                        f"teacher {self.name}: a vector has {answer.shape[1]} numbers, earlier ones have {width}: the "
-                        f"model has changed. Earlier answers are cached in {self._folder}; to start again, put another "
-                        "model name into the endpoint file, or remove that folder"
+                        f"teacher {self.name}: a vector has {answer.shape[1]} numbers, "
+                        f"earlier ones have {width}: the model has changed. Earlier "
+                        f"answers are cached in {self._folder}; to start again, put "
+                        "another model name into the endpoint file, or remove that "
+                        "folder"
                     )
                 batch = keys[first : first + len(answer)]
                 records = np.empty(len(answer), dtype=_record_type(width))
-                records["mark"], records["vector"] = batch, _to_float16(answer, f"teacher {self.name}")
+                records["mark"], records["vector"] = (
+                    batch,
+                    _to_float16(answer, f"teacher {self.name}"),
+                )
                 records["check"] = [_checksum(record) for record in records]
                 path = self._folder / f"{width}.bin"
                 with name_disk_errors(path), path.open("ab") as file:
@@ -222,10 +258,15 @@ class CachedVectors:
             records = np.fromfile(path, dtype=dtype, count=size // dtype.itemsize)
             intact = records["check"] == [_checksum(record) for record in records]
             if damaged := int((~intact).sum()) + bool(size % dtype.itemsize):
-                note(f"{path}: {damaged:,} of the cached vectors are damaged; asking for them again")
+                note(
+                    f"{path}: {damaged:,} of the cached vectors are damaged; asking "
+                    "for them again"
+                )
                 with name_disk_errors(path), atomic_file(path) as repaired:
                     records[intact].tofile(repaired)
-            known |= {bytes(record["mark"]): record["vector"] for record in records[intact]}
+            known |= {
+                bytes(record["mark"]): record["vector"] for record in records[intact]
+            }
         return known
 
 
@@ -243,5 +284,8 @@ def _checksum(record: Any) -> int:
 
 def _to_float16(vectors: NDArray[Any], where: str) -> Vectors:
     if np.abs(vectors).max(initial=0) > np.finfo(np.float16).max:
-        raise TeacherError(f"{where}: its vectors exceed 65,504, the largest number of float16: scale them down")
+        raise TeacherError(
+            f"{where}: its vectors exceed 65,504, the largest number of float16: scale "
+            "them down"
+        )
     return vectors.astype(np.float16)

@@ -1,8 +1,9 @@
 """Find the sizes that a model is pruned to from its budget.
 
-The latencies of a grid of shapes are predicted from a few measured ones. The model is cut to shapes that fill the
-budget and compared with its unpruned self, the best are measured as files, and the best one within the budget is
-chosen. The decision is kept in the run as shape.json, from which a resumed run reads it.
+The latencies of a grid of shapes are predicted from a few measured ones. The model is
+cut to shapes that fill the budget and compared with its unpruned self, the best are
+measured as files, and the best one within the budget is chosen. The decision is kept in
+the run as shape.json, from which a resumed run reads it.
 """
 
 import copy
@@ -56,16 +57,22 @@ STEPS = 8
 
 
 def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
-    """List a grid of shapes by name: every depth, and eighths of every width, with heads of the model's size.
+    """List a grid of shapes by name: every depth, and eighths of every width, with
+    heads of the model's size.
 
     Where attention must be as wide as its stream, the stream shrinks with the heads.
     """
     whole = plan.sizes
     together = "hidden" if whole.bottleneck is None else "bottleneck"
     depths, step = [whole.layers], max(1, whole.layers // 12)
-    if plan.own_layers or len(plan.blocks("ffn")) == 1:  # else layers in groups share weights
+    # else layers in groups share weights
+    if plan.own_layers or len(plan.blocks("ffn")) == 1:
         depths = [*range(step, whole.layers, step), whole.layers]
-    axes: dict[str, Sequence[int]] = {"layers": depths, "ffn": _shares(whole.ffn), "heads": _shares(whole.heads)}
+    axes: dict[str, Sequence[int]] = {
+        "layers": depths,
+        "ffn": _shares(whole.ffn),
+        "heads": _shares(whole.heads),
+    }
     if config.model_type in OWN_WIDTH:
         axes["hidden"] = _shares(whole.hidden)
     grid = {}
@@ -80,7 +87,8 @@ def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
 
 
 def largest_shapes(shapes: Mapping[str, Sizes]) -> Iterator[str]:
-    """Yield the shapes that no other one contains: of shapes within a budget, these fill it."""
+    """Yield the shapes that no other one contains: of shapes within a budget, these
+    fill it."""
     for name, sizes in shapes.items():
         if not any(other != sizes and sizes.within(other) for other in shapes.values()):
             yield name
@@ -96,11 +104,16 @@ BATCH = 32
 def last_terms(recipe: Recipe, kind: Kind | None) -> list[Term]:
     """Return the logit terms of the recipe's last objective that has some."""
     for stage in reversed(recipe.training):
-        terms = [term for term in stage.objective if term.serves(kind) and find_loss(term).reading.signal == "logits"]
+        terms = [
+            term
+            for term in stage.objective
+            if term.serves(kind) and find_loss(term).reading.signal == "logits"
+        ]
         if terms:
             return terms
     raise PruneError(
-        f"{recipe.name}: a budget compares shapes by an objective on logits, and there is none; give sizes"
+        f"{recipe.name}: a budget compares shapes by an objective on logits, and there "
+        "is none; give sizes"
     )
 
 
@@ -116,21 +129,34 @@ def losses(
     terms: Sequence[Term],
     kind: Kind | None,
 ) -> dict[str, float]:
-    """Compute the mean loss of `model` cut to each shape on `rows`, with the uncut model as the teacher.
+    """Compute the mean loss of `model` cut to each shape on `rows`, with the uncut
+    model as the teacher.
 
     layers: the rule that selects layers; None: the most important.
     """
     plan, shape = SlicePlan.from_model(model), Shape.from_config(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")  # rows of like lengths together
-    parts = [collate([rows[int(i)] for i in order[at : at + BATCH]]) for at in range(0, len(order), BATCH)]
-    batches = [{name: tensor.to(model.device) for name, tensor in part.items()} for part in parts]
+    # rows of like lengths together
+    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
+    parts = [
+        collate([rows[int(i)] for i in order[at : at + BATCH]])
+        for at in range(0, len(order), BATCH)
+    ]
+    batches = [
+        {name: tensor.to(model.device) for name, tensor in part.items()}
+        for part in parts
+    ]
     answers = [read(model, batch, frozenset({"logits"})) for batch in batches]
     means = {}
     for name, sizes in shapes.items():
-        small, total = slice_model(model, choose(plan, rated, sizes, layers=layers)).eval(), 0.0
+        small, total = (
+            slice_model(model, choose(plan, rated, sizes, layers=layers)).eval(),
+            0.0,
+        )
         for batch, teacher in zip(batches, answers, strict=True):
-            loss = objective(read(small, batch, objective.student_wants), teacher, batch)["total"]
+            loss = objective(
+                read(small, batch, objective.student_wants), teacher, batch
+            )["total"]
             total += len(batch["input_ids"]) * float(loss)
         means[name] = total / len(rows)
     return means
@@ -138,16 +164,25 @@ def losses(
 
 def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> int:
     """Count the parameters of this model cut to `sizes`, without cutting it."""
-    left: dict[Any, int] = {**counts(plan, sizes), **dict.fromkeys(plan.heads, sizes.attention)}
+    left: dict[Any, int] = {
+        **counts(plan, sizes),
+        **dict.fromkeys(plan.heads, sizes.attention),
+    }
     left |= dict.fromkeys(plan.heads.values(), sizes.heads)
-    weights = {id(tensor): (name, tensor) for name, tensor in parameters_of(model).items()}  # tied ones once
+    # tied ones once
+    weights = {
+        id(tensor): (name, tensor) for name, tensor in parameters_of(model).items()
+    }
     total = 0.0
     for name, tensor in weights.values():
         dims = list(tensor.shape)
         for part in plan.cuts[name].slices:
             width = dims[part.dim] // sum(plan.groups[group] for group in part.groups)
-            dims[part.dim] = width * sum(left.get(group, plan.groups[group]) for group in part.groups)
-        layer, first = plan.cuts[name].layer, int(plan.family in FIRST_IS_OWN)  # a first layer unlike the rest stays
+            dims[part.dim] = width * sum(
+                left.get(group, plan.groups[group]) for group in part.groups
+            )
+        # a first layer unlike the rest stays
+        layer, first = plan.cuts[name].layer, int(plan.family in FIRST_IS_OWN)
         stays = layer is None or layer < first
         share = 1 if stays else (sizes.layers - first) / (plan.sizes.layers - first)
         total += math.prod(dims) * share
@@ -156,11 +191,14 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
 
 NAME = "shape.json"
 MARGIN = 1.02
-"""The factor by which an untrained shape must beat its limit: two measurements differ by that much."""
+"""The factor by which an untrained shape must beat its limit: two measurements differ
+by that much."""
 ATTEMPTS = 3
-"""Shapes to train at most, each smaller than the one before, whose file was too slow."""
+"""Shapes to train at most, each smaller than the one before, whose file was too
+slow."""
 CHECKS = 3
-"""Measurements of a shipped file that is too slow, as long as other processes keep the CPUs busy; the best counts."""
+"""Measurements of a shipped file that is too slow, as long as other processes keep the
+CPUs busy; the best counts."""
 WHOLE, SHIPPED = "the whole model", "the shipped file"
 
 
@@ -168,7 +206,8 @@ WHOLE, SHIPPED = "the whole model", "the shipped file"
 class ShapeCandidate:
     """A shape that fills the budget.
 
-    loss: of the model cut to it, before any training; ms: of its file with random weights, None if not measured
+    loss: of the model cut to it, before any training; ms: of its file with random
+    weights, None if not measured
     """
 
     name: str
@@ -184,10 +223,13 @@ class ShapeCandidate:
 class Decision:
     """The budget, the candidates, and the chosen one.
 
-    where       device, setting and precision of all times; None for a budget that does not limit time
-    limit_ms    the limit of one forward; whole_ms: the latency of the unpruned model's file of that precision
+    where       device, setting and precision of all times; None for a budget that does
+                not limit time
+    limit_ms    the limit of one forward; whole_ms: the latency of the unpruned model's
+                file of that precision
     margin      by which the shape had to be faster than the limit
-    shipped_ms  the latency of the shipped file, once there is one; noisy: the machine was too busy to measure it
+    shipped_ms  the latency of the shipped file, once there is one; noisy: the machine
+                was too busy to measure it
     """
 
     budget: Mapping[str, float]
@@ -202,7 +244,8 @@ class Decision:
 
     @property
     def over(self) -> float:
-        """The ratio of the shipped file's latency to the limit; 1 if it keeps the limit, or is not known."""
+        """The ratio of the shipped file's latency to the limit; 1 if it keeps the
+        limit, or is not known."""
         if self.shipped_ms is None or self.limit_ms is None or self.noisy:
             return 1.0
         return max(1.0, self.shipped_ms / self.limit_ms)
@@ -213,16 +256,26 @@ class Decision:
         return TypeAdapter(Decision).validate_json(file.read_bytes())
 
     def table(self) -> Table:
-        """Render the candidates, the one closest to the unpruned model's answers first."""
+        """Render the candidates, the one closest to the unpruned model's answers
+        first."""
         caption = "Loss as cut: against the whole model's answers, before any training."
         if self.where is not None:
             caption += f" {self.where}: at most {self.limit_ms:.3g} ms."
-        table = Table(title="Shapes that fill the budget", box=None, pad_edge=False, caption=caption)
+        table = Table(
+            title="Shapes that fill the budget",
+            box=None,
+            pad_edge=False,
+            caption=caption,
+        )
         sizes = [name for name in self.chosen.sizes if name != "head_size"]
         for name in (*sizes, "params", "predicted", "measured", "loss as cut"):
             table.add_column(name, justify="right")
         for each in self.candidates:
-            predicted = "" if each.predicted_ms is None else f"{each.predicted_ms:.3g} ± {each.error_ms:.1g} ms"
+            predicted = (
+                ""
+                if each.predicted_ms is None
+                else f"{each.predicted_ms:.3g} ± {each.error_ms:.1g} ms"
+            )
             table.add_row(
                 *(str(each.sizes[name]) for name in sizes),
                 f"{each.parameters / 1e6:.2f} M",
@@ -235,15 +288,27 @@ class Decision:
 
     def verdict(self) -> str:
         """Describe whether the shipped file keeps the latency limit."""
-        assert self.shipped_ms is not None and self.limit_ms is not None and self.whole_ms is not None
-        faster = f"{self.shipped_ms:.3g} ms on {self.where}, {self.whole_ms / self.shipped_ms:.2f} times as fast as "
+        assert (
+            self.shipped_ms is not None
+            and self.limit_ms is not None
+            and self.whole_ms is not None
+        )
+        faster = (
+            f"{self.shipped_ms:.3g} ms on {self.where}, "
+            f"{self.whole_ms / self.shipped_ms:.2f} times as fast as "
+        )
         over = self.shipped_ms / self.limit_ms - 1
-        kept = f"within {self.limit_ms:.3g} ms" if over <= 0 else f"{over:.1%} OVER the limit of {self.limit_ms:.3g} ms"
+        kept = (
+            f"within {self.limit_ms:.3g} ms"
+            if over <= 0
+            else f"{over:.1%} OVER the limit of {self.limit_ms:.3g} ms"
+        )
         return f"budget: {faster}the unpruned model: {kept}"
 
 
 def device_messages(device: str, console: Console) -> Callable[[str], None]:
-    """Return a printer of a device's messages, silent for local and ssh devices, where the user has nothing to do."""
+    """Return a printer of a device's messages, silent for local and ssh devices, where
+    the user has nothing to do."""
     if device.partition(":")[0] in ("local", "ssh"):
         return lambda _: None
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
@@ -255,28 +320,36 @@ def budget_setting(recipe: Recipe) -> Setting:
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].length)
 
 
-def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Iterator[Recipe]:
+def resolve_budget(
+    recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run
+) -> Iterator[Recipe]:
     """Yield the recipe with sizes in place of its budget, if it has one.
 
-    If `check_budget` then finds the shipped file too slow, yield the recipe again with smaller sizes, in stages of
-    their own. Raises PruneError if no shape keeps the budget.
+    If `check_budget` then finds the shipped file too slow, yield the recipe again with
+    smaller sizes, in stages of their own. Raises PruneError if no shape keeps the
+    budget.
     """
     if not recipe.pruning or not recipe.target.budgets:
         yield recipe
         return
     margin = MARGIN
-    if recipe.target.limits_time:  # a further attempt needs the weights that training casts
+    # a further attempt needs the weights that training casts
+    if recipe.target.limits_time:
         task_teacher = replace(task_teacher, model=copy.deepcopy(task_teacher.model))
     for attempt in range(1, ATTEMPTS + 1):
-        decision = _decide(recipe, task_teacher, context, run, attempt=attempt, margin=margin)
+        decision = _decide(
+            recipe, task_teacher, context, run, attempt=attempt, margin=margin
+        )
         if decision is None:
             return
-        if decision.over == 1 or attempt == ATTEMPTS:  # else an earlier process of this run has measured it
+        # else an earlier process of this run has measured it
+        if decision.over == 1 or attempt == ATTEMPTS:
             if attempt > 1 and context.time_limit is not None:
                 warn(
                     context.console,
-                    f"--minutes {context.time_limit.minutes:g}: the larger shape before, whose file was too slow, has "
-                    "taken most of them: this one trains for the rest. Give more minutes if it is not good enough",
+                    f"--minutes {context.time_limit.minutes:g}: the larger shape "
+                    "before, whose file was too slow, has taken most of them: this one "
+                    "trains for the rest. Give more minutes if it is not good enough",
                 )
             yield _with_sizes(recipe, decision, attempt, context.console)
             decision = from_first(partial(Decision.read, _file(run, attempt)))
@@ -286,9 +359,16 @@ def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingConte
 
 
 def _decide(
-    recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run, *, attempt: int, margin: float
+    recipe: Recipe,
+    task_teacher: Teacher,
+    context: TrainingContext,
+    run: Run,
+    *,
+    attempt: int,
+    margin: float,
 ) -> Decision | None:
-    """Load or make the decision of an attempt; None if a further one finds nothing smaller."""
+    """Load or make the decision of an attempt; None if a further one finds nothing
+    smaller."""
     file = _file(run, attempt)
     if not from_first(file.is_file):
         decision = None
@@ -304,43 +384,73 @@ def _decide(
     return from_first(lambda: Decision.read(file) if file.is_file() else None)
 
 
-def _with_sizes(recipe: Recipe, decision: Decision, attempt: int, console: Console) -> Recipe:
-    sizes = {name: count for name, count in decision.chosen.sizes.items() if name != "head_size"}
+def _with_sizes(
+    recipe: Recipe, decision: Decision, attempt: int, console: Console
+) -> Recipe:
+    sizes = {
+        name: count
+        for name, count in decision.chosen.sizes.items()
+        if name != "head_size"
+    }
     console.print(f"pruning to {decision.chosen.name}", highlight=False)
     stages = recipe.stages
     if attempt > 1:
         suffix = recipe.free_suffix(f"-{attempt}")
-        stages = tuple(each.model_copy(update={"name": each.name + suffix}) for each in stages)
-    return recipe.model_copy(update={"target": Target.model_validate(sizes), "stages": stages})
+        stages = tuple(
+            each.model_copy(update={"name": each.name + suffix}) for each in stages
+        )
+    return recipe.model_copy(
+        update={"target": Target.model_validate(sizes), "stages": stages}
+    )
 
 
 def _file(run: Run, attempt: int) -> Path:
     return run.path / (NAME if attempt == 1 else f"shape-{attempt}.json")
 
 
-def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> None:
-    """Measure the shipped file in turns with the unpruned model's, and print whether it keeps the recipe's budget.
+def check_budget(
+    bundle: Bundle,
+    recipe: Recipe,
+    task_teacher: Teacher,
+    context: TrainingContext,
+    run: Run,
+) -> None:
+    """Measure the shipped file in turns with the unpruned model's, and print whether it
+    keeps the recipe's budget.
 
     A file that seems too slow on a busy machine is measured up to CHECKS times.
     """
     target, setting = recipe.target, budget_setting(recipe)
     if not target.limits_time:
         return
-    file = next(file for attempt in range(ATTEMPTS, 0, -1) if (file := _file(run, attempt)).is_file())
+    file = next(
+        file
+        for attempt in range(ATTEMPTS, 0, -1)
+        if (file := _file(run, attempt)).is_file()
+    )
     decision = Decision.read(file)
     segments = makes_segments(context.tokenizer)
     with (
-        open_device(target.device, say=device_messages(target.device, context.console)) as device,
+        open_device(
+            target.device, say=device_messages(target.device, context.console)
+        ) as device,
         exported(
-            {WHOLE: task_teacher.model.config}, setting,
-            precision=target.precision, kind=context.kind, segments=segments,
+            {WHOLE: task_teacher.model.config},
+            setting,
+            precision=target.precision,
+            kind=context.kind,
+            segments=segments,
         ) as files,
-    ):  # fmt: skip
+    ):
         measured = list[tuple[Decision, dict[str, Latency]]]()
         for _ in range(CHECKS):
-            latencies = race({**files, SHIPPED: bundle.files()[target.precision]}, device, setting)
+            latencies = race(
+                {**files, SHIPPED: bundle.files()[target.precision]}, device, setting
+            )
             measured.append((_judge(decision, latencies, target.speedup), latencies))
-            if measured[-1][0].over == 1 or not any(each.busy for each in latencies.values()):
+            if measured[-1][0].over == 1 or not any(
+                each.busy for each in latencies.values()
+            ):
                 break
     decision, latencies = min(measured, key=lambda each: each[0].over)
     write_json(file, asdict(decision))
@@ -351,12 +461,21 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
             print_note(context.console, f"{each.name}: {each.noise}")
 
 
-def _judge(decision: Decision, latencies: Mapping[str, Latency], speedup: float | None) -> Decision:
-    """Return the decision with the measured latencies; a speed-up is over the unpruned model as it was measured now."""
+def _judge(
+    decision: Decision, latencies: Mapping[str, Latency], speedup: float | None
+) -> Decision:
+    """Return the decision with the measured latencies; a speed-up is over the unpruned
+    model as it was measured now."""
     shipped_ms, whole_ms = latencies[SHIPPED].p50_ms, latencies[WHOLE].p50_ms
     limit_ms = decision.limit_ms if speedup is None else whole_ms / speedup
     noisy = any(each.noisy for each in latencies.values())
-    return replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms, noisy=noisy)
+    return replace(
+        decision,
+        shipped_ms=shipped_ms,
+        whole_ms=whole_ms,
+        limit_ms=limit_ms,
+        noisy=noisy,
+    )
 
 
 SHORTLISTED = 24
@@ -366,15 +485,21 @@ FINALISTS = 4
 
 
 def decide(
-    recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run, margin: float = MARGIN
+    recipe: Recipe,
+    task_teacher: Teacher,
+    context: TrainingContext,
+    run: Run,
+    margin: float = MARGIN,
 ) -> Decision | None:
-    """Find the shape within the recipe's budget whose answers are closest to `task_teacher`'s, on the first process.
+    """Find the shape within the recipe's budget whose answers are closest to
+    `task_teacher`'s, on the first process.
 
-    margin: how many times faster than the limit it must be. Raises PruneError for a budget that no shape keeps, or that
-    the model itself keeps.
+    margin: how many times faster than the limit it must be. Raises PruneError for a
+    budget that no shape keeps, or that the model itself keeps.
     """
     stage, target = recipe.pruning[0], recipe.target
-    if isinstance(task_teacher.model, SentenceEncoder):  # vectors keep their width however narrow the shape is
+    # vectors keep their width however narrow the shape is
+    if isinstance(task_teacher.model, SentenceEncoder):
         encoder = copy.deepcopy(task_teacher.model)
         project(encoder)
         task_teacher = replace(task_teacher, model=encoder)
@@ -382,30 +507,64 @@ def decide(
     plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.length, stage.rows, run.seed)
     rated = importance.compute_importance(
-        stage.importance, model, plan, rows, context.collate,
-        batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
-    )  # fmt: skip
+        stage.importance,
+        model,
+        plan,
+        rows,
+        context.collate,
+        batch=stage.batch,
+        teacher=task_teacher,
+        bf16=context.bf16,
+        console=context.console,
+    )
     if not run.main:
         return None
     grid = shape_grid(model.config, plan)
-    parameters = {name: count_parameters(model, plan, sizes) for name, sizes in grid.items()}
+    parameters = {
+        name: count_parameters(model, plan, sizes) for name, sizes in grid.items()
+    }
     limits = {} if target.max_params is None else {"parameters": target.max_params}
-    within, least = keep_within({name: {"parameters": count} for name, count in parameters.items()}, limits)
+    within, least = keep_within(
+        {name: {"parameters": count} for name, count in parameters.items()}, limits
+    )
     if not within:
         raise PruneError(
-            f"max_params {target.max_params:,}: the smallest shape of {task_teacher.name}, {least}, has "
-            f"{parameters[least]:,}. Its vocabulary is never pruned: `compress trim` shortens its table"
+            f"max_params {target.max_params:,}: the smallest shape of "
+            f"{task_teacher.name}, {least}, has {parameters[least]:,}. Its vocabulary "
+            "is never pruned: `compress trim` shortens its table"
         )
-    search = _ShapeSearch(recipe, task_teacher, context, rated, rows, {name: grid[name] for name in within}, parameters)
+    search = _ShapeSearch(
+        recipe,
+        task_teacher,
+        context,
+        rated,
+        rows,
+        {name: grid[name] for name in within},
+        parameters,
+    )
     if target.limits_time:
-        device = open_device(target.device, say=device_messages(target.device, context.console))
+        device = open_device(
+            target.device, say=device_messages(target.device, context.console)
+        )
         with device as opened:
             segments = makes_segments(context.tokenizer)
-            say = partial(context.console.print, highlight=False, markup=False, soft_wrap=True)
-            timer = ShapeTimer(opened, budget_setting(recipe), target.precision, context.kind, segments, say)
+            say = partial(
+                context.console.print, highlight=False, markup=False, soft_wrap=True
+            )
+            timer = ShapeTimer(
+                opened,
+                budget_setting(recipe),
+                target.precision,
+                context.kind,
+                segments,
+                say,
+            )
             return search.decide_by_time(timer, margin)
     if plan.sizes in search.shapes.values():
-        raise PruneError(f"max_params: {task_teacher.name} itself has no more: there is nothing to prune")
+        raise PruneError(
+            f"max_params: {task_teacher.name} itself has no more: there is nothing to "
+            "prune"
+        )
     ranked = search.rank(search.shapes, {})
     return Decision(target.budgets, None, ranked[0], tuple(ranked))
 
@@ -426,80 +585,136 @@ class _ShapeSearch:
         target, teacher = self.recipe.target, self.task_teacher
         whole = {WHOLE: teacher.model.config}
         whole_ms = timer.measure(whole)[WHOLE]
-        limit = target.max_latency_ms if target.speedup is None else whole_ms / target.speedup
+        limit = (
+            target.max_latency_ms
+            if target.speedup is None
+            else whole_ms / target.speedup
+        )
         assert limit is not None, "one of the two is given"
         if whole_ms <= limit and target.max_params is None:
             raise PruneError(
-                f"max_latency_ms {limit:g}: {teacher.name} itself takes {whole_ms:.3g} ms on {timer.about}: there is "
-                "nothing to prune"
+                f"max_latency_ms {limit:g}: {teacher.name} itself takes {whole_ms:.3g} "
+                f"ms on {timer.about}: there is nothing to prune"
             )
         aim = limit / margin
 
         def scale_from(whole_then: float) -> float:
-            """Return the factor from times taken beside this one of the whole model to those of the limit: a speed-up
-            is a ratio, and other processes may have ended or begun in between."""
+            """Return the factor from times taken beside this one of the whole model to
+            those of the limit: a speed-up is a ratio, and other processes may have
+            ended or begun in between."""
             return 1.0 if target.speedup is None else whole_ms / whole_then
 
         predicted = timer.predict({**self.configs, **whole})
         factor = scale_from(predicted.pop(WHOLE).ms)
-        estimates = {name: Estimate(factor * each.ms, factor * each.error_ms) for name, each in predicted.items()}
+        estimates = {
+            name: Estimate(factor * each.ms, factor * each.error_ms)
+            for name, each in predicted.items()
+        }
 
         def race(aim: float) -> list[ShapeCandidate]:
-            """Rank the shapes that are predicted to fill `aim`, and measure the first of them."""
+            """Rank the shapes that are predicted to fill `aim`, and measure the first
+            of them."""
             fits, least = keep_within(
-                {name: {"latency": each.ms} for name, each in estimates.items()}, {"latency": aim}
+                {name: {"latency": each.ms} for name, each in estimates.items()},
+                {"latency": aim},
             )
             if not fits:
                 raise PruneError(
-                    f"{', '.join(target.budgets)}: no shape of {teacher.name} takes {aim * margin:.3g} ms on "
-                    f"{timer.about}. The nearest, {least}, takes about {estimates[least].ms:.3g} ms: ask for no less "
-                    "than that, or for fewer tokens (seq)"
+                    f"{', '.join(target.budgets)}: no shape of {teacher.name} takes "
+                    f"{aim * margin:.3g} ms on {timer.about}. The nearest, {least}, "
+                    f"takes about {estimates[least].ms:.3g} ms: ask for no less than "
+                    "that, or for fewer tokens (seq)"
                 )
             ranked = self.rank({name: self.shapes[name] for name in fits}, estimates)
-            finalists = {each.name: self.configs[each.name] for each in ranked[:FINALISTS]}
+            finalists = {
+                each.name: self.configs[each.name] for each in ranked[:FINALISTS]
+            }
             measured = timer.measure({**finalists, **whole})
             factor = scale_from(measured.pop(WHOLE))
-            return [replace(each, ms=factor * measured[each.name]) for each in ranked[:FINALISTS]] + ranked[FINALISTS:]
+            return [
+                replace(each, ms=factor * measured[each.name])
+                for each in ranked[:FINALISTS]
+            ] + ranked[FINALISTS:]
 
         candidates = race(aim)
         fastest = min(each.ms for each in candidates if each.ms is not None)
         over = fastest / aim
         if fastest > aim and any(each.ms <= aim / over for each in estimates.values()):
             self.context.console.print(
-                f"Measured latency is {over - 1:.0%} above the prediction; trying smaller shapes"
+                f"Measured latency is {over - 1:.0%} above the prediction; trying "
+                "smaller shapes"
             )
-            both = sorted([*candidates, *race(aim / over)], key=lambda each: each.ms is not None)
-            candidates = sorted({each.name: each for each in both}.values(), key=lambda each: each.loss)
-        chosen = next((each for each in candidates if each.ms is not None and each.ms <= aim), None)
+            both = sorted(
+                [*candidates, *race(aim / over)], key=lambda each: each.ms is not None
+            )
+            candidates = sorted(
+                {each.name: each for each in both}.values(), key=lambda each: each.loss
+            )
+        chosen = next(
+            (each for each in candidates if each.ms is not None and each.ms <= aim),
+            None,
+        )
         if chosen is None:
-            chosen = min(candidates, key=lambda each: math.inf if each.ms is None else each.ms)
+            chosen = min(
+                candidates, key=lambda each: math.inf if each.ms is None else each.ms
+            )
             print_note(
                 self.context.console,
-                f"no measured shape takes {limit:.3g} ms; choosing the fastest, {chosen.name}, which takes "
-                f"{chosen.ms:.3g} ms",
+                f"no measured shape takes {limit:.3g} ms; choosing the fastest, "
+                f"{chosen.name}, which takes {chosen.ms:.3g} ms",
             )
-        return Decision(target.budgets, timer.about, chosen, tuple(candidates), limit, whole_ms, margin)
+        return Decision(
+            target.budgets,
+            timer.about,
+            chosen,
+            tuple(candidates),
+            limit,
+            whole_ms,
+            margin,
+        )
 
     @cached_property
     def configs(self) -> dict[str, Any]:
-        return {name: resize_config(self.task_teacher.model.config, sizes) for name, sizes in self.shapes.items()}
+        return {
+            name: resize_config(self.task_teacher.model.config, sizes)
+            for name, sizes in self.shapes.items()
+        }
 
-    def rank(self, fits: Mapping[str, Sizes], estimates: Mapping[str, Estimate]) -> list[ShapeCandidate]:
-        """Cut the model to the largest of the shapes, spread far apart, and sort them by their loss against it."""
+    def rank(
+        self, fits: Mapping[str, Sizes], estimates: Mapping[str, Estimate]
+    ) -> list[ShapeCandidate]:
+        """Cut the model to the largest of the shapes, spread far apart, and sort them
+        by their loss against it."""
         names = list(largest_shapes(fits))
         if len(names) > SHORTLISTED:
             names = choose_spread(
-                {name: self.configs[name] for name in names}, SHORTLISTED, budget_setting(self.recipe)
+                {name: self.configs[name] for name in names},
+                SHORTLISTED,
+                budget_setting(self.recipe),
             )
-        self.context.console.print(f"cutting {len(names)} shapes that fill the budget, to compare their answers")
+        self.context.console.print(
+            f"cutting {len(names)} shapes that fill the budget, to compare their "
+            "answers"
+        )
         found = losses(
-            self.task_teacher.model, {name: fits[name] for name in names}, self.rated, self.rows, self.context.collate,
-            layers=self.recipe.pruning[-1].rule, terms=last_terms(self.recipe, self.context.kind),
+            self.task_teacher.model,
+            {name: fits[name] for name in names},
+            self.rated,
+            self.rows,
+            self.context.collate,
+            layers=self.recipe.pruning[-1].rule,
+            terms=last_terms(self.recipe, self.context.kind),
             kind=self.context.kind,
-        )  # fmt: skip
+        )
         ranked = []
         for name in sorted(names, key=lambda each: found[each]):
             estimate = estimates.get(name)
-            times = (None, None) if estimate is None else (estimate.ms, estimate.error_ms)
-            ranked.append(ShapeCandidate(name, fits[name].plain(), self.parameters[name], found[name], *times))
+            times = (
+                (None, None) if estimate is None else (estimate.ms, estimate.error_ms)
+            )
+            ranked.append(
+                ShapeCandidate(
+                    name, fits[name].plain(), self.parameters[name], found[name], *times
+                )
+            )
         return ranked

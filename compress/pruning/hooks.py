@@ -1,11 +1,14 @@
 """Hooks that read the activations of the units of a slice plan while a model runs.
 
-Removing a unit sets its activations to zero, so importance is computed from them. No model code is changed.
+Removing a unit sets its activations to zero, so importance is computed from them. No
+model code is changed.
 
-    value       input of attention's output projection        (B, L, H K); of heads too if they are cut whole
+    value       input of attention's output projection        (B, L, H K); of heads too
+    if they are cut whole
     query, key  the two sides of the scores                   (B, L, H K)
     ffn         input of the second feed-forward layer        (B, L, F)
-    hidden, embedding, bottleneck, shared    outputs of their norms, through which all else reads them (B, L, D);
+    hidden, embedding, bottleneck, shared    outputs of their norms, through which all
+    else reads them (B, L, D);
                 behind a pooling layer also the input of the last layer (B, D)
 
 DeBERTa's projections of positions belong to no row and are left out.
@@ -26,9 +29,17 @@ from transformers.pytorch_utils import Conv1D
 from compress.slicing.plan import EMBEDDING, Cut, Group, SlicePlan
 
 KEY = "key"
-"""An axis outside the plan: the keys that a block's `query` rows are multiplied with."""
+"""An axis outside the plan: the keys that a block's `query` rows are multiplied
+with."""
 _NORMS = (
-    *("embedding_norm", "attention_norm", "ffn_norm", "final_norm", "convolution_norm", "lm_norm"),
+    *(
+        "embedding_norm",
+        "attention_norm",
+        "ffn_norm",
+        "final_norm",
+        "convolution_norm",
+        "lm_norm",
+    ),
     *("narrow_norm", "narrow_attention_norm", "widen_norm"),
 )
 _READ, _WRITTEN = ("attention_out", "ffn_out"), ("query", "key", "qkv", *_NORMS)
@@ -36,10 +47,11 @@ _READ, _WRITTEN = ("attention_out", "ffn_out"), ("query", "key", "qkv", *_NORMS)
 
 @dataclass(frozen=True)
 class Tap:
-    """An activation: the input or output of a module, and the groups whose units lie along its last dimension.
+    """An activation: the input or output of a module, and the groups whose units lie
+    along its last dimension.
 
-    groups: one for each equal part of that dimension; None for a part that is read elsewhere. All units of a part take
-    the same number of consecutive places.
+    groups: one for each equal part of that dimension; None for a part that is read
+    elsewhere. All units of a part take the same number of consecutive places.
     """
 
     name: str
@@ -49,12 +61,23 @@ class Tap:
 
 def taps(model: PreTrainedModel, plan: SlicePlan) -> list[Tap]:
     """List every activation of the plan's units."""
-    found = [_tap(model, name, cut, inward=True) for name, cut in plan.modules(*_READ).items()]
-    written = _WRITTEN if plan.heads else _NORMS  # rows of queries and keys are units unless heads are cut whole
-    found += [_tap(model, name, cut, inward=False) for name, cut in plan.modules(*written).items()]
-    if EMBEDDING in plan.groups:  # MobileBERT's has no norm of its own; others widen it to a stream without one
+    found = [
+        _tap(model, name, cut, inward=True)
+        for name, cut in plan.modules(*_READ).items()
+    ]
+    # rows of queries and keys are units unless heads are cut whole
+    written = _WRITTEN if plan.heads else _NORMS
+    found += [
+        _tap(model, name, cut, inward=False)
+        for name, cut in plan.modules(*written).items()
+    ]
+    # MobileBERT's has no norm of its own; others widen it to a stream without one
+    if EMBEDDING in plan.groups:
         normed = any(EMBEDDING in tap.groups for tap in found)
-        found += [_tap(model, name, cut, inward=not normed) for name, cut in plan.modules("embedding_up").items()]
+        found += [
+            _tap(model, name, cut, inward=not normed)
+            for name, cut in plan.modules("embedding_up").items()
+        ]
     if plan.modules("pooler", "detector"):
         last = plan.modules("classifier", "pair", "detector_out")
         found += [_tap(model, name, cut, inward=True) for name, cut in last.items()]
@@ -62,24 +85,34 @@ def taps(model: PreTrainedModel, plan: SlicePlan) -> list[Tap]:
 
 
 @contextmanager
-def watching(model: PreTrainedModel, plan: SlicePlan, see: Callable[[Tap, Tensor], None]) -> Iterator[None]:
-    """Call `see` with every tap and its activation as soon as it is computed, in each forward pass while open."""
+def watching(
+    model: PreTrainedModel, plan: SlicePlan, see: Callable[[Tap, Tensor], None]
+) -> Iterator[None]:
+    """Call `see` with every tap and its activation as soon as it is computed, in each
+    forward pass while open."""
     called: set[str] = set()
 
     def show(tap: Tap, tensor: Tensor) -> None:
-        if plan.own_layers and tap.name in called:  # DeBERTa's projections run again, over positions
+        # DeBERTa's projections run again, over positions
+        if plan.own_layers and tap.name in called:
             return
         called.add(tap.name)
         see(tap, tensor)
 
     with ExitStack() as hooks:
-        hooks.callback(model.base_model.register_forward_pre_hook(lambda *_: called.clear()).remove)
+        hooks.callback(
+            model.base_model.register_forward_pre_hook(lambda *_: called.clear()).remove
+        )
         for tap in taps(model, plan):
             module = model.get_submodule(tap.name)
             if tap.inward:
-                hook = module.register_forward_pre_hook(lambda _, args, tap=tap: show(tap, args[0]))
+                hook = module.register_forward_pre_hook(
+                    lambda _, args, tap=tap: show(tap, args[0])
+                )
             else:
-                hook = module.register_forward_hook(lambda _, args, out, tap=tap: show(tap, out))
+                hook = module.register_forward_hook(
+                    lambda _, args, out, tap=tap: show(tap, out)
+                )
             hooks.callback(hook.remove)
         yield
 
@@ -88,7 +121,8 @@ def watching(model: PreTrainedModel, plan: SlicePlan, see: Callable[[Tap, Tensor
 def watching_layers(
     model: PreTrainedModel, plan: SlicePlan, see: Callable[[int, Tensor, Tensor], None]
 ) -> Iterator[None]:
-    """Call `see` with every layer's number, and the stream (B, L, D) before and after it, while open."""
+    """Call `see` with every layer's number, and the stream (B, L, D) before and after
+    it, while open."""
 
     def react(number: int, before_BLD: Tensor, out: Any) -> None:
         see(number, before_BLD, out[0] if isinstance(out, tuple) else out)
@@ -98,7 +132,9 @@ def watching_layers(
 
 
 @contextmanager
-def passing_over(model: PreTrainedModel, plan: SlicePlan, number: int) -> Iterator[None]:
+def passing_over(
+    model: PreTrainedModel, plan: SlicePlan, number: int
+) -> Iterator[None]:
     """Let this layer return its input while open."""
 
     def react(called: int, before_BLD: Tensor, out: Any) -> Any:
@@ -111,22 +147,43 @@ def passing_over(model: PreTrainedModel, plan: SlicePlan, number: int) -> Iterat
 
 
 @contextmanager
-def _after_layers(model: PreTrainedModel, plan: SlicePlan, react: Callable[[int, Tensor, Any], Any]) -> Iterator[None]:
-    """Call `react` with every layer's number, its input and its output; what it returns replaces the output."""
+def _after_layers(
+    model: PreTrainedModel, plan: SlicePlan, react: Callable[[int, Tensor, Any], Any]
+) -> Iterator[None]:
+    """Call `react` with every layer's number, its input and its output; what it returns
+    replaces the output."""
     numbers: list[int] = []
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    def after(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Any:
         numbers.append(len(numbers))
         return react(numbers[-1], args[0] if args else kwargs["hidden_states"], out)
 
     if plan.own_layers:
-        names = {name[: cut.span[1]] for name, cut in plan.cuts.items() if cut.layer is not None}
+        names = {
+            name[: cut.span[1]]
+            for name, cut in plan.cuts.items()
+            if cut.layer is not None
+        }
     else:  # ALBERT's, which run several times in a forward pass
-        names = {name[: name.index(".albert_layers.")] for name in plan.cuts if ".albert_layers." in name}
+        names = {
+            name[: name.index(".albert_layers.")]
+            for name in plan.cuts
+            if ".albert_layers." in name
+        }
     with ExitStack() as hooks:
-        hooks.callback(model.base_model.register_forward_pre_hook(lambda *_: numbers.clear()).remove)
+        hooks.callback(
+            model.base_model.register_forward_pre_hook(
+                lambda *_: numbers.clear()
+            ).remove
+        )
         for name in sorted(names):
-            hooks.callback(model.get_submodule(name).register_forward_hook(after, with_kwargs=True).remove)
+            hooks.callback(
+                model.get_submodule(name)
+                .register_forward_hook(after, with_kwargs=True)
+                .remove
+            )
         yield
 
 
@@ -140,7 +197,9 @@ def over_tokens(values: Tensor, mask_BL: Tensor) -> Tensor:
 def _tap(model: PreTrainedModel, name: str, cut: Cut, *, inward: bool) -> Tap:
     module = model.get_submodule(name)
     dim = 0 if cut.role.endswith("norm") else int(inward != isinstance(module, Conv1D))
-    groups: tuple[Group | None, ...] = next((each.groups for each in cut.slices if each.dim == dim), ())
+    groups: tuple[Group | None, ...] = next(
+        (each.groups for each in cut.slices if each.dim == dim), ()
+    )
     keys = Group(KEY, cut.block)
     if cut.role == "qkv":
         groups = (groups[0], keys, None)

@@ -1,12 +1,16 @@
-"""Compute the importance of a model's units over rows, by all processes together; results are cached and shared.
+"""Compute the importance of a model's units over rows, by all processes together;
+results are cached and shared.
 
-Gradient-based importance multiplies every unit by a gate of 1, and asks how each example's loss changes with it. With a
-gate g_u on all activations of unit u (`hooks.taps`), d loss / d g_u is the sum of activation times gradient over these
-activations and the example's real tokens. As no example reads another, one backward pass over the sum of a batch's
-losses gives it for every example. A head's gate is that of all its rows. A layer's gate leads from its input to its
-output, x + g (f(x) - x): at 0 the layer is skipped.
+Gradient-based importance multiplies every unit by a gate of 1, and asks how each
+example's loss changes with it. With a gate g_u on all activations of unit u
+(`hooks.taps`), d loss / d g_u is the sum of activation times gradient over these
+activations and the example's real tokens. As no example reads another, one backward
+pass over the sum of a batch's losses gives it for every example. A head's gate is that
+of all its rows. A layer's gate leads from its input to its output, x + g (f(x) - x): at
+0 the layer is skipped.
 
-Shapes: B batch, L tokens, R answers, D any width, V outputs, U units of a group, H heads, K head size.
+Shapes: B batch, L tokens, R answers, D any width, V outputs, U units of a group, H
+heads, K head size.
 """
 
 import copy
@@ -47,27 +51,49 @@ Targets = Literal["labels", "teacher", "drawn"]
 
 
 def answer_loss(
-    student: PreTrainedModel, batch: Mapping[str, Tensor], targets: Targets, teacher: nn.Module | None
+    student: PreTrainedModel,
+    batch: Mapping[str, Tensor],
+    targets: Targets,
+    teacher: nn.Module | None,
 ) -> Tensor:
-    """Sum the losses of a batch's answers, float32. Raises PruneError if the batch or the teacher is missing something.
+    """Sum the losses of a batch's answers, float32. Raises PruneError if the batch or
+    the teacher is missing something.
 
     Embeddings have no labels, so for them `labels` means `drawn`.
     """
     if targets == "labels" and isinstance(student, SentenceEncoder):
         targets = "drawn"
     if targets not in get_args(Targets):
-        raise PruneError(f"targets: {targets!r}.{did_you_mean(targets, get_args(Targets))}")
+        raise PruneError(
+            f"targets: {targets!r}.{did_you_mean(targets, get_args(Targets))}"
+        )
     if targets == "teacher" and teacher is None:
-        raise PruneError("targets: teacher: no teacher was given; use labels, or drawn if there are none")
+        raise PruneError(
+            "targets: teacher: no teacher was given; use labels, or drawn if there are "
+            "none"
+        )
     labels = batch.get("labels")
     if targets == "labels" and labels is None:
-        raise PruneError("targets: labels: these rows have no labels; use targets: drawn, or teacher")
+        raise PruneError(
+            "targets: labels: these rows have no labels; use targets: drawn, or teacher"
+        )
     signals = read(student, batch, answer_signal(student))
     if signals.logits is None and targets == "labels":
-        raise PruneError(f"targets: labels: {type(student).__name__} has no head for them; use targets: drawn")
+        raise PruneError(
+            f"targets: labels: {type(student).__name__} has no head for them; use "
+            "targets: drawn"
+        )
     per_token = _is_per_token(student, signals)
-    labelled = labels is not None and signals.logits is not None and labels.shape == signals.logits.shape[:2]
-    chosen_BL = labels != IGNORE_INDEX if labels is not None and labelled and per_token else signals.mask_BL.bool()
+    labelled = (
+        labels is not None
+        and signals.logits is not None
+        and labels.shape == signals.logits.shape[:2]
+    )
+    chosen_BL = (
+        labels != IGNORE_INDEX
+        if labels is not None and labelled and per_token
+        else signals.mask_BL.bool()
+    )
     student_RV = _answers(student, signals, chosen_BL)
     if targets == "labels":
         assert labels is not None
@@ -75,57 +101,91 @@ def answer_loss(
             labels = labels[labels != IGNORE_INDEX]
         elif signals.logits is not None and signals.logits.dim() == 3:
             labels = labels.flatten()  # starts and ends of spans
-        own = "monobert.relevance" if "query" in batch else "bert.labels"  # a batch may hold parts of queries
+        # a batch may hold parts of queries
+        own = "monobert.relevance" if "query" in batch else "bert.labels"
         return find(own)(student_RV, labels, None) * len(student_RV)
-    is_number = getattr(student.config, "problem_type", None) == "regression" or isinstance(student, SentenceEncoder)
+    is_number = getattr(
+        student.config, "problem_type", None
+    ) == "regression" or isinstance(student, SentenceEncoder)
     is_number = is_number or signals.logits is None or student_RV.shape[-1] == 1
-    is_multilabel = getattr(student.config, "problem_type", None) == "multi_label_classification"
+    is_multilabel = (
+        getattr(student.config, "problem_type", None) == "multi_label_classification"
+    )
     if targets == "teacher":
         assert teacher is not None
         with torch.no_grad():
-            teacher_RV = _answers(student, read(teacher, batch, answer_signal(student)), chosen_BL)
+            teacher_RV = _answers(
+                student, read(teacher, batch, answer_signal(student)), chosen_BL
+            )
         soft = "soft_labels" if is_multilabel else "soft_targets"
         loss = find("hinton.matched_logits" if is_number else f"hinton.{soft}")
         return loss(student_RV, teacher_RV, None) * len(student_RV)
-    counts = chosen_BL.sum(-1).tolist() if per_token else [len(student_RV) // len(chosen_BL)] * len(chosen_BL)
+    counts = (
+        chosen_BL.sum(-1).tolist()
+        if per_token
+        else [len(student_RV) // len(chosen_BL)] * len(chosen_BL)
+    )
     width = 1 if not is_number and not is_multilabel else student_RV.shape[-1]
     draw = torch.randn if is_number else torch.rand
     drawn_RV = _random(draw, batch["input_ids"], signals.mask_BL, counts, width)
     answers_RV = student_RV.detach()
-    if is_number:  # 1/2 (z - y)^2 of y ~ N(z, 1); else -log p(y) of one y per answer, drawn from p
+    # 1/2 (z - y)^2 of y ~ N(z, 1); else -log p(y) of one y per answer, drawn from p
+    if is_number:
         return 0.5 * (student_RV - answers_RV - drawn_RV).pow(2).sum()
     if is_multilabel:
         targets_R = (drawn_RV < answers_RV.sigmoid()).float()
     else:
-        targets_R = (answers_RV.softmax(-1).cumsum(-1) < drawn_RV).sum(-1).clamp_max(student_RV.shape[-1] - 1)
+        targets_R = (
+            (answers_RV.softmax(-1).cumsum(-1) < drawn_RV)
+            .sum(-1)
+            .clamp_max(student_RV.shape[-1] - 1)
+        )
     return find("bert.labels")(student_RV, targets_R, None) * len(student_RV)
 
 
 def answer_signal(student: PreTrainedModel) -> frozenset[str]:
-    """Return the signal that a model answers with: logits, or hidden states if it has no head."""
+    """Return the signal that a model answers with: logits, or hidden states if it has
+    no head."""
     return frozenset({"layers" if student.base_model is student else "logits"})
 
 
 def _is_per_token(student: PreTrainedModel, signals: Signals) -> bool:
-    return signals.logits is None or (signals.logits.dim() == 3 and not hasattr(student, "qa_outputs"))
+    return signals.logits is None or (
+        signals.logits.dim() == 3 and not hasattr(student, "qa_outputs")
+    )
 
 
 def _answers(student: PreTrainedModel, signals: Signals, chosen_BL: Tensor) -> Tensor:
-    """Return (R, V) logits, one answer a row; (R, D) hidden states if there is no head."""
+    """Return (R, V) logits, one answer a row; (R, D) hidden states if there is no
+    head."""
     if signals.logits is None:
         return signals.layers[-1][chosen_BL].float()
     if signals.logits.dim() == 2:
         return signals.logits.float()
     if _is_per_token(student, signals):
         return signals.logits[chosen_BL].float()
-    return signals.logits.float().mT.masked_fill(signals.mask_BL[:, None] == 0, MASKED).flatten(0, 1)
+    return (
+        signals.logits.float()
+        .mT.masked_fill(signals.mask_BL[:, None] == 0, MASKED)
+        .flatten(0, 1)
+    )
 
 
-def _random(draw: Callable[..., Tensor], ids_BL: Tensor, mask_BL: Tensor, counts: Sequence[int], width: int) -> Tensor:
-    """Draw (R, width) numbers, `counts` rows for each example, seeded by the example's tokens alone."""
+def _random(
+    draw: Callable[..., Tensor],
+    ids_BL: Tensor,
+    mask_BL: Tensor,
+    counts: Sequence[int],
+    width: int,
+) -> Tensor:
+    """Draw (R, width) numbers, `counts` rows for each example, seeded by the example's
+    tokens alone."""
     rows = []
-    for ids_L, mask_L, count in zip(ids_BL.cpu(), mask_BL.bool().cpu(), counts, strict=True):
-        seed = hash(tuple(ids_L[mask_L].tolist())) % 2**63  # of integers: the same in every process
+    for ids_L, mask_L, count in zip(
+        ids_BL.cpu(), mask_BL.bool().cpu(), counts, strict=True
+    ):
+        # of integers: the same in every process
+        seed = hash(tuple(ids_L[mask_L].tolist())) % 2**63
         rows.append(draw(count, width, generator=torch.Generator().manual_seed(seed)))
     return torch.cat(rows).to(ids_BL.device)
 
@@ -134,7 +194,8 @@ def _random(draw: Callable[..., Tensor], ids_BL: Tensor, mask_BL: Tensor, counts
 class Batches:
     """Iterates over this process's part of each batch of `size` rows, on `device`.
 
-    teacher: the model for `targets: teacher`. bf16: forward passes in `computing` run under autocast.
+    teacher: the model for `targets: teacher`. bf16: forward passes in `computing` run
+    under autocast.
     """
 
     rows: Dataset
@@ -149,22 +210,33 @@ class Batches:
         order = np.argsort(np.asarray(self.rows["length"][:]), kind="stable")
         state = PartialState()
         begins = range(0, len(order), self.size)
-        for at in show_progress(begins, "importance", len(begins), "batches", console=self.console):
-            part = order[at : at + self.size][state.process_index :: state.num_processes]
+        for at in show_progress(
+            begins, "importance", len(begins), "batches", console=self.console
+        ):
+            part = order[at : at + self.size][
+                state.process_index :: state.num_processes
+            ]
             if len(part):
                 yield self._batch(part)
 
     def turns(self, steps: int, *, seed: int = 0) -> Iterator[dict[str, Tensor]]:
-        """Yield `steps` batches of `size` rows in random order, each split evenly over the processes.
+        """Yield `steps` batches of `size` rows in random order, each split evenly over
+        the processes.
 
         Raises PruneError if a batch cannot be split evenly.
         """
         state = PartialState()
         if self.size % state.num_processes:
-            raise PruneError(f"batch {self.size} cannot be split evenly over {state.num_processes} processes")
+            raise PruneError(
+                f"batch {self.size} cannot be split evenly over {state.num_processes} "
+                "processes"
+            )
         draw = np.random.default_rng(seed)
         order = np.concatenate(
-            [draw.permutation(len(self.rows)) for _ in range(-(-steps * self.size // len(self.rows)))]
+            [
+                draw.permutation(len(self.rows))
+                for _ in range(-(-steps * self.size // len(self.rows)))
+            ]
         )
         for step in range(steps):
             whole = order[step * self.size : (step + 1) * self.size]
@@ -174,7 +246,9 @@ class Batches:
         """Return the autocast context of forward passes."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
-    def loss(self, student: PreTrainedModel, batch: dict[str, Tensor], targets: Targets) -> Tensor:
+    def loss(
+        self, student: PreTrainedModel, batch: dict[str, Tensor], targets: Targets
+    ) -> Tensor:
         """Sum the losses of a batch's examples: see `answer_loss`."""
         return answer_loss(student, batch, targets, self.teacher)
 
@@ -185,7 +259,8 @@ class Batches:
 
 RATED = "importance.safetensors"
 VERSION = "1"
-"""Part of every cache key: raise it when gates, taps or losses change what they compute."""
+"""Part of every cache key: raise it when gates, taps or losses change what they
+compute."""
 
 
 def compute_importance(
@@ -202,25 +277,43 @@ def compute_importance(
 ) -> Importance:
     """Compute importance by `call` (`molchanov.taylor`, ...) over encoded `rows`.
 
-    The result has a float32 vector for each group, a mean over rows, on the CPU and the same on every process.
+    The result has a float32 vector for each group, a mean over rows, on the CPU and the
+    same on every process.
 
-    `function(student, batches, plan, *, options)` returns sums over the rows of `batches`, this process's part. Results
-    are cached under COMPRESS_HOME by weights, rows, call and precision. The model is not changed. Raises PruneError if
-    there are no rows, or the result is not finite, lacks a group, or is zero everywhere.
+    `function(student, batches, plan, *, options)` returns sums over the rows of
+    `batches`, this process's part. Results are cached under COMPRESS_HOME by weights,
+    rows, call and precision. The model is not changed. Raises PruneError if there are
+    no rows, or the result is not finite, lacks a group, or is zero everywhere.
     """
     if problems := check(call, "importance"):
         raise RecipeError(problems)
     if not len(rows):
-        raise PruneError(f"{call.by}: importance is computed from rows, and there are none")
-    if teacher is not None and teacher.recorded is not None and call.options.get("targets") == "teacher":
-        raise PruneError(f"{call.by}: a teacher with recorded answers cannot answer these rows; use targets: labels")
+        raise PruneError(
+            f"{call.by}: importance is computed from rows, and there are none"
+        )
+    if (
+        teacher is not None
+        and teacher.recorded is not None
+        and call.options.get("targets") == "teacher"
+    ):
+        raise PruneError(
+            f"{call.by}: a teacher with recorded answers cannot answer these rows; use "
+            "targets: labels"
+        )
     device = next(model.parameters()).device
     teacher_model = teacher.model if teacher else None
     if teacher_model is model and call.options.get("targets") == "teacher":
-        teacher_model = copy.deepcopy(teacher_model)  # gates on the student must not affect it
-    batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, teacher_model, console)
+        # gates on the student must not affect it
+        teacher_model = copy.deepcopy(teacher_model)
+    batches = Batches(
+        rows, collate, min(batch, len(rows)), device, bf16, teacher_model, console
+    )
     entry = home() / "importance" / _key(call, model, rows, batches, teacher)
-    means = _from_first(load_file(entry / RATED) if PartialState().is_main_process and is_whole(entry) else None)
+    means = _from_first(
+        load_file(entry / RATED)
+        if PartialState().is_main_process and is_whole(entry)
+        else None
+    )
     if means is None:
         sums = call.function(model, batches, plan, **call.options)
         means = _from_first(_mean(sums, plan, len(rows), call))
@@ -235,32 +328,68 @@ def check_agreement(kept: Kept) -> Kept:
     for group, indices in sorted(kept.indices.items()):
         digest.update(f"{group}{indices.tolist()}".encode())
     if len(set(gather_object([digest.hexdigest()]))) > 1:
-        raise PruneError("processes keep different units: give all of them the same model, rows and options")
+        raise PruneError(
+            "processes keep different units: give all of them the same model, rows and "
+            "options"
+        )
     return kept
 
 
-def _mean(sums: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str, Tensor]:
-    """Average over all processes' rows, by the names of groups, in the same order everywhere."""
-    if missing := [str(group) for group in [*counts(plan, plan.sizes), *plan.heads] if group not in sums]:
-        raise PruneError(f"{call.by}: does not rate {', '.join(missing)}; it must rate every group of the plan")
+def _mean(
+    sums: Importance, plan: SlicePlan, rows: int, call: Call
+) -> dict[str, Tensor]:
+    """Average over all processes' rows, by the names of groups, in the same order
+    everywhere."""
+    if missing := [
+        str(group)
+        for group in [*counts(plan, plan.sizes), *plan.heads]
+        if group not in sums
+    ]:
+        raise PruneError(
+            f"{call.by}: does not rate {', '.join(missing)}; it must rate every group "
+            "of the plan"
+        )
     means: dict[str, Tensor] = {}
     for group, total in sorted(sums.items()):
-        here = total.detach().float().contiguous().to(PartialState().device)  # where processes can add up
+        # where processes can add up
+        here = total.detach().float().contiguous().to(PartialState().device)
         means[str(group)] = (reduce(here, "sum") / rows).cpu()
         if not bool(means[str(group)].isfinite().all()):
-            raise PruneError(f"{call.by}: the importance of {group} is not finite; try fp32, or check the model")
+            raise PruneError(
+                f"{call.by}: the importance of {group} is not finite; try fp32, or "
+                "check the model"
+            )
     if not any(bool(vector.any()) for vector in means.values()):
-        raise PruneError(f"{call.by}: the importance of everything is 0: no unit affects the loss on these rows")
+        raise PruneError(
+            f"{call.by}: the importance of everything is 0: no unit affects the loss "
+            "on these rows"
+        )
     return means
 
 
-def _key(call: Call, model: nn.Module, rows: Dataset, batches: Batches, teacher: Teacher | None) -> str:
+def _key(
+    call: Call,
+    model: nn.Module,
+    rows: Dataset,
+    batches: Batches,
+    teacher: Teacher | None,
+) -> str:
     code = io.hash_files([Path(str(inspect.getsourcefile(call.function)))])
     weights = hashlib.sha256(type(model).__name__.encode())
     for name, tensor in model.state_dict().items():
         weights.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    key: list[Any] = [VERSION, code, call.plain(), weights.hexdigest(), rows._fingerprint, len(rows), batches.size]
+        weights.update(
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        )
+    key: list[Any] = [
+        VERSION,
+        code,
+        call.plain(),
+        weights.hexdigest(),
+        rows._fingerprint,
+        len(rows),
+        batches.size,
+    ]
     return io.hash_value([*key, batches.bf16, teacher and teacher.digest])[:24]
 
 
@@ -268,7 +397,8 @@ Value = TypeVar("Value")
 
 
 def _from_first(value: Value) -> Value:
-    """Return the first process's value on every process: others may have another disk, or sums with other bits."""
+    """Return the first process's value on every process: others may have another disk,
+    or sums with other bits."""
     values = [value]
     broadcast_object_list(values)
     return values[0]
@@ -277,13 +407,18 @@ def _from_first(value: Value) -> Value:
 SAME = 1e-6
 """The mean loss against the teacher, in nats, below which both count as equal."""
 Gradients = dict[Group, Tensor]
-"""(B, U) for each group: the derivative of each example's loss by each unit's gate, float32."""
+"""(B, U) for each group: the derivative of each example's loss by each unit's gate,
+float32."""
 
 
-def gradients(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets) -> Iterator[Gradients]:
-    """Yield the gates' gradients of every batch. The student is not changed, and runs in eval mode.
+def gradients(
+    student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets
+) -> Iterator[Gradients]:
+    """Yield the gates' gradients of every batch. The student is not changed, and runs
+    in eval mode.
 
-    Raises PruneError if the student answers as its teacher does: such gradients are only rounding errors.
+    Raises PruneError if the student answers as its teacher does: such gradients are
+    only rounding errors.
     """
     recorder, total, rows = _GateGradients(plan), 0.0, 0
     with (
@@ -296,12 +431,15 @@ def gradients(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, ta
             with batches.computing():
                 loss = batches.loss(student, batch, targets)
             loss.backward()
-            total, rows = total + float(loss.detach()), rows + len(batch["attention_mask"])
+            total, rows = (
+                total + float(loss.detach()),
+                rows + len(batch["attention_mask"]),
+            )
             yield recorder.collect()
     if targets == "teacher" and rows and total / rows < SAME:
         raise PruneError(
-            "targets: teacher: the student answers as its teacher does, so importance cannot be computed from the "
-            "difference; use targets: labels, or drawn"
+            "targets: teacher: the student answers as its teacher does, so importance "
+            "cannot be computed from the difference; use targets: labels, or drawn"
         )
 
 
@@ -314,25 +452,39 @@ class _GateGradients:
     sums: Gradients = field(default_factory=dict)
 
     def collect(self) -> Gradients:
-        """Return the batch's gradients; those of heads are sums over their rows, possibly in several blocks."""
+        """Return the batch's gradients; those of heads are sums over their rows,
+        possibly in several blocks."""
         sums, self.sums = self.sums, {}
         for rows, heads in self.plan.heads.items():
             if rows.axis == "value":
-                of_BH = sums[rows].view(len(self.mask_BL), self.plan.sizes.heads, -1).sum(-1)
+                of_BH = (
+                    sums[rows]
+                    .view(len(self.mask_BL), self.plan.sizes.heads, -1)
+                    .sum(-1)
+                )
                 sums[heads] = sums[heads] + of_BH if heads in sums else of_BH
         return sums
 
     def add_units(self, tap: Tap, activation: Tensor) -> None:
-        groups = [None if group is None or group.axis == KEY else group for group in tap.groups]
+        groups = [
+            None if group is None or group.axis == KEY else group
+            for group in tap.groups
+        ]
         if not any(groups) or not activation.requires_grad:
             return
-        value = activation.detach()  # the hook must not hold the tensor that holds the hook
+        # the hook must not hold the tensor that holds the hook
+        value = activation.detach()
 
         def add(gradient: Tensor) -> None:
             product_BD = over_tokens(value.float() * gradient.float(), self.mask_BL)
-            for group, part_BU in zip(groups, product_BD.chunk(len(groups), -1), strict=True):
+            for group, part_BU in zip(
+                groups, product_BD.chunk(len(groups), -1), strict=True
+            ):
                 if group is not None:
-                    self._add(group, part_BU.unflatten(-1, (self.plan.groups[group], -1)).sum(-1))
+                    self._add(
+                        group,
+                        part_BU.unflatten(-1, (self.plan.groups[group], -1)).sum(-1),
+                    )
 
         activation.register_hook(add)
 
@@ -342,7 +494,9 @@ class _GateGradients:
         change_BLD = (after_BLD - before_BLD).detach()
 
         def add(gradient_BLD: Tensor) -> None:
-            product_BD = over_tokens(change_BLD.float() * gradient_BLD.float(), self.mask_BL)
+            product_BD = over_tokens(
+                change_BLD.float() * gradient_BLD.float(), self.mask_BL
+            )
             of_BN = product_BD.new_zeros(len(product_BD), self.plan.groups[LAYERS])
             of_BN[:, number] = product_BD.sum(-1)
             self._add(LAYERS, of_BN)
@@ -355,8 +509,11 @@ class _GateGradients:
 
 @contextmanager
 def _frozen(student: PreTrainedModel, plan: SlicePlan) -> Iterator[None]:
-    """Keep the student in eval mode with gradients from its embeddings on, so that none are computed for weights."""
-    wanted = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    """Keep the student in eval mode with gradients from its embeddings on, so that none
+    are computed for weights."""
+    wanted = [
+        parameter for parameter in student.parameters() if parameter.requires_grad
+    ]
     words = [student.get_submodule(name) for name in plan.modules("words")]
     with ExitStack() as restored:
         restored.enter_context(evaluating(student))
@@ -365,6 +522,8 @@ def _frozen(student: PreTrainedModel, plan: SlicePlan) -> Iterator[None]:
         student.requires_grad_(False)
         for table in words:
             if isinstance(table, nn.Embedding):
-                hook = table.register_forward_hook(lambda module, args, out: out.requires_grad_())
+                hook = table.register_forward_hook(
+                    lambda module, args, out: out.requires_grad_()
+                )
                 restored.callback(hook.remove)
         yield

@@ -1,13 +1,17 @@
-"""Gates on a model's units: factors on its activations, applied by hooks where the slice plan says.
+"""Gates on a model's units: factors on its activations, applied by hooks where the
+slice plan says.
 
-    heads, value    the input of attention's output projection: the gates of its head and row
+    heads, value    the input of attention's output projection: the gates of its head
+                    and row
     query           the rows of the queries
     ffn             the input of the second feed-forward layer
-    hidden          the outputs written to the stream, and all as wide as it; norms run over the open dimensions
-    layers          the path through a layer: x + z (f(x) - x), so that a closed layer is skipped
+    hidden          the outputs written to the stream, and all as wide as it; norms run
+                    over the open dimensions
+    layers          the path through a layer: x + z (f(x) - x), so that a closed layer
+                    is skipped
 
-A model with gates of 0 and 1 computes the same as one without the closed units; other gates can be multiplied into the
-weights.
+A model with gates of 0 and 1 computes the same as one without the closed units; other
+gates can be multiplied into the weights.
 
 Shapes: B batch, L tokens, D stream, N layers, H heads of K rows, F neurons, R = H K.
 """
@@ -36,24 +40,33 @@ Active = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class TargetSizes:
-    """The sizes to reach in every layer, with a constraint for each mask (Sheared LLaMA, arXiv:2310.06694)."""
+    """The sizes to reach in every layer, with a constraint for each mask (Sheared
+    LLaMA, arXiv:2310.06694)."""
 
     plan: SlicePlan
     sizes: Sizes
 
     @staticmethod
-    def from_request(model: PreTrainedModel, plan: SlicePlan, wanted: Mapping[str, float]) -> "TargetSizes":
-        """Read counts, or shares below 1. Raises PruneError if gates cannot reach them."""
+    def from_request(
+        model: PreTrainedModel, plan: SlicePlan, wanted: Mapping[str, float]
+    ) -> "TargetSizes":
+        """Read counts, or shares below 1. Raises PruneError if gates cannot reach
+        them."""
         for name in wanted:
             if name not in AXES:
-                raise PruneError(f"sizes: gates cannot prune {name!r}.{did_you_mean(name, AXES)}")
+                raise PruneError(
+                    f"sizes: gates cannot prune {name!r}.{did_you_mean(name, AXES)}"
+                )
         target = TargetSizes(plan, Sizes.from_request(model.config, **wanted))
         if not target.shapes:
-            raise PruneError(f"sizes: {target.sizes} are the model's own; nothing is to be pruned")
+            raise PruneError(
+                f"sizes: {target.sizes} are the model's own; nothing is to be pruned"
+            )
         if plan.family in ROTARY and "query" in target.left:
             raise PruneError(
-                f"sizes: heads of {target.sizes.head_size}: gates cannot choose rows within heads of "
-                f"{plan.sizes.head_size} with rotary positions; give hidden and heads that keep their size"
+                f"sizes: heads of {target.sizes.head_size}: gates cannot choose rows "
+                f"within heads of {plan.sizes.head_size} with rotary positions; give "
+                "hidden and heads that keep their size"
             )
         return target
 
@@ -61,7 +74,10 @@ class TargetSizes:
     def left(self) -> Mapping[str, float]:
         """The share of each axis that stays; for rows, within each head."""
         of, to = self.plan.sizes, self.sizes
-        shares = {name: getattr(to, name) / getattr(of, name) for name in ("hidden", "heads", "ffn", "layers")}
+        shares = {
+            name: getattr(to, name) / getattr(of, name)
+            for name in ("hidden", "heads", "ffn", "layers")
+        }
         shares |= dict.fromkeys(("query", "value"), to.head_size / of.head_size)
         return {name: share for name, share in shares.items() if share < 1}
 
@@ -69,12 +85,21 @@ class TargetSizes:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of the gates of each axis."""
         of = self.plan.sizes
-        units = {"heads": of.heads, "ffn": of.ffn, "query": of.attention, "value": of.attention}
+        units = {
+            "heads": of.heads,
+            "ffn": of.ffn,
+            "query": of.attention,
+            "value": of.attention,
+        }
         flat = {"hidden": (of.hidden,), "layers": (of.layers,)}
-        return {name: flat[name] if name in flat else (of.layers, units[name]) for name in self.left}
+        return {
+            name: flat[name] if name in flat else (of.layers, units[name])
+            for name in self.left
+        }
 
     def excess(self, active: Active, share: float) -> Tensor:
-        """Compute (C,) s - t: the expected share of closed gates, less `share` of the target."""
+        """Compute (C,) s - t: the expected share of closed gates, less `share` of the
+        target."""
         excess = []
         for name, left in self.left.items():
             each = active[name]
@@ -90,11 +115,22 @@ class TargetSizes:
             if name in ("hidden", "layers"):
                 importance[HIDDEN if name == "hidden" else LAYERS] = of.detach().cpu()
             else:
-                importance |= {Group(name, str(layer)): row for layer, row in enumerate(of.detach().cpu())}
+                importance |= {
+                    Group(name, str(layer)): row
+                    for layer, row in enumerate(of.detach().cpu())
+                }
         return choose(self.plan, importance, self.sizes)
 
 
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "modernbert")
+FAMILIES = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "distilbert",
+    "electra",
+    "ernie",
+    "modernbert",
+)
 OPEN = 10.0
 """log alpha of a gate that is practically always open."""
 _TABLES = ("words", "positions", "types", "tasks")
@@ -103,23 +139,27 @@ _TABLES = ("words", "positions", "types", "tasks")
 class Gates(nn.Module):
     """log alpha of every gate of `target`, and the current values of the gates.
 
-    Gates are drawn anew for each forward pass of training, and have no effect while `waiting`; in eval mode they are
-    settled at the target, as after training.
+    Gates are drawn anew for each forward pass of training, and have no effect while
+    `waiting`; in eval mode they are settled at the target, as after training.
 
-    begin: the initial log alpha of gates on neurons; others start open. While attached, the gates are registered in the
-    model, so that its best weights and their gates are saved together. Raises PruneError for a family that is not in
-    FAMILIES.
+    begin: the initial log alpha of gates on neurons; others start open. While attached,
+    the gates are registered in the model, so that its best weights and their gates are
+    saved together. Raises PruneError for a family that is not in FAMILIES.
     """
 
     def __init__(self, plan: SlicePlan, target: TargetSizes, *, begin: float) -> None:
         super().__init__()
         if plan.family not in FAMILIES:
-            raise PruneError(f"no gates for {plan.family!r}; there are for {', '.join(FAMILIES)}")
+            raise PruneError(
+                f"no gates for {plan.family!r}; there are for {', '.join(FAMILIES)}"
+            )
         self.plan, self.target, self.waiting = plan, target, False
         self.values: Mapping[str, Tensor] = {}
         self.log_alpha = nn.ParameterDict(
             {
-                axis: nn.Parameter(torch.empty(shape).normal_(begin if axis == "ffn" else OPEN, 0.01))
+                axis: nn.Parameter(
+                    torch.empty(shape).normal_(begin if axis == "ffn" else OPEN, 0.01)
+                )
                 for axis, shape in target.shapes.items()
             }
         )
@@ -127,14 +167,21 @@ class Gates(nn.Module):
 
     def active(self) -> dict[str, Tensor]:
         """Compute P(z > 0) of each gate."""
-        return {axis: find("louizos.active")(each) for axis, each in self.log_alpha.items()}
+        return {
+            axis: find("louizos.active")(each) for axis, each in self.log_alpha.items()
+        }
 
     def settled(self, kept: Kept) -> dict[str, Tensor]:
-        """Compute the gates without noise: 0 for dropped units, 1 for kept layers, whose gates no weight can absorb."""
+        """Compute the gates without noise: 0 for dropped units, 1 for kept layers,
+        whose gates no weight can absorb."""
         settled = {}
         for axis, each in self.log_alpha.items():
             mask = self._mask(axis, kept).to(each)
-            settled[axis] = mask if axis == "layers" else mask * find("louizos.settled")(each.detach())
+            settled[axis] = (
+                mask
+                if axis == "layers"
+                else mask * find("louizos.settled")(each.detach())
+            )
         return settled
 
     def train(self, mode: bool = True) -> "Gates":
@@ -144,7 +191,8 @@ class Gates(nn.Module):
         return self
 
     def attach(self, model: PreTrainedModel) -> None:
-        """Apply the gates in the model's forward passes from now on, whatever head it has."""
+        """Apply the gates in the model's forward passes from now on, whatever head it
+        has."""
         model.gates = self.to(model.device)
         hooks, plan = self._hooks, self.plan
         hooks.callback(delattr, model, "gates")
@@ -152,15 +200,25 @@ class Gates(nn.Module):
         for name, cut in plan.modules("attention_out", "ffn_out").items():
             axis = "rows" if cut.role == "attention_out" else "ffn"
             gates = partial(self._of_layer, axis, cut.layer or 0)
-            hooks.callback(model.get_submodule(name).register_forward_pre_hook(_scale_input(gates)).remove)
+            hooks.callback(
+                model.get_submodule(name)
+                .register_forward_pre_hook(_scale_input(gates))
+                .remove
+            )
         if "query" in self.log_alpha:
             for name, cut in plan.modules("query").items():
                 gates = partial(self._of_layer, "query", cut.layer or 0)
-                hooks.callback(model.get_submodule(name).register_forward_hook(_scale_output(gates)).remove)
+                hooks.callback(
+                    model.get_submodule(name)
+                    .register_forward_hook(_scale_output(gates))
+                    .remove
+                )
         if "hidden" in self.log_alpha:
             for name in writers(plan):
                 hook = _scale_output(lambda: self.values.get("hidden"))
-                hooks.callback(model.get_submodule(name).register_forward_hook(hook).remove)
+                hooks.callback(
+                    model.get_submodule(name).register_forward_hook(hook).remove
+                )
             for name, group in norms(plan).items():
                 norm = model.get_submodule(name)
                 if group == HIDDEN and isinstance(norm, nn.LayerNorm):
@@ -170,9 +228,8 @@ class Gates(nn.Module):
         if "layers" in self.log_alpha:
             stack = model.get_submodule(plan.stack)
             for number, layer in enumerate(stack.children()):
-                hook = _scale_change(
-                    partial(self._of_layer, "layers", number)
-                )  # before those that note the layer's output
+                # before those that note the layer's output
+                hook = _scale_change(partial(self._of_layer, "layers", number))
                 hooks.callback(layer.register_forward_hook(hook, prepend=True).remove)
 
     def detach(self) -> None:
@@ -181,22 +238,33 @@ class Gates(nn.Module):
 
     def _draw(self, module: nn.Module, args: object) -> None:
         if self.training:
-            drawn = {} if self.waiting else {axis: find("louizos.drawn")(each) for axis, each in self.log_alpha.items()}
+            drawn = (
+                {}
+                if self.waiting
+                else {
+                    axis: find("louizos.drawn")(each)
+                    for axis, each in self.log_alpha.items()
+                }
+            )
             self.values = drawn
 
     def _of_layer(self, axis: str, layer: int) -> Tensor | None:
-        """Return a layer's gates along an axis, or along the `rows` of its values; None if it has none."""
+        """Return a layer's gates along an axis, or along the `rows` of its values; None
+        if it has none."""
         if axis == "rows":
             return rows(self.values, layer, self.plan.sizes.head_size)
         return self.values[axis][layer] if axis in self.values else None
 
     def _norm(self, norm: nn.LayerNorm, *, begins: bool) -> Callable[[Tensor], Tensor]:
-        """Return a norm of the open dimensions, 0 elsewhere; the first norm of the stream applies the gate too."""
+        """Return a norm of the open dimensions, 0 elsewhere; the first norm of the
+        stream applies the gate too."""
 
         def forward(x_BLD: Tensor) -> Tensor:
             gate_D = self.values.get("hidden")
             if gate_D is None:
-                return nn.functional.layer_norm(x_BLD, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+                return nn.functional.layer_norm(
+                    x_BLD, norm.normalized_shape, norm.weight, norm.bias, norm.eps
+                )
             normed_BLD = norm_over(x_BLD, (gate_D > 0).float(), norm)
             return normed_BLD * gate_D if begins else normed_BLD
 
@@ -206,26 +274,44 @@ class Gates(nn.Module):
         """Return 1 for kept units, else 0."""
         shape = self.log_alpha[axis].shape
         if axis in ("hidden", "layers"):
-            places = torch.tensor(kept.layers) if axis == "layers" else kept.indices.get(HIDDEN)
+            places = (
+                torch.tensor(kept.layers)
+                if axis == "layers"
+                else kept.indices.get(HIDDEN)
+            )
             return _ones(shape[0], places)
-        return torch.stack([_ones(shape[1], kept.indices.get(Group(axis, str(layer)))) for layer in range(shape[0])])
+        return torch.stack(
+            [
+                _ones(shape[1], kept.indices.get(Group(axis, str(layer))))
+                for layer in range(shape[0])
+            ]
+        )
 
 
 def normed_group(plan: SlicePlan, module: str) -> Group | None:
     """Return the group whose units a norm runs over; None for any other module."""
     cut = plan.cuts.get(f"{module}.weight")
-    return cut.slices[0].groups[0] if cut is not None and cut.role.endswith("norm") else None
+    return (
+        cut.slices[0].groups[0]
+        if cut is not None and cut.role.endswith("norm")
+        else None
+    )
 
 
 def norms(plan: SlicePlan) -> Mapping[str, Group]:
     """Return the norms over the residual stream or the embedding, with their groups."""
-    names = plan.modules(*{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")})
+    names = plan.modules(
+        *{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")}
+    )
     groups = {name: normed_group(plan, name) for name in names}
-    return {name: group for name, group in groups.items() if group in (HIDDEN, EMBEDDING)}
+    return {
+        name: group for name, group in groups.items() if group in (HIDDEN, EMBEDDING)
+    }
 
 
 def norm_over(x_BLD: Tensor, open_D: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Compute the layer norm over the open dimensions (1), and 0 in the others (0); float32."""
+    """Compute the layer norm over the open dimensions (1), and 0 in the others (0);
+    float32."""
     x, count = x_BLD.float(), open_D.sum().clamp(min=1)
     mean = (x * open_D).sum(-1, keepdim=True) / count
     centred = (x - mean) * open_D
@@ -237,10 +323,16 @@ def norm_over(x_BLD: Tensor, open_D: Tensor, norm: nn.LayerNorm) -> Tensor:
 
 def rows(values: Mapping[str, Tensor], layer: int, size: int) -> Tensor | None:
     """Return (R,) z_head z_value of a layer; None if neither is gated."""
-    of_heads_R = values["heads"][layer].repeat_interleave(size) if "heads" in values else None
+    of_heads_R = (
+        values["heads"][layer].repeat_interleave(size) if "heads" in values else None
+    )
     if "value" not in values:
         return of_heads_R
-    return values["value"][layer] if of_heads_R is None else of_heads_R * values["value"][layer]
+    return (
+        values["value"][layer]
+        if of_heads_R is None
+        else of_heads_R * values["value"][layer]
+    )
 
 
 def writers(plan: SlicePlan) -> list[str]:
@@ -248,7 +340,9 @@ def writers(plan: SlicePlan) -> list[str]:
     return [
         name
         for role in {
-            cut.role for cut in plan.cuts.values() if not cut.role.endswith("norm") and cut.role not in _TABLES
+            cut.role
+            for cut in plan.cuts.values()
+            if not cut.role.endswith("norm") and cut.role not in _TABLES
         }
         for name, cut in plan.modules(role).items()
         if any(each.dim == 0 and each.groups == (HIDDEN,) for each in cut.slices)
@@ -257,11 +351,16 @@ def writers(plan: SlicePlan) -> list[str]:
 
 @torch.no_grad()
 def fold(model: PreTrainedModel, plan: SlicePlan, values: Mapping[str, Tensor]) -> None:
-    """Multiply settled gates into the weights of a model that they are detached from."""
+    """Multiply settled gates into the weights of a model that they are detached
+    from."""
     writing, hidden_D = set(writers(plan)), values.get("hidden")
     for name, weight in model.named_parameters():
         cut, (module, _, part) = plan.cuts[name], name.rpartition(".")
-        if cut.role in ("attention_out", "ffn_out") and part == "weight" and cut.layer is not None:
+        if (
+            cut.role in ("attention_out", "ffn_out")
+            and part == "weight"
+            and cut.layer is not None
+        ):
             if cut.role == "attention_out":
                 inward = rows(values, cut.layer, plan.sizes.head_size)
             else:
@@ -271,7 +370,11 @@ def fold(model: PreTrainedModel, plan: SlicePlan, values: Mapping[str, Tensor]) 
             _scale_rows(weight, values["query"][cut.layer])
         if hidden_D is not None and module in writing:
             _scale_rows(weight, hidden_D)
-        if hidden_D is not None and cut.role == "embedding_norm" and cut.slices[0].groups == (HIDDEN,):
+        if (
+            hidden_D is not None
+            and cut.role == "embedding_norm"
+            and cut.slices[0].groups == (HIDDEN,)
+        ):
             weight.mul_(hidden_D)
 
 

@@ -1,9 +1,11 @@
-"""The prune stage: cut the least important units of a model, and record which units were kept.
+"""The prune stage: cut the least important units of a model, and record which units
+were kept.
 
 stages/<name>/model/               the smaller model, a plain transformers checkpoint
-stages/<name>/model/kept.json      sizes before and after, and the units kept: of this stage's model, and (layers,
-                                   hidden) of the teacher
-stages/<name>/model/importance.safetensors    a vector for each group of units, by its name
+stages/<name>/model/kept.json      sizes before and after, and the units kept: of this
+                                   stage's model, and (layers, hidden) of the teacher
+stages/<name>/model/importance.safetensors    a vector for each group of units, by its
+name
 stages/<name>/model/training.json  the seconds it took
 """
 
@@ -50,23 +52,35 @@ def check_family(model: PreTrainedModel) -> None:
         if model.config.model_type in FAMILIES:
             raise
         raise PruneError(
-            f"{error}. `compress.pruning.torch_pruning` cuts some other families from Python, by one share for all "
-            "sizes; any recipe with --set student.init=FOLDER then trains the result"
+            f"{error}. `compress.pruning.torch_pruning` cuts some other families from "
+            "Python, by one share for all sizes; any recipe with --set "
+            "student.init=FOLDER then trains the result"
         ) from None
 
 
 def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
-    """Compute the sizes that this stage leaves of a teacher with this config. Raises PruneError."""
+    """Compute the sizes that this stage leaves of a teacher with this config. Raises
+    PruneError."""
     wanted = recipe.target.sizes
     if not wanted:
         raise PruneError(
-            f"{recipe.name}: has no target: give sizes, as in --set target.ffn=0.5, or a budget, as in "
-            "--set target.max_latency_ms=5 (`compress prune` has options for both)"
+            f"{recipe.name}: has no target: give sizes, as in --set target.ffn=0.5, or "
+            "a budget, as in --set target.max_latency_ms=5 (`compress prune` has "
+            "options for both)"
         )
-    whole, target, family = Sizes.from_config(config), Sizes.from_request(config, **wanted), config.model_type
+    whole, target, family = (
+        Sizes.from_config(config),
+        Sizes.from_request(config, **wanted),
+        config.model_type,
+    )
     together = whole.heads // config.num_key_value_heads if family in GROUPED else None
     sizes = interpolate_sizes(
-        whole, target, stage.way, tied=family not in OWN_WIDTH, rotary=family in ROTARY, together=together
+        whole,
+        target,
+        stage.way,
+        tied=family not in OWN_WIDTH,
+        rotary=family in ROTARY,
+        together=together,
     )
     if stage.rule is not None:
         check_layers(family, select_layers(stage.rule, sizes.layers, whole.layers))
@@ -74,41 +88,68 @@ def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
 
 
 def interpolate_sizes(
-    whole: Sizes, target: Sizes, way: float, *, tied: bool = True, rotary: bool = False, together: int | None = None
+    whole: Sizes,
+    target: Sizes,
+    way: float,
+    *,
+    tied: bool = True,
+    rotary: bool = False,
+    together: int | None = None,
 ) -> Sizes:
-    """Interpolate between two sizes by the share `way`, rounded to sizes that a model can have.
+    """Interpolate between two sizes by the share `way`, rounded to sizes that a model
+    can have.
 
-    tied: attention is as wide as its stream, so heads get the size that comes nearest to all interpolated values.
-    rotary: the size of heads changes by whole factors (`sizes.fits_rotary`).
-    together: the number of heads that share keys and values; the number of heads divides the stream (`rules.GROUPED`).
+    tied: attention is as wide as its stream, so heads get the size that comes nearest
+    to all interpolated values. rotary: the size of heads changes by whole factors
+    (`sizes.fits_rotary`). together: the number of heads that share keys and values; the
+    number of heads divides the stream (`rules.GROUPED`).
     """
     if way == 1:
         return target
     begin, end = whole.plain(), target.plain()
-    between: dict[str, Any] = {name: round(size + way * (end[name] - size)) for name, size in begin.items()}
+    between: dict[str, Any] = {
+        name: round(size + way * (end[name] - size)) for name, size in begin.items()
+    }
     stream = "hidden" if whole.bottleneck is None else "bottleneck"
     if tied:
-        wanted = {name: begin[name] + way * (end[name] - begin[name]) for name in ("heads", "head_size", stream)}
+        wanted = {
+            name: begin[name] + way * (end[name] - begin[name])
+            for name in ("heads", "head_size", stream)
+        }
         fitting = (
             {"heads": heads, "head_size": size, stream: heads * size}
             for heads in range(begin["heads"], end["heads"] - 1, -1)
             for size in range(1, begin[stream] // heads + 1)
-            if end[stream] <= heads * size and (size == begin["head_size"] or end["head_size"] != begin["head_size"])
+            if end[stream] <= heads * size
+            and (size == begin["head_size"] or end["head_size"] != begin["head_size"])
             if not rotary
             or size in (begin["head_size"], end["head_size"])
             or (
                 size % 2 == 0
-                and all(not (size % each and each % size) for each in (begin["head_size"], end["head_size"]))
+                and all(
+                    not (size % each and each % size)
+                    for each in (begin["head_size"], end["head_size"])
+                )
             )
         )
-        between |= min(fitting, key=lambda each: round(sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6))
+        between |= min(
+            fitting,
+            key=lambda each: round(
+                sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6
+            ),
+        )
     elif together is not None:
         possible = [
             {"heads": heads, "hidden": width}
             for heads in range(begin["heads"], end["heads"] - 1, -together)
-            for width in range(-(-end["hidden"] // heads) * heads, begin["hidden"] + 1, heads)
+            for width in range(
+                -(-end["hidden"] // heads) * heads, begin["hidden"] + 1, heads
+            )
         ]
-        nearest = min(possible, key=lambda each: sum(abs(each[name] / between[name] - 1) for name in each))
+        nearest = min(
+            possible,
+            key=lambda each: sum(abs(each[name] / between[name] - 1) for name in each),
+        )
         between |= nearest
     return replace(whole, **between)
 
@@ -123,9 +164,11 @@ def prune_stage(
     sizes: Sizes,
     before: Mapping[str, Any] | None,
 ) -> PreTrainedModel:
-    """Cut `model` to `sizes` by the stage's importance, and write the result to the stage's folder of the run.
+    """Cut `model` to `sizes` by the stage's importance, and write the result to the
+    stage's folder of the run.
 
-    before: the record of the previous prune stage, if there was one. Every process keeps the same units.
+    before: the record of the previous prune stage, if there was one. Every process
+    keeps the same units.
     """
     started = time.perf_counter()
     seed = run.seed + int(io.hash_value(stage.name)[:6], 16)
@@ -135,12 +178,26 @@ def prune_stage(
     plan = SlicePlan.from_model(model)
     rows = context.sample(stage.data, stage.length, stage.rows, seed)
     rated = importance.compute_importance(
-        stage.importance, model.to(PartialState().device), plan, rows, context.collate,
-        batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
-    )  # fmt: skip
+        stage.importance,
+        model.to(PartialState().device),
+        plan,
+        rows,
+        context.collate,
+        batch=stage.batch,
+        teacher=task_teacher,
+        bf16=context.bf16,
+        console=context.console,
+    )
     if sizes.layers < plan.sizes.layers and stage.rule is None and LAYERS not in rated:
-        context.console.print(f"{stage.name}: {stage.importance.by} does not rate layers; keeping evenly spread ones")
-    kept = choose(plan, rated, sizes, layers=stage.rule) if stage.way else rank_units(plan, rated)
+        context.console.print(
+            f"{stage.name}: {stage.importance.by} does not rate layers; keeping evenly "
+            "spread ones"
+        )
+    kept = (
+        choose(plan, rated, sizes, layers=stage.rule)
+        if stage.way
+        else rank_units(plan, rated)
+    )
     small = slice_model(model, kept)
     importance.check_agreement(kept)
     note = make_record(stage, plan, kept, before)
@@ -149,21 +206,30 @@ def prune_stage(
             small.save_pretrained(folder)
             save_tokenizer(folder, context.tokenizer)
             (folder / KEPT).write_text(json.dumps(note) + "\n", encoding="utf-8")
-            vectors = {str(group): vector.float().cpu().contiguous() for group, vector in rated.items()}
+            vectors = {
+                str(group): vector.float().cpu().contiguous()
+                for group, vector in rated.items()
+            }
             save_file(vectors, folder / "importance.safetensors")
             seconds = time.perf_counter() - started
-            Trained(steps=0, examples=0, seconds=seconds, score=None, best_step=None).write(folder)
-    context.console.print(f"{stage.name}: {plan.sizes} -> {sizes}", highlight=False, soft_wrap=True)
+            Trained(
+                steps=0, examples=0, seconds=seconds, score=None, best_step=None
+            ).write(folder)
+    context.console.print(
+        f"{stage.name}: {plan.sizes} -> {sizes}", highlight=False, soft_wrap=True
+    )
     if sizes.heads < plan.sizes.heads and sizes.attention == plan.sizes.attention:
         print_note(
             context.console,
-            "attention stays as wide as its stream, so fewer heads are larger heads; for a smaller model, give hidden "
-            "too (MobileBERT: bottleneck)",
+            "attention stays as wide as its stream, so fewer heads are larger heads; "
+            "for a smaller model, give hidden too (MobileBERT: bottleneck)",
         )
     return small
 
 
-def make_record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None) -> dict[str, Any]:
+def make_record(
+    stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Describe the kept units for kept.json; -1 is a new unit."""
     layers = list(kept.layers)
     hidden = kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden)).tolist()
@@ -175,7 +241,9 @@ def make_record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, 
         "sizes": {"before": plan.sizes.plain(), "after": kept.sizes.plain()},
         "of_teacher": {"layers": layers, "hidden": hidden},
         "layers": list(kept.layers),
-        "kept": {str(group): indices.tolist() for group, indices in kept.indices.items()},
+        "kept": {
+            str(group): indices.tolist() for group, indices in kept.indices.items()
+        },
     }
 
 

@@ -1,16 +1,21 @@
-"""Prune families without a slice plan with torch-pruning, which finds dependent weights, and check its result.
+"""Prune families without a slice plan with torch-pruning, which finds dependent
+weights, and check its result.
 
-Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a classifier, half of everything.
+Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a
+classifier, half of everything.
 
-    works     beit, camembert, data2vec-text, flaubert, layoutlm, megatron-bert, rembert, roberta-prelayernorm,
-              roformer, vit, vit_msn, xlm-roberta-xl, xmod, yoso
-    refused   deberta (the first), fnet, ibert, squeezebert: no queries, keys and values of their own
-              convbert, longformer: the library stops
-              big_bird, canine, dinov2, esm, luke, mpnet, mra, nystromformer: what it gives is no model of that class
-              all with grouped keys (granite, phi3, gemma, ...): the library does not end (VainF/Torch-Pruning#527)
-              tied weights: it does not see the tie; families with a slice plan: that is exact
+    works     beit, camembert, data2vec-text, flaubert, layoutlm, megatron-bert,
+              rembert, roberta-prelayernorm, roformer, vit, vit_msn, xlm-roberta-xl,
+              xmod, yoso
+    refused   deberta (the first), fnet, ibert, squeezebert: no queries, keys and values
+              of their own convbert, longformer: the library stops big_bird, canine,
+              dinov2, esm, luke, mpnet, mra, nystromformer: what it gives is no model of
+              that class all with grouped keys (granite, phi3, gemma, ...): the library
+              does not end (VainF/Torch-Pruning#527) tied weights: it does not see the
+              tie; families with a slice plan: that is exact
 
-Other families are tried: either the result loads and computes the same as the cut model, or PruneError is raised.
+Other families are tried: either the result loads and computes the same as the cut
+model, or PruneError is raised.
 """
 
 import copy
@@ -34,11 +39,21 @@ from compress.slicing.rules import FAMILIES
 from compress.slicing.shape import find_setting, setting_name
 
 _PROJECTIONS = frozenset(
-    f"{side}{ending}" for sides in (("q", "k", "v"), ("query", "key", "value")) for side in sides
+    f"{side}{ending}"
+    for sides in (("q", "k", "v"), ("query", "key", "value"))
+    for side in sides
     for ending in ("", "_lin", "_proj")
-)  # fmt: skip
+)
 _HEADS = ("num_attention_heads", "n_heads", "num_heads")
-_FAILS = (IndexError, TypeError, AssertionError, KeyError, ValueError, RuntimeError, AttributeError)
+_FAILS = (
+    IndexError,
+    TypeError,
+    AssertionError,
+    KeyError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+)
 """The errors that torch-pruning, or a model that it cut halfway, raises."""
 
 
@@ -50,20 +65,28 @@ def prune_generic(
     importance: Literal["magnitude", "taylor"] = "magnitude",
     loss: Callable[[PreTrainedModel], Tensor] | None = None,
 ) -> PreTrainedModel:
-    """Make a model of the same class with `share` of its heads, hidden width, embedding and neurons; layers stay.
+    """Make a model of the same class with `share` of its heads, hidden width, embedding
+    and neurons; layers stay.
 
-    The share is rounded to whole heads, which keep their size. `model` is not changed. taylor: by the gradients of
-    `loss`. Raises PruneError for a model that torch-pruning cannot cut, if nothing would be removed, and if the saved
-    result does not load or computes something else.
+    The share is rounded to whole heads, which keep their size. `model` is not changed.
+    taylor: by the gradients of `loss`. Raises PruneError for a model that torch-pruning
+    cannot cut, if nothing would be removed, and if the saved result does not load or
+    computes something else.
     """
     _check_supported(model)
     heads = int(getattr(model.config, setting_name(model.config, "heads")))
     kept = round(heads * share)
     if not 0 < kept < heads:
-        raise PruneError(f"share {share}: leaves {kept} of {heads} heads; expected at least one less, and one left")
+        raise PruneError(
+            f"share {share}: leaves {kept} of {heads} heads; expected at least one "
+            "less, and one left"
+        )
     if (importance == "taylor") != (loss is not None):
-        raise PruneError("importance taylor needs a loss, and magnitude has no use for one")
-    pruned = copy.deepcopy(model).eval().requires_grad_(True)  # what is frozen would not be cut
+        raise PruneError(
+            "importance taylor needs a loss, and magnitude has no use for one"
+        )
+    # what is frozen would not be cut
+    pruned = copy.deepcopy(model).eval().requires_grad_(True)
     try:
         with _quiet(), torch.enable_grad():  # the library traces the graph of gradients
             _cut(pruned, example_inputs, kept / heads, importance, loss)
@@ -71,22 +94,33 @@ def prune_generic(
     except (*_FAILS, TeacherError) as error:
         message = str(error).partition("\n")[0]
         raise PruneError(
-            f"{type(model).__name__}: torch-pruning {version('torch-pruning')} cannot prune it "
-            f"({type(error).__name__}: {message}); families with a slice plan: {', '.join(FAMILIES)}"
+            f"{type(model).__name__}: torch-pruning {version('torch-pruning')} cannot "
+            f"prune it ({type(error).__name__}: {message}); families with a slice "
+            f"plan: {', '.join(FAMILIES)}"
         ) from error
 
 
 def _check_supported(model: PreTrainedModel) -> None:
-    """Raise PruneError for models that torch-pruning would cut wrong, or never finish."""
+    """Raise PruneError for models that torch-pruning would cut wrong, or never
+    finish."""
     name, family = type(model).__name__, model.config.model_type
     if family in FAMILIES:
-        raise PruneError(f"{name}: {family} has a slice plan, which is exact; use compress.slicing.cut.slice_model")
-    if getattr(model.config, "num_key_value_heads", None) is not None:
-        raise PruneError(f"{name}: torch-pruning never ends on grouped keys (VainF/Torch-Pruning#527)")
-    names = [each for each, _ in model.named_parameters(remove_duplicate=False)]
-    if model.get_output_embeddings() is not None or len(names) > len(list(model.parameters())):
         raise PruneError(
-            f"{name}: has tied weights, which torch-pruning treats as separate; prune it without that head"
+            f"{name}: {family} has a slice plan, which is exact; use "
+            "compress.slicing.cut.slice_model"
+        )
+    if getattr(model.config, "num_key_value_heads", None) is not None:
+        raise PruneError(
+            f"{name}: torch-pruning never ends on grouped keys "
+            "(VainF/Torch-Pruning#527)"
+        )
+    names = [each for each, _ in model.named_parameters(remove_duplicate=False)]
+    if model.get_output_embeddings() is not None or len(names) > len(
+        list(model.parameters())
+    ):
+        raise PruneError(
+            f"{name}: has tied weights, which torch-pruning treats as separate; prune "
+            "it without that head"
         )
 
 
@@ -97,7 +131,8 @@ def _cut(
     importance: str,
     loss: Callable[[PreTrainedModel], Tensor] | None,
 ) -> None:
-    """Cut the model in place, and update the numbers of heads in its modules and config, which the library leaves."""
+    """Cut the model in place, and update the numbers of heads in its modules and
+    config, which the library leaves."""
     import torch_pruning
 
     rules = {
@@ -108,29 +143,57 @@ def _cut(
         loss(model).backward()
     attentions = dict(_find_attention(model))
     if not attentions:
-        raise PruneError(f"{type(model).__name__}: has no attention with queries, keys and values of their own")
+        raise PruneError(
+            f"{type(model).__name__}: has no attention with queries, keys and values "
+            "of their own"
+        )
     config: Any = model.config
     ffn, hidden = find_setting(config, "ffn"), setting_name(config, "hidden")
-    neurons = [] if ffn is None else [
-        module for module in model.modules()
-        if isinstance(module, nn.Linear)
-        and (module.out_features, module.in_features) == (getattr(config, ffn), getattr(config, hidden))
-    ]  # fmt: skip
+    neurons = (
+        []
+        if ffn is None
+        else [
+            module
+            for module in model.modules()
+            if isinstance(module, nn.Linear)
+            and (module.out_features, module.in_features)
+            == (getattr(config, ffn), getattr(config, hidden))
+        ]
+    )
     removed = 1 - share - 1e-9  # widths are rounded down, heads up
     before = sum(parameter.numel() for parameter in model.parameters())
     pruner = torch_pruning.pruner.BasePruner(
-        model, dict(inputs), importance=rules[importance](), pruning_ratio=removed, head_pruning_ratio=removed,
-        num_heads={each: count for projections, count in attentions.values() for each in projections},
-        prune_num_heads=True, prune_head_dims=False,  # models keep the scale of the old head size
-        ignored_layers=_find_classifier(model, inputs), output_transform=_tensors,
-        in_channel_groups={}, out_channel_groups={},  # the defaults would keep every pruned model alive
-    )  # fmt: skip
+        model,
+        dict(inputs),
+        importance=rules[importance](),
+        pruning_ratio=removed,
+        head_pruning_ratio=removed,
+        num_heads={
+            each: count
+            for projections, count in attentions.values()
+            for each in projections
+        },
+        # models keep the scale of the old head size
+        prune_num_heads=True,
+        prune_head_dims=False,
+        ignored_layers=_find_classifier(model, inputs),
+        output_transform=_tensors,
+        # the defaults would keep every pruned model alive
+        in_channel_groups={},
+        out_channel_groups={},
+    )
     pruner.step()
     if sum(parameter.numel() for parameter in model.parameters()) == before:
-        raise PruneError(f"{type(model).__name__}: torch-pruning {version('torch-pruning')} found nothing to remove")
+        raise PruneError(
+            f"{type(model).__name__}: torch-pruning {version('torch-pruning')} found "
+            "nothing to remove"
+        )
     for module, ((query, *_), _) in attentions.items():
         heads, width = pruner.num_heads[query], query.out_features
-        names = dict.fromkeys(_HEADS, heads) | {"attention_head_size": width // heads, "all_head_size": width}
+        names = dict.fromkeys(_HEADS, heads) | {
+            "attention_head_size": width // heads,
+            "all_head_size": width,
+        }
         for name, value in names.items():
             if isinstance(getattr(module, name, None), int):
                 setattr(module, name, value)
@@ -145,22 +208,35 @@ def _cut(
         setattr(config, name, table.weight.shape[-1])
 
 
-def _find_attention(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[list[nn.Linear], int]]]:
-    """Yield the modules with projections of queries, keys and values, and their numbers of heads."""
+def _find_attention(
+    model: nn.Module,
+) -> Iterator[tuple[nn.Module, tuple[list[nn.Linear], int]]]:
+    """Yield the modules with projections of queries, keys and values, and their numbers
+    of heads."""
     for module in model.modules():
-        count = next((n for name in _HEADS if isinstance(n := getattr(module, name, None), int)), None)
+        count = next(
+            (n for name in _HEADS if isinstance(n := getattr(module, name, None), int)),
+            None,
+        )
         projections = [
-            each for name, each in module.named_children() if name in _PROJECTIONS and isinstance(each, nn.Linear)
+            each
+            for name, each in module.named_children()
+            if name in _PROJECTIONS and isinstance(each, nn.Linear)
         ]
         if count is not None and len(projections) == 3:
             yield module, (projections, count)
 
 
-def _find_classifier(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
+def _find_classifier(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor]
+) -> list[nn.Module]:
     """Find the layer that computes the logits: its outputs are classes, which stay."""
-    outputs: list[tuple[nn.Module, Tensor]] = []  # tensors are kept, as another could take the memory of one freed
+    # tensors are kept, as another could take the memory of one freed
+    outputs: list[tuple[nn.Module, Tensor]] = []
     hooks = [
-        module.register_forward_hook(lambda module, _, out: outputs.append((module, out)))
+        module.register_forward_hook(
+            lambda module, _, out: outputs.append((module, out))
+        )
         for module in model.modules()
         if isinstance(module, nn.Linear)
     ]
@@ -168,34 +244,50 @@ def _find_classifier(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> li
         logits = getattr(model(**inputs), "logits", None)
     for hook in hooks:
         hook.remove()
-    return [] if logits is None else [module for module, out in outputs if out.data_ptr() == logits.data_ptr()]
+    return (
+        []
+        if logits is None
+        else [module for module, out in outputs if out.data_ptr() == logits.data_ptr()]
+    )
 
 
 def _tensors(out: Any) -> list[Tensor]:
-    """Return all outputs, so that a pooler that no other output depends on is cut too."""
+    """Return all outputs, so that a pooler that no other output depends on is cut
+    too."""
     return [each for each in out.values() if isinstance(each, Tensor)]
 
 
-def _reload(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Save and load `pruned`, check that it computes the same, and make it trainable where `model` is, in its mode."""
+def _reload(
+    pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]
+) -> PreTrainedModel:
+    """Save and load `pruned`, check that it computes the same, and make it trainable
+    where `model` is, in its mode."""
     with init_empty_weights():
         plain = type(pruned)(pruned.config).state_dict()
     for name, tensor in pruned.state_dict().items():
         shape = tuple(plain[name].shape) if name in plain else None
         if tuple(tensor.shape) != shape:
             raise PruneError(
-                f"{type(pruned).__name__}: torch-pruning {version('torch-pruning')} gives {name} the shape "
-                f"{tuple(tensor.shape)}, which in a model of this class is {shape}: the result could not be loaded"
+                f"{type(pruned).__name__}: torch-pruning {version('torch-pruning')} "
+                f"gives {name} the shape {tuple(tensor.shape)}, which in a model of "
+                f"this class is {shape}: the result could not be loaded"
             )
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         pruned.save_pretrained(folder)
         loaded: PreTrainedModel = load_model(Path(folder), type(model)).model
         expected = _tensors(pruned(**inputs))
         outputs = _tensors(nn.Module.to(loaded, pruned.device)(**inputs))
-    same = (torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, expected, strict=False))
+    same = (
+        torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, expected, strict=False)
+    )
     if len(outputs) != len(expected) or not all(same):
-        raise PruneError(f"{type(model).__name__}: the pruned model computes something else once saved and loaded")
-    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        raise PruneError(
+            f"{type(model).__name__}: the pruned model computes something else once "
+            "saved and loaded"
+        )
+    trainable = {
+        name: parameter.requires_grad for name, parameter in model.named_parameters()
+    }
     for name, parameter in loaded.named_parameters():
         parameter.requires_grad_(trainable[name])
     return loaded.train(model.training)
@@ -203,7 +295,8 @@ def _reload(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library's warnings and transformers' report of a failed load, which our error repeats."""
+    """Silence the library's warnings and transformers' report of a failed load, which
+    our error repeats."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

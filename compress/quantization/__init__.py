@@ -1,4 +1,5 @@
-"""Quantise from fp32 to int8: calibrate, smooth graphs, choose products that stay in float32, and certify the result.
+"""Quantise from fp32 to int8: calibrate, smooth graphs, choose products that stay in
+float32, and certify the result.
 
 The files themselves are written by `compress.exporters.int8`.
 

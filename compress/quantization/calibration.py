@@ -1,7 +1,9 @@
-"""Observe the activations of a graph on real rows, for the ranges that static int8 needs.
+"""Observe the activations of a graph on real rows, for the ranges that static int8
+needs.
 
-The fp32 graph is run with those tensors as additional outputs, and their values are added to histograms: memory is
-bounded by one batch of TOKENS tokens, whatever the number of rows.
+The fp32 graph is run with those tensors as additional outputs, and their values are
+added to histograms: memory is bounded by one batch of TOKENS tokens, whatever the
+number of rows.
 """
 
 import copy
@@ -41,7 +43,9 @@ class Histogram:
     low: float = 0.0
     high: float = 0.0
     limit: float = 2.0**-20
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2 * BINS, np.int64))
+    counts: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(2 * BINS, np.int64)
+    )
 
     def add(self, values: NDArray[np.float32]) -> None:
         """Count these numbers. Raises ValueError unless all are finite."""
@@ -51,17 +55,24 @@ class Histogram:
         self.low, self.high = min(self.low, low), max(self.high, high)
         while max(-low, high) >= self.limit:
             pairs = self.counts.reshape(-1, 2).sum(1)
-            self.counts = np.concatenate([np.zeros(BINS // 2, np.int64), pairs, np.zeros(BINS // 2, np.int64)])
+            self.counts = np.concatenate(
+                [np.zeros(BINS // 2, np.int64), pairs, np.zeros(BINS // 2, np.int64)]
+            )
             self.limit *= 2
-        places = np.floor(values.ravel() * np.float32(BINS / self.limit)).astype(np.int64) + BINS
+        places = (
+            np.floor(values.ravel() * np.float32(BINS / self.limit)).astype(np.int64)
+            + BINS
+        )
         self.counts += np.bincount(np.clip(places, 0, 2 * BINS - 1), minlength=2 * BINS)
 
     def range(self, method: Method, percentile: float = 99.99) -> tuple[float, float]:
-        """Return the lowest and highest number that int8 represents, with 0 between them; the rest is clipped.
+        """Return the lowest and highest number that int8 represents, with 0 between
+        them; the rest is clipped.
 
         minmax      all numbers
         percentile  the middle `percentile` % of them
-        entropy     |x| up to the threshold that minimises the Kullback-Leibler divergence after quantisation
+        entropy     |x| up to the threshold that minimises the Kullback-Leibler
+                    divergence after quantisation
         """
         if method == "minmax":
             return self.low, self.high
@@ -83,19 +94,26 @@ class Histogram:
         for half in np.unique(np.linspace(narrowest, widest, CANDIDATES).astype(int)):
             first = BINS + max(-half, int(np.floor(self.low / width)))
             last = BINS + min(half, int(np.ceil(self.high / width)))
-            if last > first and (divergence := _divergence(self.counts, first, last)) < best:
+            if (
+                last > first
+                and (divergence := _divergence(self.counts, first, last)) < best
+            ):
                 best, threshold = divergence, half * width
         return max(self.low, -float(threshold)), min(self.high, float(threshold))
 
 
 def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
-    """Compute KL(P || Q): P are the counts with those outside [first, last) moved into the outermost bins, Q those
-    inside after quantisation to LEVELS bins."""
+    """Compute KL(P || Q): P are the counts with those outside [first, last) moved into
+    the outermost bins, Q those inside after quantisation to LEVELS bins."""
     inside = counts[first:last].astype(np.float64)
     clipped = inside.copy()
     clipped[0] += counts[:first].sum()
     clipped[-1] += counts[last:].sum()
-    group = np.arange(len(inside)) * LEVELS // len(inside) if len(inside) > LEVELS else np.arange(len(inside))
+    group = (
+        np.arange(len(inside)) * LEVELS // len(inside)
+        if len(inside) > LEVELS
+        else np.arange(len(inside))
+    )
     filled = inside > 0
     sums, sizes = np.bincount(group, inside), np.bincount(group, filled)
     spread = np.where(filled, sums[group] / np.maximum(sizes[group], 1), 0.0)
@@ -108,7 +126,8 @@ def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
 TOKENS = 512
 """The most tokens in a batch."""
 WINDOW = 1024
-"""Rows in memory at a time, to form batches of equal length: padding would count as activations."""
+"""Rows in memory at a time, to form batches of equal length: padding would count as
+activations."""
 
 
 def compute_ranges(
@@ -119,72 +138,118 @@ def compute_ranges(
     percentile: float = 99.99,
     threads: int = 1,
 ) -> dict[str, tuple[float, float]]:
-    """Compute the range of each tensor that a product of the fp32 file `source` reads, by name: see `Histogram.range`.
+    """Compute the range of each tensor that a product of the fp32 file `source` reads,
+    by name: see `Histogram.range`.
 
-    Raises ExportError for a file without products, no rows, or activations that are not finite.
+    Raises ExportError for a file without products, no rows, or activations that are not
+    finite.
     """
     return choose_ranges(observe(source, rows, threads=threads), method, percentile)
 
 
 def choose_ranges(
-    seen: Mapping[str, Histogram], method: Method = "percentile", percentile: float = 99.99
+    seen: Mapping[str, Histogram],
+    method: Method = "percentile",
+    percentile: float = 99.99,
 ) -> dict[str, tuple[float, float]]:
     """Choose the ranges from histograms: one pass over the rows serves every method."""
-    return {name: histogram.range(method, percentile) for name, histogram in seen.items()}
+    return {
+        name: histogram.range(method, percentile) for name, histogram in seen.items()
+    }
 
 
 def observe(
-    source: Path, rows: "Iterable[EncodedRow]", *, names: Sequence[str] | None = None, threads: int = 1
+    source: Path,
+    rows: "Iterable[EncodedRow]",
+    *,
+    names: Sequence[str] | None = None,
+    threads: int = 1,
 ) -> dict[str, Histogram]:
-    """Count the numbers in each tensor of `names`, by default those that products read; rows are not padded."""
+    """Count the numbers in each tensor of `names`, by default those that products read;
+    rows are not padded."""
     model = read_model(source)
     if names is None:
         names = list(dict.fromkeys(product.reads for product in products(model.graph)))
     if not names:
-        raise ExportError(f"{source}: no matrix product with constant weights; expected the fp32 file of a bundle")
+        raise ExportError(
+            f"{source}: no matrix product with constant weights; expected the fp32 "
+            "file of a bundle"
+        )
     histograms = {name: Histogram() for name in names}
-    for values in iterate_activations(model, names, rows, threads=threads, source=source):
+    for values in iterate_activations(
+        model, names, rows, threads=threads, source=source
+    ):
         for name, value in values.items():
             try:
                 histograms[name].add(value)
             except ValueError:
-                raise ExportError(f"{source}: {name} is not finite on these rows; its weights are broken") from None
+                raise ExportError(
+                    f"{source}: {name} is not finite on these rows; its weights are "
+                    "broken"
+                ) from None
     if not any(histogram.counts.any() for histogram in histograms.values()):
         raise ExportError(f"{source}: calibration needs at least one row")
     return histograms
 
 
 def iterate_activations(
-    model: onnx.ModelProto, names: Sequence[str], rows: "Iterable[EncodedRow]", *, threads: int = 1, source: Path
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    rows: "Iterable[EncodedRow]",
+    *,
+    threads: int = 1,
+    source: Path,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the values of these tensors, one batch of rows of equal length after another; errors name `source`."""
+    """Yield the values of these tensors, one batch of rows of equal length after
+    another; errors name `source`."""
     extended = copy.deepcopy(model)
     outputs = {value.name for value in extended.graph.output}
-    types = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names}
-    extended.graph.output.extend(value for name, value in types.items() if name not in outputs)
+    types = {
+        name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        for name in names
+    }
+    extended.graph.output.extend(
+        value for name, value in types.items() if name not in outputs
+    )
     try:
         session = onnxruntime.InferenceSession(
-            extended.SerializeToString(), session_options(threads, {}), providers=["CPUExecutionProvider"]
+            extended.SerializeToString(),
+            session_options(threads, {}),
+            providers=["CPUExecutionProvider"],
         )
     except UNOPENED as error:
-        raise ExportError(f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None
+        raise ExportError(
+            f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}"
+        ) from None
     inputs = [node.name for node in session.get_inputs()]
-    with Progress("calibration", len(rows) if isinstance(rows, Sized) else None, "rows") as bar:
+    with Progress(
+        "calibration", len(rows) if isinstance(rows, Sized) else None, "rows"
+    ) as bar:
         for batch in _batches(rows, inputs, source):
             yield dict(zip(names, session.run(list(names), batch), strict=True))
             bar.advance(len(batch[inputs[0]]))
 
 
-def _batches(rows: "Iterable[EncodedRow]", inputs: Sequence[str], source: Path) -> Iterator[dict[str, Any]]:
+def _batches(
+    rows: "Iterable[EncodedRow]", inputs: Sequence[str], source: Path
+) -> Iterator[dict[str, Any]]:
     """Yield batches of rows of equal length."""
     rows = iter(rows)
     while window := list(islice(rows, WINDOW)):
         by_length: dict[int, list[EncodedRow]] = {}
         for row in window:
             if missing := [name for name in inputs if name not in row]:
-                raise ExportError(f"{source}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
+                raise ExportError(
+                    f"{source}: a row has {', '.join(row)}; expected "
+                    f"{', '.join(missing)} too"
+                )
             by_length.setdefault(len(row[inputs[0]]), []).append(row)
         for length, group in sorted(by_length.items()):
             size = max(1, TOKENS // max(1, length))
             for at in range(0, len(group), size):
-                yield {name: np.array([row[name] for row in group[at : at + size]], np.int64) for name in inputs}
+                yield {
+                    name: np.array(
+                        [row[name] for row in group[at : at + size]], np.int64
+                    )
+                    for name in inputs
+                }

@@ -1,5 +1,5 @@
-"""Compare files of a bundle with its fp32 file: many on this machine, to choose one; the chosen one on the device that
-will run it, for the certificate in the file."""
+"""Compare files of a bundle with its fp32 file: many on this machine, to choose one;
+the chosen one on the device that will run it, for the certificate in the file."""
 
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +19,12 @@ from compress.exporters.predictor import open_predictor
 from compress.exporters.session import read_model, save_certified
 from compress.io import sha256
 from compress.records.certificate import Certificate, Sensitivity
-from compress.records.class_scores import ClassChange, compare_classes, describe_changes, select_fallen
+from compress.records.class_scores import (
+    ClassChange,
+    compare_classes,
+    describe_changes,
+    select_fallen,
+)
 from compress.records.latency import describe_device
 
 if TYPE_CHECKING:
@@ -30,8 +35,9 @@ ROWS = 2000
 PROBE = 128
 """Rows for comparing variants by the error of their logits, also spread evenly."""
 RESOLVED = 2
-"""Answers that may always change, whatever the limit. If int8 does neither good nor harm, two changes are both for the
-worse one time in four (sign test): a limit below RESOLVED / rows is finer than the rows can resolve."""
+"""Answers that may always change, whatever the limit. If int8 does neither good nor
+harm, two changes are both for the worse one time in four (sign test): a limit below
+RESOLVED / rows is finer than the rows can resolve."""
 ROUNDING = 1e-9
 """The rounding error of the difference of two scores."""
 FEWEST = 32
@@ -46,10 +52,11 @@ class ScoreDrop:
     """The difference of a file's score from fp32's.
 
     before, after  the score of fp32 and of the file
-    agreement      the share of equal answers; for a regression Pearson's r; for a ranking the share of pairs of
-                   passages in the same order
+    agreement      the share of equal answers; for a regression Pearson's r; for a
+                   ranking the share of pairs of passages in the same order
     difference     the largest |logit difference|; classes: the recall of each class
-    changed        the number of changed answers; None for a regression, where all change
+    changed        the number of changed answers; None for a regression, where all
+                   change
     same           the share of equal answers, if `agreement` is something else
     """
 
@@ -72,22 +79,37 @@ class ScoreDrop:
 
     @property
     def least_limit(self) -> float:
-        """Return the lowest limit for which the file is near, regardless of RESOLVED."""
-        return max(0.0, self.drop, 1 - (self.agreement if self.same is None else self.same))
+        """Return the lowest limit for which the file is near, regardless of
+        RESOLVED."""
+        return max(
+            0.0, self.drop, 1 - (self.agreement if self.same is None else self.same)
+        )
 
     def keeps_score(self, limit: float) -> bool:
-        """Return True if the score drops by at most `limit`, or so little that it may be chance."""
+        """Return True if the score drops by at most `limit`, or so little that it may
+        be chance."""
         return self.unresolved or self.drop <= limit + ROUNDING
 
     def near(self, limit: float) -> bool:
-        """Return True if the score drops by at most `limit` and at most that share of the answers changes, which is
-        the more stable figure: the score of few rows crosses a limit by chance. Unresolved changes are near."""
+        """Return True if the score drops by at most `limit` and at most that share of
+        the answers changes, which is the more stable figure: the score of few rows
+        crosses a limit by chance. Unresolved changes are near."""
         return self.unresolved or self.least_limit <= limit + ROUNDING
 
 
-def compare_logits(evaluator: Evaluator, exact: Logits, other: Logits, *, threshold: float | None = None) -> ScoreDrop:
-    """Compare `other` with `exact`, logits of the evaluator's rows. `threshold`: qa, see `Evaluator.scores`."""
-    before, after = (evaluator.scores(each, threshold=threshold)[evaluator.task.metric] for each in (exact, other))
+def compare_logits(
+    evaluator: Evaluator,
+    exact: Logits,
+    other: Logits,
+    *,
+    threshold: float | None = None,
+) -> ScoreDrop:
+    """Compare `other` with `exact`, logits of the evaluator's rows. `threshold`: qa,
+    see `Evaluator.scores`."""
+    before, after = (
+        evaluator.scores(each, threshold=threshold)[evaluator.task.metric]
+        for each in (exact, other)
+    )
     thresholds = (threshold, threshold)
     changed = evaluator.count_changed(other, exact, thresholds=thresholds)
     ranking = evaluator.task.kind == "ranking"
@@ -104,9 +126,11 @@ def compare_logits(evaluator: Evaluator, exact: Logits, other: Logits, *, thresh
 
 @dataclass(frozen=True)
 class QuantizationEvaluator:
-    """Compares files of a bundle with its fp32 file on this machine, on the rows of `evaluator`.
+    """Compares files of a bundle with its fp32 file on this machine, on the rows of
+    `evaluator`.
 
-    exact  fp32's logits of those rows; probe: a few of the rows; expected: fp32's logits of the probe
+    exact  fp32's logits of those rows; probe: a few of the rows; expected: fp32's
+           logits of the probe
     """
 
     bundle: Bundle
@@ -120,24 +144,35 @@ class QuantizationEvaluator:
     def from_bundle(
         bundle: Bundle, evaluator: Evaluator, *, threads: int, products: int = MANY
     ) -> "QuantizationEvaluator":
-        """Run the fp32 file. The more `products` will be tried, the fewer rows the probe has."""
+        """Run the fp32 file. The more `products` will be tried, the fewer rows the
+        probe has."""
         evaluator = evaluator.subsample(ROWS)
-        probe = evaluator.subsample(max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))).rows
-        exact, expected = (bundle.logits(rows, precision="fp32", threads=threads) for rows in (evaluator.rows, probe))
+        probe = evaluator.subsample(
+            max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))
+        ).rows
+        exact, expected = (
+            bundle.logits(rows, precision="fp32", threads=threads)
+            for rows in (evaluator.rows, probe)
+        )
         return QuantizationEvaluator(bundle, evaluator, exact, probe, expected, threads)
 
     def error(self, file: Path) -> float:
-        """Compute the mean squared difference of the logits from fp32's, on the probe."""
+        """Compute the mean squared difference of the logits from fp32's, on the
+        probe."""
         return float(np.square(self.logits(file, self.probe) - self.expected).mean())
 
     def outcome(self, file: Path) -> ScoreDrop:
         """Compare the file's score and answers with fp32's."""
-        return compare_logits(self.evaluator, self.exact, self.logits(file, self.evaluator.rows))
+        return compare_logits(
+            self.evaluator, self.exact, self.logits(file, self.evaluator.rows)
+        )
 
     def logits(self, file: Path, rows: Dataset) -> Logits:
         """Compute a file's logits of rows."""
         task, length = self.bundle.task, self.bundle.manifest.max_length
-        predictor = open_predictor(self.bundle.path, file, task=task, max_length=length, threads=self.threads)
+        predictor = open_predictor(
+            self.bundle.path, file, task=task, max_length=length, threads=self.threads
+        )
         return predictor.logits(rows)
 
 
@@ -155,12 +190,15 @@ def certify(
     cost: "FloatCost | None" = None,
     exact: Path | None = None,
 ) -> Certificate:
-    """Compare the bundle's file of this precision with its fp32 file, both on the device, on every row.
+    """Compare the bundle's file of this precision with its fp32 file, both on the
+    device, on every row.
 
-    exact     another fp32 file to compare with, such as that of the model before it was trained again
+    exact     another fp32 file to compare with, such as that of the model before it was
+              trained again
     max_drop  the allowed drop of the score, in its own unit: 0.005 is half a point
     method, split, data, kept, cost   fields of the certificate
-    Raises DeviceError if the device fails, CompressError for logits that are not finite.
+    Raises DeviceError if the device fails, CompressError for logits that are not
+    finite.
     """
     files = (exact or bundle.path / FILES["fp32"], bundle.path / FILES[precision])
     before, after = (compute_logits(device, file, evaluator) for file in files)
@@ -168,15 +206,27 @@ def certify(
     outcome = compare_logits(evaluator, before, after, threshold=threshold)
     facts = device.facts()
     return record_outcome(
-        outcome, max_drop, metric=bundle.task.metric, artefact=FILES[precision], method=method, rows=len(evaluator),
-        split=split, data=data, device=describe_device(device.name, facts), runtime=facts.get("runtime", ""),
-        kept=tuple(kept), exact_sha256=sha256(files[0]), kept_ms=cost.ms if cost else None,
-        kept_mb=cost.mb if cost else None, kept_at=cost.setting if cost else "",
-    )  # fmt: skip
+        outcome,
+        max_drop,
+        metric=bundle.task.metric,
+        artefact=FILES[precision],
+        method=method,
+        rows=len(evaluator),
+        split=split,
+        data=data,
+        device=describe_device(device.name, facts),
+        runtime=facts.get("runtime", ""),
+        kept=tuple(kept),
+        exact_sha256=sha256(files[0]),
+        kept_ms=cost.ms if cost else None,
+        kept_mb=cost.mb if cost else None,
+        kept_at=cost.setting if cost else "",
+    )
 
 
 def record_outcome(outcome: ScoreDrop, max_drop: float, **fields: Any) -> Certificate:
-    """Build the certificate of a comparison, with the verdict. `fields`: the other fields of `Certificate`."""
+    """Build the certificate of a comparison, with the verdict. `fields`: the other
+    fields of `Certificate`."""
     is_certified, reason = verdict(outcome, max_drop)
     return Certificate(
         before=outcome.before,
@@ -193,30 +243,45 @@ def record_outcome(outcome: ScoreDrop, max_drop: float, **fields: Any) -> Certif
 
 
 def verdict(outcome: ScoreDrop, max_drop: float) -> tuple[bool, str]:
-    """Decide whether the drop is within the limit and no class has collapsed by more; give the reason."""
+    """Decide whether the drop is within the limit and no class has collapsed by more;
+    give the reason."""
     lost, limit = 100 * outcome.drop, 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"
     fallen = select_fallen(outcome.classes)
     details = f"; finds {describe_changes(fallen)}" if fallen else ""
     if outcome.drop <= max_drop + ROUNDING:
-        passed = not any(each.collapsed and each.before - each.after > max_drop + ROUNDING for each in fallen)
+        passed = not any(
+            each.collapsed and each.before - each.after > max_drop + ROUNDING
+            for each in fallen
+        )
         return passed, f"{change} points where {limit:g} are allowed{details}"
     excess = f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed"
     if outcome.keeps_score(max_drop):
-        return not fallen, f"{excess}, by {outcome.changed} changed answers, which may be chance{details}"
+        return (
+            not fallen,
+            f"{excess}, by {outcome.changed} changed answers, which may be "
+            f"chance{details}",
+        )
     return False, f"{excess}{details}"
 
 
 def attach_certificate(
-    bundle: Bundle, precision: Precision, proof: Certificate, sensitivity: Sequence[Sensitivity] = ()
+    bundle: Bundle,
+    precision: Precision,
+    proof: Certificate,
+    sensitivity: Sequence[Sensitivity] = (),
 ) -> tuple[Bundle, Certificate]:
-    """Write the certificate into the file's own metadata and into report.json; return it as `sign_file` does."""
+    """Write the certificate into the file's own metadata and into report.json; return
+    it as `sign_file` does."""
     bundle, proof = sign_file(bundle, precision, proof)
     return bundle.attach_evidence(certificates=(proof,), sensitivity=sensitivity), proof
 
 
-def sign_file(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bundle, Certificate]:
-    """Write the certificate into the file's own metadata; return it with the digest that the file has from then on."""
+def sign_file(
+    bundle: Bundle, precision: Precision, proof: Certificate
+) -> tuple[Bundle, Certificate]:
+    """Write the certificate into the file's own metadata; return it with the digest
+    that the file has from then on."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "certified.onnx"
         save_certified(bundle.path / FILES[precision], file, proof)
@@ -225,7 +290,8 @@ def sign_file(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple
 
 
 def compute_logits(device: Device, file: Path, evaluator: Evaluator) -> Logits:
-    """Compute the logits of all rows on a device: stacked, or concatenated for tokenwise tasks."""
+    """Compute the logits of all rows on a device: stacked, or concatenated for
+    tokenwise tasks."""
     inputs = {node.name for node in read_model(file).graph.input}
     columns = [name for name in evaluator.rows.column_names if name in inputs]
     logits = device.logits(file, list(evaluator.rows.select_columns(columns)))

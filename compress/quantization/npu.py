@@ -1,11 +1,13 @@
-"""Write a bundle for a neural processor, and certify the files: `compress export --for npu`.
+"""Write a bundle for a neural processor, and certify the files: `compress export --for
+npu`.
 
     w8a16  weights int8, activations uint16
     w8a8   activations uint8, except for operators that need uint16 to keep the score
 
-The ranges of activations, the alpha of SmoothQuant if it helps, and the operators that w8a8 leaves in uint16 are chosen
-on validation rows, for the least error of the logits. On the test split, the fp32 file of the same shape is certified,
-the quantised file on the CPU, and the same on the emulator of the processor, if installed (`benchmark.htp`).
+The ranges of activations, the alpha of SmoothQuant if it helps, and the operators that
+w8a8 leaves in uint16 are chosen on validation rows, for the least error of the logits.
+On the test split, the fp32 file of the same shape is certified, the quantised file on
+the CPU, and the same on the emulator of the processor, if installed (`benchmark.htp`).
 """
 
 import math
@@ -33,18 +35,42 @@ from compress.exporters.int8 import Ranges
 from compress.exporters.onnx import to_onnx
 from compress.exporters.predictor import VECTORS, join_answers, open_predictor, run_rows
 from compress.exporters.rewrite.graph import layer
-from compress.exporters.session import Feeds, Run, open_session, read_model, save_certified
+from compress.exporters.session import (
+    Feeds,
+    Run,
+    open_session,
+    read_model,
+    save_certified,
+)
 from compress.provenance import versions
-from compress.quantization.calibration import Method, choose_ranges, iterate_activations, observe
-from compress.quantization.certify import Logits, QuantizationEvaluator, compare_logits, record_outcome
-from compress.quantization.select import ALPHAS, choose_least_error, describe_calibration
+from compress.quantization.calibration import (
+    Method,
+    choose_ranges,
+    iterate_activations,
+    observe,
+)
+from compress.quantization.certify import (
+    Logits,
+    QuantizationEvaluator,
+    compare_logits,
+    record_outcome,
+)
+from compress.quantization.select import (
+    ALPHAS,
+    choose_least_error,
+    describe_calibration,
+)
 from compress.quantization.sensitivity import Mixed, mix
 from compress.quantization.smoothquant import observe_channels, smooth
 from compress.records.certificate import Certificate
 from compress.records.latency import DeviceError
 from compress.slicing.shape import positions
 
-CALIBRATIONS: tuple[tuple[Method, float], ...] = (("minmax", 100.0), ("percentile", 99.999), ("percentile", 99.99))
+CALIBRATIONS: tuple[tuple[Method, float], ...] = (
+    ("minmax", 100.0),
+    ("percentile", 99.999),
+    ("percentile", 99.99),
+)
 CALIBRATION_ROWS = 256
 LEAST_ROWS = 16
 """The least rows for calibration."""
@@ -52,13 +78,16 @@ SHORTEST = 8
 """The least fixed length in tokens: MobileBERT's trigrams, and any text, need some."""
 
 EMULATED_ROWS = (32, 256)
-"""Rows for the emulator, spread evenly: the minimum, and the maximum if that takes at most EMULATED_SECONDS."""
+"""Rows for the emulator, spread evenly: the minimum, and the maximum if that takes at
+most EMULATED_SECONDS."""
 EMULATED_SECONDS = 120.0
 LEAST_AGREEMENT = 0.9
-"""The share of answers like the fp32 file's below which a certified file is warned of."""
+"""The share of answers like the fp32 file's below which a certified file is warned
+of."""
 UNTIMED = (
-    "no latency is reported: the emulator's time does not predict that of a phone. A context binary is for one version "
-    "of the processor and of QNN; for any other the ONNX file is compiled again"
+    "no latency is reported: the emulator's time does not predict that of a phone. A "
+    "context binary is for one version of the processor and of QNN; for any other the "
+    "ONNX file is compiled again"
 )
 
 Say = Callable[[str], None]
@@ -66,7 +95,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to quantise: a float file of open shape, and the ranges of its activations."""
+    """A way to quantise: a float file of open shape, and the ranges of its
+    activations."""
 
     method: str
     source: Path
@@ -89,35 +119,66 @@ class Planner:
 
     @cached_property
     def ways(self) -> list[Way]:
-        """Calibrate the original file by each method, and the file smoothed with each alpha."""
+        """Calibrate the original file by each method, and the file smoothed with each
+        alpha."""
         threads = self.files.threads
-        seen = observe(self.source, self.rows, names=npu.activations(self.source), threads=threads)
-        ways = [Way(describe_calibration(*each), self.source, choose_ranges(seen, *each)) for each in CALIBRATIONS]
+        seen = observe(
+            self.source, self.rows, names=npu.activations(self.source), threads=threads
+        )
+        ways = [
+            Way(describe_calibration(*each), self.source, choose_ranges(seen, *each))
+            for each in CALIBRATIONS
+        ]
         channels = observe_channels(self.source, self.rows, threads=threads)
         for alpha in ALPHAS:
             file = self.scratch / f"smooth-{alpha}.onnx"
             smooth(self.source, file, channels, alpha=alpha)
-            ways.append(Way(f"SmoothQuant, alpha {alpha:g}", file, find_extremes(file, self.rows, threads=threads)))
+            ways.append(
+                Way(
+                    f"SmoothQuant, alpha {alpha:g}",
+                    file,
+                    find_extremes(file, self.rows, threads=threads),
+                )
+            )
         return ways
 
     def choose(self, precision: str, say: Say) -> Way:
         """Choose the way whose file has the least error."""
         ways = {f"{precision}, {way.method}": way for way in self.ways}
-        makes = {name: partial(self.write, way, precision=precision) for name, way in ways.items()}
-        return ways[choose_least_error(makes, self.files, self.scratch / "way.onnx", say)]
+        makes = {
+            name: partial(self.write, way, precision=precision)
+            for name, way in ways.items()
+        }
+        return ways[
+            choose_least_error(makes, self.files, self.scratch / "way.onnx", say)
+        ]
 
     def write(
-        self, way: Way, target: Path, /, *, precision: str, keep: Sequence[str] = (), length: int | None = None
+        self,
+        way: Way,
+        target: Path,
+        /,
+        *,
+        precision: str,
+        keep: Sequence[str] = (),
+        length: int | None = None,
     ) -> None:
-        """Write the file of a precision; w8a8 with the activations of the blocks `keep` in uint16."""
+        """Write the file of a precision; w8a8 with the activations of the blocks `keep`
+        in uint16."""
         exact, ranges = self.fix(way, self.length if length is None else length)
         blocks = [] if precision == "w8a16" else find_blocks(exact)
-        narrow = {name for block in blocks if block.name not in keep for name in block.nodes}
+        narrow = {
+            name for block in blocks if block.name not in keep for name in block.nodes
+        }
         npu.quantize(exact, target, ranges, precision=precision, narrow=narrow)
 
     def fix(self, way: Way, length: int) -> tuple[Path, Ranges]:
-        """Write the float file with a fixed length and a bounded mask; return it with its ranges."""
-        model, target = read_model(way.source), self.scratch / f"{way.source.stem}-{way.method}-{length}.onnx"
+        """Write the float file with a fixed length and a bounded mask; return it with
+        its ranges."""
+        model, target = (
+            read_model(way.source),
+            self.scratch / f"{way.source.stem}-{way.method}-{length}.onnx",
+        )
         ranges = npu.bound_mask(model, way.ranges, *npu.find_mask(model))
         if not target.is_file():
             bounded = self.scratch / "bounded.onnx"
@@ -129,12 +190,19 @@ class Planner:
         """Choose the blocks whose activations need uint16 in w8a8."""
         blocks = find_blocks(self.fix(way, self.length)[0])
         make = partial(self.write, way, precision="w8a8")
-        return mix(make, blocks, self.files, limit=max_drop, costs=lambda: {each.name: each.work for each in blocks})
+        return mix(
+            make,
+            blocks,
+            self.files,
+            limit=max_drop,
+            costs=lambda: {each.name: each.work for each in blocks},
+        )
 
 
 @dataclass(frozen=True)
 class QuantizedBlock:
-    """The operators between two softmaxes or layer norms, whose activations have the same number of bits.
+    """The operators between two softmaxes or layer norms, whose activations have the
+    same number of bits.
 
     work  the size of the weights that they read
     """
@@ -153,7 +221,9 @@ def find_blocks(source: Path) -> list[QuantizedBlock]:
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     depths, members = dict[str, int](), dict[int, list[onnx.NodeProto]]()
     for node in graph.node:
-        depth = max((depths.get(name, 0) for name in node.input), default=0) + (node.op_type in CUTS)
+        depth = max((depths.get(name, 0) for name in node.input), default=0) + (
+            node.op_type in CUTS
+        )
         depths.update(dict.fromkeys(node.output, depth))
         members.setdefault(depth, []).append(node)
     return [
@@ -167,9 +237,12 @@ def find_blocks(source: Path) -> list[QuantizedBlock]:
 
 
 def find_extremes(source: Path, rows: Dataset, *, threads: int) -> Ranges:
-    """Find the lowest and highest value of each activation of the file, on rows without padding."""
+    """Find the lowest and highest value of each activation of the file, on rows without
+    padding."""
     ranges, names = dict[str, tuple[float, float]](), npu.activations(source)
-    for values in iterate_activations(read_model(source), names, rows, threads=threads, source=source):
+    for values in iterate_activations(
+        read_model(source), names, rows, threads=threads, source=source
+    ):
         for name, value in values.items():
             low, high = ranges.get(name, (0.0, 0.0))
             ranges[name] = min(low, float(value.min())), max(high, float(value.max()))
@@ -185,25 +258,35 @@ def write_npu(
     max_drop: float = 0.005,
     say: Say = lambda _: None,
 ) -> ExportResult:
-    """Write a file for each precision and length, and certify it: see `compress.exporters.formats`.
+    """Write a file for each precision and length, and certify it: see
+    `compress.exporters.formats`.
 
     lengths   in tokens; default: the bundle's max_length
-    max_drop  the allowed drop of the score, in its own unit, for choosing operators in uint16 and for certificates
+    max_drop  the allowed drop of the score, in its own unit, for choosing operators in
+              uint16 and for certificates
 
-    Raises ExportError for a model that an NPU cannot run, a length beyond the model's positions, or too few rows.
+    Raises ExportError for a model that an NPU cannot run, a length beyond the model's
+    positions, or too few rows.
     """
     if context.remade:
-        raise ExportError(f"--opset: files for NPUs are of opset {OPSET}; expected no --opset")
+        raise ExportError(
+            f"--opset: files for NPUs are of opset {OPSET}; expected no --opset"
+        )
     bundle, model = context.bundle, context.model()
-    lengths, limit = sorted(set(lengths)) or [bundle.manifest.max_length], positions(model)
+    lengths, limit = (
+        sorted(set(lengths)) or [bundle.manifest.max_length],
+        positions(model),
+    )
     for length in lengths:
         if length < SHORTEST or (limit is not None and length > limit):
-            most = " or more" if limit is None else f" to {limit}, the model's positions"
+            most = (
+                " or more" if limit is None else f" to {limit}, the model's positions"
+            )
             raise ExportError(f"--seq {length}: expected {SHORTEST}{most} tokens")
     if bundle.manifest.kind != "task" or context.load_data is None:
         raise ExportError(
-            "--for npu: files are calibrated and certified on real rows of a bundle's task; expected a bundle, and "
-            "--data with what it was trained on"
+            "--for npu: files are calibrated and certified on real rows of a bundle's "
+            "task; expected a bundle, and --data with what it was trained on"
         )
     data = context.load_data(bundle)
     source = _export(context, model)
@@ -214,43 +297,84 @@ def write_npu(
     rows = longest.evaluator(data.train).subsample(CALIBRATION_ROWS).rows
     if len(rows) < LEAST_ROWS:
         raise ExportError(
-            f"{data.name}: the train split has {len(rows)} {'row' if len(rows) == 1 else 'rows'} to calibrate on; "
-            f"expected at least {LEAST_ROWS}"
+            f"{data.name}: the train split has {len(rows)} "
+            f"{'row' if len(rows) == 1 else 'rows'} to calibrate on; expected at least "
+            f"{LEAST_ROWS}"
         )
-    files = QuantizationEvaluator.from_bundle(longest, evaluator, threads=os.cpu_count() or 1)
+    files = QuantizationEvaluator.from_bundle(
+        longest, evaluator, threads=os.cpu_count() or 1
+    )
     planner = Planner(source, rows, files, context.scratch, max(planned, SHORTEST))
     emulator, exported = htp.find_emulator(), list[ExportedFile]()
     verdicts, warnings = list[str](), list[str]()
     verdicts.append(
-        f"shapes are fixed: one row of {', '.join(map(str, lengths))} tokens a file. Use the shortest that fits the "
-        "text, and pad with attention_mask 0; inputs are int32"
+        f"shapes are fixed: one row of {', '.join(map(str, lengths))} tokens a file. "
+        "Use the shortest that fits the text, and pad with attention_mask 0; inputs "
+        "are int32"
     )
     if not emulator:
-        warnings.append(f"not run on the emulator of the HTP, which is not installed: {htp.how_to_install()}")
+        warnings.append(
+            "not run on the emulator of the HTP, which is not installed: "
+            f"{htp.how_to_install()}"
+        )
     for precision in precisions:
-        say(f"{precision}: calibrating on {len(rows):,} rows, evaluating on {len(evaluator):,}")
+        say(
+            f"{precision}: calibrating on {len(rows):,} rows, evaluating on "
+            f"{len(evaluator):,}"
+        )
         way = planner.choose(precision, say)
         mixed = planner.mix(way, max_drop) if precision == "w8a8" else None
         kept = () if mixed is None else mixed.keep
         if mixed is not None:
-            blocks = "; ".join([f"activations of 16 bits in {len(kept)} of {mixed.products} blocks", *kept])
+            blocks = "; ".join(
+                [
+                    f"activations of 16 bits in {len(kept)} of {mixed.products} blocks",
+                    *kept,
+                ]
+            )
             say(f"  {blocks}")
-        fields: dict[str, Any] = {"max_drop": max_drop, "method": f"{precision}, {way.method}", "kept": kept}
+        fields: dict[str, Any] = {
+            "max_drop": max_drop,
+            "method": f"{precision}, {way.method}",
+            "kept": kept,
+        }
         for length in lengths:
-            target, (exact, _) = folder / f"model_{precision}_{length}.onnx", planner.fix(way, length)
+            target, (exact, _) = (
+                folder / f"model_{precision}_{length}.onnx",
+                planner.fix(way, length),
+            )
             planner.write(way, target, precision=precision, keep=kept, length=length)
             say(f"{target.name}: certifying")
-            proofs = certify_file(limit_length(bundle, length), exact, target, data, **fields)
-            save_certified(target, target, proofs[-1])  # the proof on the CPU, which ran every row
+            proofs = certify_file(
+                limit_length(bundle, length), exact, target, data, **fields
+            )
+            # the proof on the CPU, which ran every row
+            save_certified(target, target, proofs[-1])
             if emulator:
                 try:
-                    proofs.append(certify_emulated(limit_length(bundle, length), target, data, emulator, **fields))
+                    proofs.append(
+                        certify_emulated(
+                            limit_length(bundle, length),
+                            target,
+                            data,
+                            emulator,
+                            **fields,
+                        )
+                    )
                 except DeviceError as error:
                     warnings.append(f"{target.name}: {error}")
-            note = f"one row of {length} tokens" + (f", {len(kept)} blocks in 16 bits" if kept else "")
-            trial_rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] <= length]
+            note = f"one row of {length} tokens" + (
+                f", {len(kept)} blocks in 16 bits" if kept else ""
+            )
+            trial_rows = [
+                row
+                for row in context.trial_rows()
+                if row["input_ids"].shape[1] <= length
+            ]
             apart = context.differs(_run_fixed(target), rows=trial_rows)
-            exported.append(ExportedFile(target.name, precision, apart, note, proofs=tuple(proofs)))
+            exported.append(
+                ExportedFile(target.name, precision, apart, note, proofs=tuple(proofs))
+            )
             verdicts += map(describe_proof, proofs[1:])
             warnings += list_warnings(proofs[1:])
     verdicts.append(UNTIMED)
@@ -258,13 +382,15 @@ def write_npu(
 
 
 def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
-    """Return warnings: of operators that the HTP leaves to the CPU, and of a score that other answers than fp32's keep.
+    """Return warnings: of operators that the HTP leaves to the CPU, and of a score that
+    other answers than fp32's keep.
 
-    A weak student can keep its score so, because other ones of its answers are then right.
+    A weak student can keep its score so, because other ones of its answers are then
+    right.
     """
     left = [
-        f"{proof.artefact}: the HTP does not support {', '.join(proof.left)}: these run on the CPU, and moving data "
-        "there and back costs more than they do"
+        f"{proof.artefact}: the HTP does not support {', '.join(proof.left)}: these "
+        "run on the CPU, and moving data there and back costs more than they do"
         for proof in proofs
         if proof.left
     ]
@@ -273,8 +399,9 @@ def list_warnings(proofs: Sequence[Certificate]) -> list[str]:
         return left
     return [
         *left,
-        f"{measured.artefact}: keeps the score, but {1 - measured.agreement:.0%} of its answers are not those of the "
-        "fp32 file: look at some before it ships, or use w8a16",
+        f"{measured.artefact}: keeps the score, but {1 - measured.agreement:.0%} of "
+        "its answers are not those of the fp32 file: look at some before it ships, or "
+        "use w8a16",
     ]
 
 
@@ -289,13 +416,23 @@ def _run_fixed(file: Path) -> Run:
 
 
 def _export(context: ExportContext, model: Any) -> Path:
-    """Write the float file that the others are made from. Raises ExportError for a family that NPUs do not support."""
+    """Write the float file that the others are made from. Raises ExportError for a
+    family that NPUs do not support."""
     traced, source = context.scratch / "traced.onnx", context.scratch / "npu.onnx"
     inputs = [each.name for each in read_model(context.onnx("fp32")).graph.input]
     longest = context.bundle.manifest.max_length
-    to_onnx(model, traced, opset=OPSET, segments="token_type_ids" in inputs, form=npu.FORM, max_length=longest)
+    to_onnx(
+        model,
+        traced,
+        opset=OPSET,
+        segments="token_type_ids" in inputs,
+        form=npu.FORM,
+        max_length=longest,
+    )
     npu.prepare(traced, source)
-    npu.find_mask(read_model(source), f"{context.name}: {context.bundle.manifest.model_type}")
+    npu.find_mask(
+        read_model(source), f"{context.name}: {context.bundle.manifest.model_type}"
+    )
     return source
 
 
@@ -305,28 +442,58 @@ def limit_length(bundle: Bundle, length: int) -> Bundle:
 
 
 def certify_file(
-    bundle: Bundle, exact: Path, file: Path, data: TaskData, *, max_drop: float, method: str, kept: Sequence[str] = ()
+    bundle: Bundle,
+    exact: Path,
+    file: Path,
+    data: TaskData,
+    *,
+    max_drop: float,
+    method: str,
+    kept: Sequence[str] = (),
 ) -> list[Certificate]:
-    """Compare a file, and the float file `exact` that it was made from, with the bundle's fp32 file on the CPU."""
+    """Compare a file, and the float file `exact` that it was made from, with the
+    bundle's fp32 file on the CPU."""
     evaluator, split = _proof_rows(bundle, data)
     threads, length = os.cpu_count() or 1, bundle.manifest.max_length
     before = bundle.logits(evaluator.rows, precision="fp32", threads=threads)
     proofs = []
-    for path, how, in_16_bits in ((exact, f"fp32, {length} tokens", ()), (file, method, tuple(kept))):
-        predictor = open_predictor(bundle.path, path, task=bundle.task, max_length=length, threads=threads)
+    for path, how, in_16_bits in (
+        (exact, f"fp32, {length} tokens", ()),
+        (file, method, tuple(kept)),
+    ):
+        predictor = open_predictor(
+            bundle.path, path, task=bundle.task, max_length=length, threads=threads
+        )
         proof = _record(
-            bundle, evaluator, before, predictor.logits(evaluator.rows), max_drop, artefact=file.name, method=how,
-            split=split, data=data.name, kept=in_16_bits, device=f"CPU, {platform.machine()}",
+            bundle,
+            evaluator,
+            before,
+            predictor.logits(evaluator.rows),
+            max_drop,
+            artefact=file.name,
+            method=how,
+            split=split,
+            data=data.name,
+            kept=in_16_bits,
+            device=f"CPU, {platform.machine()}",
             runtime=f"onnxruntime {versions(['onnxruntime'])['onnxruntime']}",
-        )  # fmt: skip
+        )
         proofs.append(proof)
     return proofs
 
 
 def certify_emulated(
-    bundle: Bundle, file: Path, data: TaskData, python: str, *, max_drop: float, method: str, kept: Sequence[str] = ()
+    bundle: Bundle,
+    file: Path,
+    data: TaskData,
+    python: str,
+    *,
+    max_drop: float,
+    method: str,
+    kept: Sequence[str] = (),
 ) -> Certificate:
-    """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU, on EMULATED_ROWS rows.
+    """Compare a file on the emulator of the HTP with the bundle's fp32 file on the CPU,
+    on EMULATED_ROWS rows.
 
     Raises DeviceError if the emulator fails.
     """
@@ -334,41 +501,67 @@ def certify_emulated(
     fewest, most = EMULATED_ROWS
     chosen, outputs = evaluator.subsample(fewest), VECTORS.get(bundle.task.kind)
     emulated = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
-    if (rows := min(most, len(evaluator), int(EMULATED_SECONDS / emulated.seconds))) > fewest:
+    if (
+        rows := min(most, len(evaluator), int(EMULATED_SECONDS / emulated.seconds))
+    ) > fewest:
         chosen = evaluator.subsample(rows)
         emulated = htp.emulate(python, file, list(chosen.rows), outputs=outputs)
     before = bundle.logits(chosen.rows, precision="fp32", threads=os.cpu_count() or 1)
     return _record(
-        bundle, chosen, before, join_answers(bundle.task, emulated.answers), max_drop, artefact=file.name,
-        method=method, split=split, data=data.name, kept=tuple(kept), device=htp.NAME, runtime=emulated.runtime,
-        left=emulated.left, context_mb=emulated.context_bytes / 1e6,
-    )  # fmt: skip
+        bundle,
+        chosen,
+        before,
+        join_answers(bundle.task, emulated.answers),
+        max_drop,
+        artefact=file.name,
+        method=method,
+        split=split,
+        data=data.name,
+        kept=tuple(kept),
+        device=htp.NAME,
+        runtime=emulated.runtime,
+        left=emulated.left,
+        context_mb=emulated.context_bytes / 1e6,
+    )
 
 
 def _proof_rows(bundle: Bundle, data: TaskData) -> tuple[Evaluator, str]:
-    """Encode the test split, or the validation split if there is none, and return its name."""
-    split, name = (data.validation, "validation") if data.test is None else (data.test, "test")
+    """Encode the test split, or the validation split if there is none, and return its
+    name."""
+    split, name = (
+        (data.validation, "validation") if data.test is None else (data.test, "test")
+    )
     return bundle.evaluator(split), name
 
 
 def _record(
-    bundle: Bundle, evaluator: Evaluator, before: Logits, after: Logits, max_drop: float, **fields: Any
+    bundle: Bundle,
+    evaluator: Evaluator,
+    before: Logits,
+    after: Logits,
+    max_drop: float,
+    **fields: Any,
 ) -> Certificate:
     """Compare logits and build the certificate: see `record_outcome`."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     outcome = compare_logits(evaluator, before, after, threshold=threshold)
-    return record_outcome(outcome, max_drop, metric=bundle.task.metric, rows=len(evaluator), **fields)
+    return record_outcome(
+        outcome, max_drop, metric=bundle.task.metric, rows=len(evaluator), **fields
+    )
 
 
 def describe_proof(proof: Certificate) -> str:
     """Describe a certificate in a sentence."""
     summary = (
-        f"{proof.artefact}, {proof.method}, {proof.device}: {proof.metric} {proof.after:.4f} ({proof.before:.4f} in "
-        f"fp32), {proof.agreement:.1%} of the answers agree, logits differ by at most "
-        f"{proof.max_logit_difference:.2g}, {proof.rows:,} {proof.split} rows; "
+        f"{proof.artefact}, {proof.method}, {proof.device}: {proof.metric} "
+        f"{proof.after:.4f} ({proof.before:.4f} in fp32), {proof.agreement:.1%} of the "
+        f"answers agree, logits differ by at most {proof.max_logit_difference:.2g}, "
+        f"{proof.rows:,} {proof.split} rows; "
         f"{'certified' if proof.certified else 'not certified'}: {proof.reason}"
     )
     if proof.context_mb is None:
         return summary
     supported = f"all but {len(proof.left)} nodes" if proof.left else "every node"
-    return f"{summary}; the HTP runs {supported}; context binary {proof.context_mb:.1f} MB"
+    return (
+        f"{summary}; the HTP runs {supported}; context binary {proof.context_mb:.1f} MB"
+    )

@@ -1,4 +1,5 @@
-"""Choose the method that makes the int8 file of a bundle: its calibration or alpha, by real rows."""
+"""Choose the method that makes the int8 file of a bundle: its calibration or alpha, by
+real rows."""
 
 import json
 import tempfile
@@ -14,13 +15,26 @@ from compress.benchmark.devices import open_device
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
-from compress.exporters.int8 import LEARNED_KEY, Form, Ranges, quantize_dynamic, quantize_learned, quantize_static
+from compress.exporters.int8 import (
+    LEARNED_KEY,
+    Form,
+    Ranges,
+    quantize_dynamic,
+    quantize_learned,
+    quantize_static,
+)
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import QuantizationEvaluator
-from compress.quantization.sensitivity import Make, Mixed, estimate_costs, mix, price_float
+from compress.quantization.sensitivity import (
+    Make,
+    Mixed,
+    estimate_costs,
+    mix,
+    price_float,
+)
 from compress.quantization.smoothquant import observe_channels, smooth
 from compress.records.certificate import Certificate
 from compress.records.latency import Latency
@@ -36,19 +50,22 @@ CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
 )
 """The methods to compare by default, and their percentiles."""
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
-"""Xiao et al. 2022 find 0.5 right for OPT and BLOOM, 0.75 and more for models with more outliers (section 4.1)."""
+"""Xiao et al. 2022 find 0.5 right for OPT and BLOOM, 0.75 and more for models with more
+outliers (section 4.1)."""
 PERCENTILE = 99.99
 DYNAMIC = "dynamic int8"
 CALIBRATION_ROWS = 512
 SHIPPED_WORTH = 0.2
-"""The share of the error that a product must carry to stay in float32 in a bundle that was just written."""
+"""The share of the error that a product must carry to stay in float32 in a bundle that
+was just written."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A way to make int8. method: its name in the certificate; make: writes the file, with some products in float32."""
+    """A way to make int8. method: its name in the certificate; make: writes the file,
+    with some products in float32."""
 
     method: str
     make: Make
@@ -56,7 +73,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Makes int8 with calibration on rows. `scratch`: a folder that outlives the attempts."""
+    """Makes int8 with calibration on rows. `scratch`: a folder that outlives the
+    attempts."""
 
     rows: Dataset
     evaluator: QuantizationEvaluator
@@ -67,16 +85,27 @@ class Calibrated:
     reduce_range: bool = False
 
     def static(self, source: Path, say: Say) -> Attempt:
-        """Quantise with the requested calibration, or the one with the least error of the logits."""
+        """Quantise with the requested calibration, or the one with the least error of
+        the logits."""
         seen = calibrate.observe(source, self.rows, threads=self.evaluator.threads)
-        methods = CALIBRATIONS if self.calibration is None else ((self.calibration, self.percentile),)
-        variants = [(describe_calibration(*each), source, calibrate.choose_ranges(seen, *each)) for each in methods]
+        methods = (
+            CALIBRATIONS
+            if self.calibration is None
+            else ((self.calibration, self.percentile),)
+        )
+        variants = [
+            (describe_calibration(*each), source, calibrate.choose_ranges(seen, *each))
+            for each in methods
+        ]
         return self._choose_nearest(variants, "static int8", say)
 
     def smoothquant(self, source: Path, say: Say) -> Attempt:
-        """Quantise the smoothed graph, with the alpha with the least error of the logits; by default with min-max."""
+        """Quantise the smoothed graph, with the alpha with the least error of the
+        logits; by default with min-max."""
         seen = observe_channels(source, self.rows, threads=self.evaluator.threads)
-        calibration = describe_calibration(self.calibration or "minmax", self.percentile)
+        calibration = describe_calibration(
+            self.calibration or "minmax", self.percentile
+        )
         variants = []
         for alpha in ALPHAS:
             file = self.scratch / f"smooth-{alpha}.onnx"
@@ -84,35 +113,62 @@ class Calibrated:
             error = self.evaluator.error(file)
             if not error <= 1e-6 * max(1.0, float((self.evaluator.expected**2).mean())):
                 raise ExportError(
-                    f"{file.name}: the smoothed float graph answers differently (mean squared error {error:.2g}); "
-                    "use --method static, and please report this model's config.json"
+                    f"{file.name}: the smoothed float graph answers differently (mean "
+                    f"squared error {error:.2g}); use --method static, and please "
+                    "report this model's config.json"
                 )
             if self.calibration not in (None, "minmax"):
-                observed = calibrate.observe(file, self.rows, threads=self.evaluator.threads)
-                ranges = calibrate.choose_ranges(observed, self.calibration, self.percentile)
+                observed = calibrate.observe(
+                    file, self.rows, threads=self.evaluator.threads
+                )
+                ranges = calibrate.choose_ranges(
+                    observed, self.calibration, self.percentile
+                )
             variants.append((f"alpha {alpha:g}, {calibration}", file, ranges))
         return self._choose_nearest(variants, "SmoothQuant static int8", say)
 
     def auto(self, source: Path, limit: float, say: Say) -> Attempt:
-        """Choose static if its file is near enough at `limit`, else smoothquant, which costs a little time."""
+        """Choose static if its file is near enough at `limit`, else smoothquant, which
+        costs a little time."""
         attempt, file = self.static(source, say), self.scratch / "auto.onnx"
         attempt.make(file)
-        return attempt if self.evaluator.outcome(file).near(limit) else self.smoothquant(source, say)
+        return (
+            attempt
+            if self.evaluator.outcome(file).near(limit)
+            else self.smoothquant(source, say)
+        )
 
-    def _choose_nearest(self, variants: Sequence[tuple[str, Path, Ranges]], name: str, say: Say) -> Attempt:
+    def _choose_nearest(
+        self, variants: Sequence[tuple[str, Path, Ranges]], name: str, say: Say
+    ) -> Attempt:
         """Choose the variant whose all-int8 file has the least error."""
-        bits, form = ", 7-bit weights" if self.reduce_range else "", ", qdq" if self.form == "qdq" else ""
-        quantize = partial(quantize_static, form=self.form, reduce_range=self.reduce_range)
+        bits, form = (
+            ", 7-bit weights" if self.reduce_range else "",
+            ", qdq" if self.form == "qdq" else "",
+        )
+        quantize = partial(
+            quantize_static, form=self.form, reduce_range=self.reduce_range
+        )
         attempts = {
-            f"{name}, {variant}": Attempt(f"{name}, {variant}{bits}{form}", partial(quantize, source, ranges=ranges))
+            f"{name}, {variant}": Attempt(
+                f"{name}, {variant}{bits}{form}",
+                partial(quantize, source, ranges=ranges),
+            )
             for variant, source, ranges in variants
         }
         makes = {title: attempt.make for title, attempt in attempts.items()}
-        return attempts[choose_least_error(makes, self.evaluator, self.scratch / "variant.onnx", say)]
+        return attempts[
+            choose_least_error(
+                makes, self.evaluator, self.scratch / "variant.onnx", say
+            )
+        ]
 
 
 def choose_least_error(
-    makes: Mapping[str, Callable[[Path], None]], evaluator: QuantizationEvaluator, file: Path, say: Say
+    makes: Mapping[str, Callable[[Path], None]],
+    evaluator: QuantizationEvaluator,
+    file: Path,
+    say: Say,
 ) -> str:
     """Make each file in turn, and return the name of the first with the least error."""
     errors = {}
@@ -138,38 +194,64 @@ def attempt_as_written(bundle: Bundle) -> Attempt:
     config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     if not (ranges := config.get(LEARNED_KEY)):
         return dynamic(source)
-    return Attempt("static int8, ranges learned in training", partial(quantize_learned, source, learned=ranges))
+    return Attempt(
+        "static int8, ranges learned in training",
+        partial(quantize_learned, source, learned=ranges),
+    )
 
 
 def keep_score(
-    bundle: Bundle, evaluator: Evaluator, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
+    bundle: Bundle,
+    evaluator: Evaluator,
+    *,
+    limit: float,
+    threads: int,
+    rows: Callable[[], Dataset] | None = None,
 ) -> tuple[Bundle, Mixed, str]:
-    """Return a bundle just written with an int8 file that is near enough to fp32, its comparison, and its method.
+    """Return a bundle just written with an int8 file that is near enough to fp32, its
+    comparison, and its method.
 
-    In this order: the file as written, if it is near enough at `limit` (`ScoreDrop.near`); SmoothQuant on `rows`, which
-    is as fast, if they are given and ranges were not learned; the nearer of the two, with the products in float32 that
-    it needs (see `mix`). Products that carry little of the error never stay in float32: if the others do not suffice,
-    int8 stays as it is.
+    In this order: the file as written, if it is near enough at `limit`
+    (`ScoreDrop.near`); SmoothQuant on `rows`, which is as fast, if they are given and
+    ranges were not learned; the nearer of the two, with the products in float32 that it
+    needs (see `mix`). Products that carry little of the error never stay in float32: if
+    the others do not suffice, int8 stays as it is.
     """
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
     parts, attempt = products(graph), attempt_as_written(bundle)
     method_before = attempt.method
-    files = QuantizationEvaluator.from_bundle(bundle, evaluator, threads=threads, products=len(parts))
+    files = QuantizationEvaluator.from_bundle(
+        bundle, evaluator, threads=threads, products=len(parts)
+    )
     with tempfile.TemporaryDirectory() as scratch:
-        if rows is not None and attempt.method == DYNAMIC and not files.outcome(bundle.files()["int8"]).near(limit):
+        if (
+            rows is not None
+            and attempt.method == DYNAMIC
+            and not files.outcome(bundle.files()["int8"]).near(limit)
+        ):
             settings = Calibrated(rows(), files, Path(scratch))
-            smoothed, file = settings.smoothquant(source, lambda _: None), Path(scratch) / "smoothed.onnx"
+            smoothed, file = (
+                settings.smoothquant(source, lambda _: None),
+                Path(scratch) / "smoothed.onnx",
+            )
             smoothed.make(file)
             if files.error(file) < files.error(bundle.files()["int8"]):
                 attempt = smoothed
         mixed = mix(
-            attempt.make, parts, files, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
+            attempt.make,
+            parts,
+            files,
+            limit=limit,
+            worth=SHIPPED_WORTH,
+            whatever_it_takes=False,
             costs=lambda: estimate_costs(parts, graph),
-        )  # fmt: skip
+        )
         if mixed.keep:
             with open_device("local") as device:
-                mixed = price_float(mixed, attempt.make, device, max_length=bundle.manifest.max_length)
+                mixed = price_float(
+                    mixed, attempt.make, device, max_length=bundle.manifest.max_length
+                )
         if mixed.keep or attempt.method != method_before:
             attempt.make(Path(scratch) / "int8.onnx", keep=mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
@@ -183,7 +265,8 @@ BEFORE = "int8 before"
 class Quantized:
     """The bundle with its new int8 file, the certificate, and the choice of products.
 
-    times, sizes   latency on the device and size in 10^6 bytes, of fp32, the earlier int8 file, and int8
+    times, sizes   latency on the device and size in 10^6 bytes, of fp32, the earlier
+                   int8 file, and int8
     """
 
     bundle: Bundle

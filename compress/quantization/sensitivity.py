@@ -1,8 +1,11 @@
-"""Find the matrix products that must stay in float32 for an int8 file to keep its score, and what they cost.
+"""Find the matrix products that must stay in float32 for an int8 file to keep its
+score, and what they cost.
 
-int8 gives all activations of a tensor one scale, so that a few large values in a feed-forward layer make it coarse for
-the rest: the products that read them lose most, the first layer's more than all others together (docs/LOG.md). If the
-score drops on real rows, every product is tried, and those with the most error per millisecond stay in float32.
+int8 gives all activations of a tensor one scale, so that a few large values in a
+feed-forward layer make it coarse for the rest: the products that read them lose most,
+the first layer's more than all others together (docs/LOG.md). If the score drops on
+real rows, every product is tried, and those with the most error per millisecond stay in
+float32.
 """
 
 import math
@@ -31,27 +34,31 @@ class Make(Protocol):
 
 
 class GraphPart(Protocol):
-    """A part of the graph that can stay more precise, by name: a `Product`, or a block of operators."""
+    """A part of the graph that can stay more precise, by name: a `Product`, or a block
+    of operators."""
 
     @property
     def name(self) -> str: ...
 
 
 Costs = Callable[[], Mapping[str, float]]
-"""Product -> the cost of float32 in milliseconds, or in proportion to them; all above 0."""
+"""Product -> the cost of float32 in milliseconds, or in proportion to them; all above
+0."""
 
 WORTH = 0.05
-"""The share of the mean squared error of the logits that a product must carry to stay in float32 to keep the answers;
-to keep the score, less is enough."""
+"""The share of the mean squared error of the logits that a product must carry to stay
+in float32 to keep the answers; to keep the score, less is enough."""
 HEAD = 0.01
-"""The cost of a head's layer, which reads one row, relative to a layer of the same size that reads every token."""
+"""The cost of a head's layer, which reads one row, relative to a layer of the same size
+that reads every token."""
 
 
 @dataclass(frozen=True)
 class FloatCost:
     """The cost of the products in float32, compared with the all-int8 file.
 
-    ms          p50 of one forward at `setting` on the device; mb: 10^6 bytes of the file
+    ms          p50 of one forward at `setting` on the device; mb: 10^6 bytes of the
+                file
     max_drop    the lowest limit, in the score's own unit, for which all would be int8
     """
 
@@ -81,16 +88,21 @@ class Mixed:
     cost: FloatCost | None = None
 
     def price(self) -> str:
-        """Describe the products in float32 and their cost in a sentence; '' if there are none."""
+        """Describe the products in float32 and their cost in a sentence; '' if there
+        are none."""
         if not self.keep:
             return ""
-        summary = f"{len(self.keep)} of {self.products} matrix products of the int8 file stay in float32"
+        summary = (
+            f"{len(self.keep)} of {self.products} matrix products of the int8 file "
+            "stay in float32"
+        )
         if self.cost is None:
             return f"{summary}."
         points = math.ceil(1000 * self.cost.max_drop - 1e-6) / 10
         return (
-            f"{summary}: {self.cost.ms:+.1f} ms ({self.cost.setting}), {self.cost.mb:+.1f} MB; --max-drop {points:g} "
-            "would make all of them int8."
+            f"{summary}: {self.cost.ms:+.1f} ms ({self.cost.setting}), "
+            f"{self.cost.mb:+.1f} MB; --max-drop {points:g} would make all of them "
+            "int8."
         )
 
 
@@ -105,11 +117,14 @@ def mix(
     whatever_it_takes: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Mixed:
-    """Choose the cheapest products in float32 that bring int8 near enough to fp32 (see `ScoreDrop.near`).
+    """Choose the cheapest products in float32 that bring int8 near enough to fp32 (see
+    `ScoreDrop.near`).
 
-    None if all-int8 is near enough. Otherwise as many as necessary of those that carry at least `worth` of the error,
-    most error per cost first, without those that turn out to be unnecessary. If these do not bring the score within
-    `limit`, and `whatever_it_takes`, the others follow in the same order; if nothing does, the smallest drop wins.
+    None if all-int8 is near enough. Otherwise as many as necessary of those that carry
+    at least `worth` of the error, most error per cost first, without those that turn
+    out to be unnecessary. If these do not bring the score within `limit`, and
+    `whatever_it_takes`, the others follow in the same order; if nothing does, the
+    smallest drop wins.
     """
     with tempfile.TemporaryDirectory() as scratch:
         trials = _Trials(make, evaluator, Path(scratch) / "trial.onnx")
@@ -117,12 +132,15 @@ def mix(
         if whole.near(limit):
             return Mixed((), whole, True, len(products), whole)
         say(
-            f"all-int8 loses {100 * whole.drop:.2f} points and changes {1 - whole.agreement:.2%} of the answers; "
-            f"trying each of its {len(products)} products"
+            f"all-int8 loses {100 * whole.drop:.2f} points and changes "
+            f"{1 - whole.agreement:.2%} of the answers; trying each of its "
+            f"{len(products)} products"
         )
         names = [product.name for product in products]
         whole_error, sensitivity = trials.error(()), list[Sensitivity]()
-        for name in show_progress(names, "trying each part in higher precision", len(names), "parts"):
+        for name in show_progress(
+            names, "trying each part in higher precision", len(names), "parts"
+        ):
             alone = trials.error([other for other in names if other != name])
             share = 1 - trials.error([name]) / whole_error
             sensitivity.append(Sensitivity(name, layer(name), alone, share, kept=False))
@@ -133,24 +151,39 @@ def mix(
             reverse=True,
         )
         worthy = tuple(each.product for each in order if each.share >= worth)
-        others = tuple(each.product for each in order if each.share < worth) if whatever_it_takes else ()
+        others = (
+            tuple(each.product for each in order if each.share < worth)
+            if whatever_it_takes
+            else ()
+        )
         keep = _choose(trials, worthy, others, limit)
         outcome = trials.outcome(keep)
-        say(f"{len(keep)} products stay in float32: {100 * outcome.drop:.2f} points, {1 - outcome.agreement:.2%}")
+        say(
+            f"{len(keep)} products stay in float32: {100 * outcome.drop:.2f} points, "
+            f"{1 - outcome.agreement:.2%}"
+        )
         marked = tuple(replace(each, kept=each.product in keep) for each in sensitivity)
         return Mixed(keep, outcome, outcome.near(limit), len(products), whole, marked)
 
 
-def estimate_costs(products: Sequence[Product], graph: onnx.GraphProto) -> dict[str, float]:
-    """Estimate the costs as multiplications per token, which are proportional to milliseconds on most machines."""
+def estimate_costs(
+    products: Sequence[Product], graph: onnx.GraphProto
+) -> dict[str, float]:
+    """Estimate the costs as multiplications per token, which are proportional to
+    milliseconds on most machines."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
-    return {each.name: sizes[each.weight] * (HEAD if each.gemm else 1.0) for each in products}
+    return {
+        each.name: sizes[each.weight] * (HEAD if each.gemm else 1.0)
+        for each in products
+    }
 
 
 class _Trials:
     """Makes and evaluates one file after another, and caches the outcomes."""
 
-    def __init__(self, make: Make, evaluator: QuantizationEvaluator, file: Path) -> None:
+    def __init__(
+        self, make: Make, evaluator: QuantizationEvaluator, file: Path
+    ) -> None:
         self.make, self.evaluator, self.file = make, evaluator, file
         self.known: dict[tuple[str, ...], ScoreDrop] = {}
 
@@ -165,8 +198,13 @@ class _Trials:
         return self.evaluator.error(self.file)
 
 
-def _choose(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float) -> tuple[str, ...]:
-    near, keeps_score = partial(ScoreDrop.near, limit=limit), partial(ScoreDrop.keeps_score, limit=limit)
+def _choose(
+    trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float
+) -> tuple[str, ...]:
+    near, keeps_score = (
+        partial(ScoreDrop.near, limit=limit),
+        partial(ScoreDrop.keeps_score, limit=limit),
+    )
     if (keep := _fewest(trials, (), worthy, near)) is not None:
         return _drop_unneeded(trials, keep, near)
     if keeps_score(trials.outcome(worthy)):
@@ -177,18 +215,26 @@ def _choose(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], l
 
 
 def _fewest(
-    trials: _Trials, before: tuple[str, ...], order: tuple[str, ...], enough: Callable[[ScoreDrop], bool]
+    trials: _Trials,
+    before: tuple[str, ...],
+    order: tuple[str, ...],
+    enough: Callable[[ScoreDrop], bool],
 ) -> tuple[str, ...] | None:
-    """Add to `before` the shortest sufficient prefix of `order`; None if all of it is insufficient. By bisection: more
-    products are assumed to be sufficient if fewer are."""
+    """Add to `before` the shortest sufficient prefix of `order`; None if all of it is
+    insufficient. By bisection: more products are assumed to be sufficient if fewer
+    are."""
     if not order or not enough(trials.outcome(before + order)):
         return None
     counts = range(1, len(order))
-    count = 1 + bisect_left(counts, True, key=lambda count: enough(trials.outcome(before + order[:count])))
+    count = 1 + bisect_left(
+        counts, True, key=lambda count: enough(trials.outcome(before + order[:count]))
+    )
     return before + order[:count]
 
 
-def _drop_unneeded(trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]) -> tuple[str, ...]:
+def _drop_unneeded(
+    trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]
+) -> tuple[str, ...]:
     """Drop the unnecessary products from `keep`, beginning with the last."""
     for name in reversed(keep):
         fewer = tuple(each for each in keep if each != name)
@@ -200,15 +246,23 @@ def _drop_unneeded(trials: _Trials, keep: tuple[str, ...], enough: Callable[[Sco
 TOKENS = 64
 ROUNDS, RUNS = 4, 8
 LEAST = 1e-3
-"""The least cost of a product as a share of the file's latency; less cannot be measured."""
+"""The least cost of a product as a share of the file's latency; less cannot be
+measured."""
 
 
 def race_products(
-    make: Make, products: Sequence[Product], graph: onnx.GraphProto, device: Device, *, max_length: int
+    make: Make,
+    products: Sequence[Product],
+    graph: onnx.GraphProto,
+    device: Device,
+    *,
+    max_length: int,
 ) -> dict[str, float]:
-    """Measure the cost of float32 for each product in milliseconds, with one row of TOKENS tokens on one thread.
+    """Measure the cost of float32 for each product in milliseconds, with one row of
+    TOKENS tokens on one thread.
 
-    Products of the same shape are put in float32 together, and share the difference from all-int8.
+    Products of the same shape are put in float32 together, and share the difference
+    from all-int8.
     """
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     groups: dict[str, list[str]] = {"int8": []}
@@ -224,10 +278,13 @@ def race_products(
 
 
 def price_float(mixed: Mixed, make: Make, device: Device, *, max_length: int) -> Mixed:
-    """Measure the cost of the products in float32, if there are any, with one row of TOKENS tokens on one thread."""
+    """Measure the cost of the products in float32, if there are any, with one row of
+    TOKENS tokens on one thread."""
     if not mixed.keep:
         return mixed
-    p50, megabytes, setting = _race({"kept": mixed.keep, "whole": ()}, make, device, max_length)
+    p50, megabytes, setting = _race(
+        {"kept": mixed.keep, "whole": ()}, make, device, max_length
+    )
     ms, mb = (values["kept"] - values["whole"] for values in (p50, megabytes))
     return replace(mixed, cost=FloatCost(ms, mb, str(setting), mixed.whole.least_limit))
 
@@ -235,10 +292,14 @@ def price_float(mixed: Mixed, make: Make, device: Device, *, max_length: int) ->
 def _race(
     variants: Mapping[str, Sequence[str]], make: Make, device: Device, max_length: int
 ) -> tuple[dict[str, float], dict[str, float], Setting]:
-    """Race files that differ in the products in float32; return p50 in ms and 10^6 bytes by name, and the setting."""
+    """Race files that differ in the products in float32; return p50 in ms and 10^6
+    bytes by name, and the setting."""
     setting = Setting(1, 1, min(TOKENS, max_length))
     with tempfile.TemporaryDirectory() as scratch:
-        files = {name: Path(scratch) / f"{number}.onnx" for number, name in enumerate(variants)}
+        files = {
+            name: Path(scratch) / f"{number}.onnx"
+            for number, name in enumerate(variants)
+        }
         for name, file in files.items():
             make(file, keep=variants[name])
         times = device.race(files, [setting], rounds=ROUNDS, runs=RUNS)

@@ -1,4 +1,12 @@
 from typing import Literal
 
-Kind = Literal["classification", "multilabel", "regression", "tagging", "qa", "embedding", "ranking"]
+Kind = Literal[
+    "classification",
+    "multilabel",
+    "regression",
+    "tagging",
+    "qa",
+    "embedding",
+    "ranking",
+]
 """The kinds of task."""

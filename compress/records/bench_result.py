@@ -1,4 +1,5 @@
-"""A result file: what one command measured, on what, when. `compress report` reads such files."""
+"""A result file: what one command measured, on what, when. `compress report` reads such
+files."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ class RacedFormat:
 
     format, precision  as for `compress export`
     bytes              of the file, with its weights
-    difference, logit  the largest difference from the fp32 ONNX file's logits on random tokens, and the largest logit
+    difference, logit  the largest difference from the fp32 ONNX file's logits on random
+                       tokens, and the largest logit
     """
 
     format: str
@@ -33,12 +35,14 @@ class RacedFormat:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle folder>:<precision>`; those of
-    exported files are `<bundle folder>:<format> <precision>`.
+    """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle
+    folder>:<precision>`; those of exported files are `<bundle folder>:<format>
+    <precision>`.
 
     sha256    name -> the digest of the file that ran
     formats   name -> what is known of an exported file
-    left_out  a format, and why it was not exported; install: the command that installs what some of these need
+    left_out  a format, and why it was not exported; install: the command that installs
+              what some of these need
     """
 
     format: Literal[1] = field(default=1, kw_only=True)
@@ -65,9 +69,14 @@ class BenchResult:
 
     @staticmethod
     def from_json(path: Path) -> "BenchResult":
-        """Read a result file. Raises DeviceError naming each field in error, and each time that no clock can show."""
+        """Read a result file. Raises DeviceError naming each field in error, and each
+        time that no clock can show."""
         result = from_json(
-            BenchResult, path, DeviceError, "result of `compress bench --out`", "expected format 1. Measure again"
+            BenchResult,
+            path,
+            DeviceError,
+            "result of `compress bench --out`",
+            "expected format 1. Measure again",
         )
 
         def is_time(value: float) -> bool:
@@ -80,11 +89,19 @@ class BenchResult:
             if not is_time(getattr(latency, key))
         ]
         problems += [
-            f"sustained.{index}: expected one time above 0 and one temperature for every minute"
+            f"sustained.{index}: expected one time above 0 and one temperature for "
+            "every minute"
             for index, run in enumerate(result.sustained)
-            if not all(map(is_time, run.minutes)) or len(run.temperatures) != len(run.minutes)
+            if not all(map(is_time, run.minutes))
+            or len(run.temperatures) != len(run.minutes)
         ]
         if problems:
-            more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-            raise DeviceError(f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}; measure again")
+            more = (
+                f"; and {len(problems) - MOST_PROBLEMS} more"
+                if len(problems) > MOST_PROBLEMS
+                else ""
+            )
+            raise DeviceError(
+                f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}; measure again"
+            )
         return result

@@ -1,4 +1,5 @@
-"""The evidence for a file: its certificates, the sensitivity of its layers, and the race it won.
+"""The evidence for a file: its certificates, the sensitivity of its layers, and the
+race it won.
 
 Kept in report.json; a certificate also in the metadata of its ONNX file.
 """
@@ -11,25 +12,32 @@ from compress.records.class_scores import ClassChange
 
 @dataclass(frozen=True)
 class Certificate:
-    """A comparison of one file with the fp32 file that it was made from, on the same rows and one device.
+    """A comparison of one file with the fp32 file that it was made from, on the same
+    rows and one device.
 
-    That is the fp32 file of the same bundle; of a model that was trained again for int8, the one before that training.
+    That is the fp32 file of the same bundle; of a model that was trained again for
+    int8, the one before that training.
 
     artefact     path of the file inside the bundle, such as onnx/model_quantized.onnx
     method       how it was made: `dynamic int8`, `static int8, percentile 99.99`, ...
     metric       the score of the task; before: of the fp32 file, after: of this file
-    max_drop     the largest allowed drop, in the unit of the score (0.005 is half a point)
+    max_drop     the largest allowed drop, in the unit of the score (0.005 is half a
+                 point)
     agreement    share of rows with the same answer; Pearson's r for a regression
     max_logit_difference   the largest |logit of this file - logit of fp32|
     rows, split, data      the number of examples, and where they are from
-    device, runtime        where it ran: int8 answers differ between processors and runtimes
-    kept         matrix products left in float32; kept_ms, kept_mb: what they cost compared with leaving none (p50 of
-                 one forward at the setting kept_at, and 10^6 bytes); None where that was not measured
+    device, runtime        where it ran: int8 answers differ between processors and
+                           runtimes
+    kept         matrix products left in float32; kept_ms, kept_mb: what they cost
+                 compared with leaving none (p50 of one forward at the setting kept_at,
+                 and 10^6 bytes); None where that was not measured
     classes      the recall of each class, before and after
-    sha256       of the file with this certificate inside, hence '' in that file; exact_sha256: of the fp32 file
-    left         nodes that the NPU does not take, which run on the CPU; context_mb: 10^6 bytes of the binary that it
-                 loads, where one was made
-    certified    whether the drop is within max_drop and no class has collapsed; reason: why not, or by what margin
+    sha256       of the file with this certificate inside, hence '' in that file;
+                 exact_sha256: of the fp32 file
+    left         nodes that the NPU does not take, which run on the CPU; context_mb:
+                 10^6 bytes of the binary that it loads, where one was made
+    certified    whether the drop is within max_drop and no class has collapsed; reason:
+                 why not, or by what margin
     date         ISO 8601
     """
 
@@ -61,7 +69,8 @@ class Certificate:
 
     @property
     def drop(self) -> float:
-        """Subtract the score after from that before; negative where the file scores better."""
+        """Subtract the score after from that before; negative where the file scores
+        better."""
         return self.before - self.after
 
     @staticmethod
@@ -76,9 +85,12 @@ class Certificate:
 class Sensitivity:
     """The effect of quantising one matrix product.
 
-    product  name of the node in the graph; layer: its description, such as `layer 3 feed-forward out`
-    error    mean squared difference of the logits from those of fp32, with only this product quantised
-    share    of the file's error that disappears when only this product is left in float32; can be negative
+    product  name of the node in the graph; layer: its description, such as `layer 3
+             feed-forward out`
+    error    mean squared difference of the logits from those of fp32, with only this
+             product quantised
+    share    of the file's error that disappears when only this product is left in
+             float32; can be negative
     kept     whether it is left in float32 in the file that ships
     """
 
@@ -94,11 +106,14 @@ class VariantResult:
     """One variant of a graph in a race on one device.
 
     variant      such as `raw, dynamic int8`; entries: the session settings it ran with
-    p50_ms       setting (`1 thread, batch 1, 128 tokens`) -> median; ratio: setting -> p50 / p50 of the first variant
-    difference   the largest |logit difference| from the model; None where it does not run or returns no numbers
+    p50_ms       setting (`1 thread, batch 1, 128 tokens`) -> median; ratio: setting ->
+                 p50 / p50 of the first variant
+    difference   the largest |logit difference| from the model; None where it does not
+                 run or returns no numbers
     agreement    with the answers of fp32, where there were rows to compare
     fused        operator -> number of its nodes that onnxruntime runs
-    passed       whether parity held; reason: why not, or a warning, such as a fusion that is missing
+    passed       whether parity held; reason: why not, or a warning, such as a fusion
+                 that is missing
     """
 
     variant: str

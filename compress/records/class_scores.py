@@ -15,7 +15,8 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Precision, recall and F1 of one class (a label, or a type of entity), which `support` rows have."""
+    """Precision, recall and F1 of one class (a label, or a type of entity), which
+    `support` rows have."""
 
     label: str
     precision: float
@@ -25,14 +26,18 @@ class ClassScore:
 
     @staticmethod
     def from_counts(label: str, correct: int, predicted: int, true: int) -> ClassScore:
-        """Compute the scores of a class from its counts; a score that is undefined is 0.0."""
+        """Compute the scores of a class from its counts; a score that is undefined is
+        0.0."""
         f1 = 2 * correct / max(1, predicted + true)
-        return ClassScore(label, correct / max(1, predicted), correct / max(1, true), f1, true)
+        return ClassScore(
+            label, correct / max(1, predicted), correct / max(1, true), f1, true
+        )
 
 
 @dataclass(frozen=True)
 class ClassChange:
-    """The recall of one class before and after, on the same rows, of which `support` have it."""
+    """The recall of one class before and after, on the same rows, of which `support`
+    have it."""
 
     label: str
     before: float
@@ -46,10 +51,11 @@ class ClassChange:
 
     @property
     def collapsed(self) -> bool:
-        """Return True if the recall has fallen far, and by more than chance explains on so few rows.
+        """Return True if the recall has fallen far, and by more than chance explains on
+        so few rows.
 
-        Fisher's exact test takes both recalls as independent. Models of the same rows err together, so that in truth
-        a fall is detected a little sooner.
+        Fisher's exact test takes both recalls as independent. Models of the same rows
+        err together, so that in truth a fall is detected a little sooner.
         """
         if self.after >= FAR * self.before:
             return False
@@ -61,11 +67,17 @@ class ClassChange:
 
     def __str__(self) -> str:
         how = "nothing" if self.lost else "far less"
-        return f"{how} of {self.label} (recall {self.before:.3f} to {self.after:.3f}, support {self.support:,})"
+        return (
+            f"{how} of {self.label} (recall {self.before:.3f} to {self.after:.3f}, "
+            f"support {self.support:,})"
+        )
 
 
-def compare_classes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -> tuple[ClassChange, ...]:
-    """Pair the recalls of two models on the same rows by class; classes without rows are left out."""
+def compare_classes(
+    before: Sequence[ClassScore], after: Sequence[ClassScore]
+) -> tuple[ClassChange, ...]:
+    """Pair the recalls of two models on the same rows by class; classes without rows
+    are left out."""
     recalls = {one.label: one.recall for one in after}
     return tuple(
         ClassChange(one.label, one.recall, recalls[one.label], one.support)
@@ -75,14 +87,24 @@ def compare_classes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -
 
 
 def select_fallen(changes: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
-    """Select the classes that are lost, however few rows they have, or have collapsed; the largest fall first."""
-    return tuple(sorted((one for one in changes if one.lost or one.collapsed), key=lambda one: one.after - one.before))
+    """Select the classes that are lost, however few rows they have, or have collapsed;
+    the largest fall first."""
+    return tuple(
+        sorted(
+            (one for one in changes if one.lost or one.collapsed),
+            key=lambda one: one.after - one.before,
+        )
+    )
 
 
 def describe_changes(changes: Sequence[ClassChange]) -> str:
     """Describe the first few classes with their recalls, and count the others."""
     named = ", ".join(map(str, changes[:MOST_NAMED]))
-    return f"{named} and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else named
+    return (
+        f"{named} and {len(changes) - MOST_NAMED} more"
+        if len(changes) > MOST_NAMED
+        else named
+    )
 
 
 def macro_f1(scores: Sequence[ClassScore]) -> float | None:

@@ -45,9 +45,15 @@ class Diagnosis:
     @property
     def faults(self) -> tuple[Check, ...]:
         """List the checks that failed and that the base install needs."""
-        return tuple(check for check in self.checks if check.required and check.state != "ok")
+        return tuple(
+            check for check in self.checks if check.required and check.state != "ok"
+        )
 
     def to_json(self) -> str:
         """Write one JSON object: schema, ok, checks."""
-        content = {"schema": SCHEMA, "ok": self.ok, "checks": [asdict(check) for check in self.checks]}
+        content = {
+            "schema": SCHEMA,
+            "ok": self.ok,
+            "checks": [asdict(check) for check in self.checks],
+        }
         return json.dumps(content, ensure_ascii=False, indent=1)

@@ -1,4 +1,5 @@
-"""The record of what a command is expected to take: minutes, memory and disk, phase by phase."""
+"""The record of what a command is expected to take: minutes, memory and disk, phase by
+phase."""
 
 import json
 import time
@@ -12,7 +13,8 @@ class Phase:
     """The forecast of one phase of a command.
 
     steps, seconds   optimiser steps and seconds, at least and at most
-    likely           how far between them it probably ends: 0 at the least, 1 at the most
+    likely           how far between them it probably ends: 0 at the least, 1 at the
+                     most
     disk_mb          the most that it holds on disk, in 10^6 bytes
     cached           whether it takes no time because an earlier command did it
     note             anything unusual
@@ -46,14 +48,27 @@ class Forecast:
     @property
     def minutes(self) -> tuple[float, float]:
         """Sum the minutes of all phases, at least and at most."""
-        least, most = (sum(phase.seconds[at] for phase in self.phases) / 60 for at in (0, 1))
-        return (least, most) if self.limit is None else (min(least, self.limit), min(most, self.limit))
+        least, most = (
+            sum(phase.seconds[at] for phase in self.phases) / 60 for at in (0, 1)
+        )
+        return (
+            (least, most)
+            if self.limit is None
+            else (min(least, self.limit), min(most, self.limit))
+        )
 
     @property
     def likely_minutes(self) -> float:
         """Sum the minutes that the phases probably take."""
-        spans = ((least, most - least, phase.likely) for phase in self.phases for least, most in [phase.seconds])
-        return min(self.minutes[1], sum(least + likely * span for least, span, likely in spans) / 60)
+        spans = (
+            (least, most - least, phase.likely)
+            for phase in self.phases
+            for least, most in [phase.seconds]
+        )
+        return min(
+            self.minutes[1],
+            sum(least + likely * span for least, span, likely in spans) / 60,
+        )
 
     @property
     def disk_mb(self) -> float:
@@ -62,13 +77,19 @@ class Forecast:
 
     def to_json(self) -> str:
         """Return the phases and the totals as JSON."""
-        totals = {"minutes": self.minutes, "likely_minutes": self.likely_minutes, "disk_mb": self.disk_mb}
+        totals = {
+            "minutes": self.minutes,
+            "likely_minutes": self.likely_minutes,
+            "disk_mb": self.disk_mb,
+        }
         return json.dumps({**asdict(self), **totals}, indent=1) + "\n"
 
 
 def size_mb(*paths: Path) -> float:
     """Sum the 10^6 bytes of these files, and of the files in these folders."""
-    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    files = [
+        file for path in paths for file in (path, *path.rglob("*")) if file.is_file()
+    ]
     return sum(file.stat().st_size for file in files) / 1e6
 
 

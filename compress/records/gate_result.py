@@ -13,10 +13,13 @@ Outcome = Literal["passed", "failed", "cannot be told"]
 class GateCheck:
     """One measure of both models, checked against a limit.
 
-    what        latency: ms of one forward; size: 10^6 bytes of the file; score: of the task's metric
+    what        latency: ms of one forward; size: 10^6 bytes of the file; score: of the
+                task's metric
     change      latency, size: growth as a share of the old value; score: new - old
-    low, high   the 95 % interval of the change; None for a size, and where nothing is known yet
-    limit       the largest growth of latency and size, as shares; the largest drop of the score; None: no limit
+    low, high   the 95 % interval of the change; None for a size, and where nothing is
+                known yet
+    limit       the largest growth of latency and size, as shares; the largest drop of
+                the score; None: no limit
     samples     paired passes of the latency; rows of the score
     reason      the verdict in a sentence
     """
@@ -36,7 +39,8 @@ class GateCheck:
 
 @dataclass(frozen=True)
 class GateResult:
-    """All checks of a gate. date: ISO 8601; seconds: of the whole command; machine: the device's facts.
+    """All checks of a gate. date: ISO 8601; seconds: of the whole command; machine: the
+    device's facts.
 
     old, new   the files that were compared; sha256: of both
     data       the data and the split whose rows were scored; '' where there were none
@@ -59,7 +63,13 @@ class GateResult:
     def outcome(self) -> Outcome:
         """Return `failed` if any check failed, else `passed` if all did."""
         outcomes = {one.outcome for one in self.checks}
-        return "failed" if "failed" in outcomes else "cannot be told" if "cannot be told" in outcomes else "passed"
+        return (
+            "failed"
+            if "failed" in outcomes
+            else "cannot be told"
+            if "cannot be told" in outcomes
+            else "passed"
+        )
 
     def to_json(self) -> str:
         """Write indented JSON."""

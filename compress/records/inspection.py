@@ -1,4 +1,5 @@
-"""The record of `compress inspect`: what something is, its size and contents, and what can be done with it."""
+"""The record of `compress inspect`: what something is, its size and contents, and what
+can be done with it."""
 
 import json
 from collections.abc import Mapping
@@ -23,9 +24,11 @@ class SplitFacts:
     """Facts about one split.
 
     repeated     rows whose text an earlier row of the split has, up to case and spaces
-    conflicting  rows whose text has another label elsewhere in the split (0 where labels are not classes)
+    conflicting  rows whose text has another label elsewhere in the split (0 where
+                 labels are not classes)
     words        lengths in words, separated by spaces
-    classes      class -> share of the rows (for tagging: of the words) that have it; empty without classes
+    classes      class -> share of the rows (for tagging: of the words) that have it;
+                 empty without classes
     """
 
     name: str
@@ -38,7 +41,8 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Rows of the split `other` whose text is also in the split `one`; share: of the rows of `other`."""
+    """Rows of the split `other` whose text is also in the split `one`; share: of the
+    rows of `other`."""
 
     one: str
     other: str
@@ -48,12 +52,14 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Record how well a teacher's tokenizer covers the first `texts` texts of the training split.
+    """Record how well a teacher's tokenizer covers the first `texts` texts of the
+    training split.
 
     unknown  share of unknown tokens
     pieces   average number of tokens for a word
     tokens   lengths in tokens, with special tokens
-    cut      share of the texts with more than `limit` tokens, the most that the teacher reads; None: it has no limit
+    cut      share of the texts with more than `limit` tokens, the most that the teacher
+             reads; None: it has no limit
     """
 
     tokenizer: str
@@ -67,7 +73,8 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """Record what was read about a model, data, recipe, run or study, without running or changing it.
+    """Record what was read about a model, data, recipe, run or study, without running
+    or changing it.
 
     thing     its name as the user gave it; path: None where it is not on this machine
     title     a description in one line
@@ -100,4 +107,6 @@ class Inspection:
 
     def to_json(self) -> str:
         """Write one JSON object: schema, then the fields."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, ensure_ascii=False, indent=1)
+        return json.dumps(
+            {"schema": SCHEMA, **asdict(self)}, ensure_ascii=False, indent=1
+        )

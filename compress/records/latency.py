@@ -15,14 +15,16 @@ BUSY = 0.2
 """The number of CPUs needed by a measurement that other processes may keep busy."""
 
 FEWEST_SHAPES = 5
-"""The fewest measured shapes for a latency model: with fewer, its leave-one-out error means nothing."""
+"""The fewest measured shapes for a latency model: with fewer, its leave-one-out error
+means nothing."""
 
 MOST_TOKENS = 2**24
 """The most tokens in one forward: the inputs alone would be gigabytes."""
 
 
 class DeviceError(CompressError):
-    """Raised when a device cannot measure a file or setting, or when the measuring process dies."""
+    """Raised when a device cannot measure a file or setting, or when the measuring
+    process dies."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,14 @@ class Setting:
     def __post_init__(self) -> None:
         for name in ("threads", "batch", "seq"):
             if getattr(self, name) < 1:
-                raise DeviceError(f"setting: {name} is {getattr(self, name)}; expected a whole number of at least 1")
+                raise DeviceError(
+                    f"setting: {name} is {getattr(self, name)}; expected a whole "
+                    "number of at least 1"
+                )
         if self.batch * self.seq > MOST_TOKENS:
             raise DeviceError(
-                f"setting: batch {self.batch:,} of {self.seq:,} tokens; expected at most {MOST_TOKENS:,} tokens in one "
-                "forward"
+                f"setting: batch {self.batch:,} of {self.seq:,} tokens; expected at "
+                f"most {MOST_TOKENS:,} tokens in one forward"
             )
 
     def __str__(self) -> str:
@@ -53,17 +58,22 @@ class Latency:
     """The latency of one file at one setting.
 
     runs         number of timed runs
-    *_ms         milliseconds of one forward; init_ms: of opening the file; first_ms: of the first forward
-    peak_rss_mb  peak memory of the process with runtime and file, in 10^6 bytes; None where it cannot be read
-    noisy        whether the two passes disagree; the figures are then those of the faster pass, and should not be
-                 quoted. noise: how far apart they are
+    *_ms         milliseconds of one forward; init_ms: of opening the file; first_ms: of
+                 the first forward
+    peak_rss_mb  peak memory of the process with runtime and file, in 10^6 bytes; None
+                 where it cannot be read
+    noisy        whether the two passes disagree; the figures are then those of the
+                 faster pass, and should not be quoted. noise: how far apart they are
     passes       p50 of each pass
-    lows         p10 of each pass: the time of an undisturbed run, even on a busy machine
+    lows         p10 of each pass: the time of an undisturbed run, even on a busy
+                 machine
     affinity     the CPUs it was pinned to, such as `0-3`; '' where it was not pinned
     celsius      the temperature at the end; None where the device has no sensor
-    other_load   CPUs that other processes and other virtual machines of the host kept busy; None where the device
-                 does not report it. A constant load does not make the passes disagree
-    busy         a description of that load, where it took CPUs that the measurement needs; else ''
+    other_load   CPUs that other processes and other virtual machines of the host kept
+                 busy; None where the device does not report it. A constant load does
+                 not make the passes disagree
+    busy         a description of that load, where it took CPUs that the measurement
+                 needs; else ''
     """
 
     name: str
@@ -90,9 +100,12 @@ class Latency:
 class Sustained:
     """The latency of one file while it runs without pause.
 
-    minutes       p50 of one forward in each minute, in milliseconds; the last minute may be shorter
-    temperatures  at the end of each minute, in degrees Celsius; None where the device has no sensor
-    started       the temperature before the first forward: a second file starts on a warm device
+    minutes       p50 of one forward in each minute, in milliseconds; the last minute
+                  may be shorter
+    temperatures  at the end of each minute, in degrees Celsius; None where the device
+                  has no sensor
+    started       the temperature before the first forward: a second file starts on a
+                  warm device
     """
 
     name: str
@@ -103,7 +116,8 @@ class Sustained:
 
 
 def describe_load(other_load: float | None, cpus: int, threads: int) -> str:
-    """Describe how many of the CPUs that `threads` threads need were busy; '' for few, or where it is unknown.
+    """Describe how many of the CPUs that `threads` threads need were busy; '' for few,
+    or where it is unknown.
 
     Half of the CPUs count: the others may be second threads of the same cores.
     """
@@ -113,5 +127,8 @@ def describe_load(other_load: float | None, cpus: int, threads: int) -> str:
 
 
 def describe_device(name: str, facts: Mapping[str, str]) -> str:
-    """Describe a device for evidence: its name, and processor and instruction sets where they are known."""
-    return ", ".join(filter(None, (name, facts.get("cpu", ""), facts.get("instructions", ""))))
+    """Describe a device for evidence: its name, and processor and instruction sets
+    where they are known."""
+    return ", ".join(
+        filter(None, (name, facts.get("cpu", ""), facts.get("instructions", "")))
+    )

@@ -12,7 +12,13 @@ from compress.arguments import check_arguments
 from compress.errors import BundleError
 from compress.records import Kind
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
-from compress.records.class_scores import ClassChange, ClassScore, compare_classes, macro_f1, select_fallen
+from compress.records.class_scores import (
+    ClassChange,
+    ClassScore,
+    compare_classes,
+    macro_f1,
+    select_fallen,
+)
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import Latency
 
@@ -21,7 +27,8 @@ Point = Mapping[str, float | None]
 
 
 def example_unit(kind: str, metric: str) -> str:
-    """Return what the examples are that a metric of this kind of task is computed over, in the plural."""
+    """Return what the examples are that a metric of this kind of task is computed over,
+    in the plural."""
     match kind:
         case "ranking":
             return "queries"
@@ -32,13 +39,15 @@ def example_unit(kind: str, metric: str) -> str:
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One row of the comparison. None (or a missing or NaN score): not measured, or not applicable.
+    """One row of the comparison. None (or a missing or NaN score): not measured, or not
+    applicable.
 
     score            metric -> value; the metric of the report decides
     interval         the 95 % interval of the score by that metric
     agreement        with the teacher on the same rows: share, or Pearson's r
     flops_per_token  of the encoder, in one forward
-    latency          setting (`str` of a Setting: `1 thread, batch 1, 128 tokens`) -> times
+    latency          setting (`str` of a Setting: `1 thread, batch 1, 128 tokens`) ->
+                     times
     file_mb, peak_rss_mb   10^6 bytes
     train_seconds    of all stages that made this row
     classes          scores of each class: a label, or a type of entity
@@ -61,13 +70,20 @@ class ReportRow:
     interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        times = [time for one in (self.latency or {}).values() for time in (one.min_ms, one.p50_ms, one.p95_ms)]
-        assert all(math.isfinite(time) and time > 0 for time in times), f"{self.name}: a time that no clock shows"
+        times = [
+            time
+            for one in (self.latency or {}).values()
+            for time in (one.min_ms, one.p50_ms, one.p95_ms)
+        ]
+        assert all(math.isfinite(time) and time > 0 for time in times), (
+            f"{self.name}: a time that no clock shows"
+        )
 
 
 @dataclass(frozen=True)
 class VectorForm:
-    """One form in which an index may store the student's vectors: the bytes of a vector, and the score with them."""
+    """One form in which an index may store the student's vectors: the bytes of a
+    vector, and the score with them."""
 
     name: str
     bytes: int
@@ -76,19 +92,25 @@ class VectorForm:
 
 @dataclass(frozen=True)
 class Report:
-    """Baselines, teachers and students compared on one split, with all that is needed to judge and repeat the run.
+    """Baselines, teachers and students compared on one split, with all that is needed
+    to judge and repeat the run.
 
-    rows     in the order in which they were made; the last student ships, and the headline is about it
-    split_rows    number of scored examples: rows, queries with their passages, or pairs of texts
+    rows     in the order in which they were made; the last student ships, and the
+             headline is about it
+    split_rows    number of scored examples: rows, queries with their passages, or pairs
+                  of texts
     labels   number of classes; 0 for regression and ranking
-    curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on the validation split
-             `eval_<metric>`, `eval_agreement`, `eval_loss`; learning rate, epoch and the like are not drawn
+    curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on
+             the validation split `eval_<metric>`, `eval_agreement`, `eval_loss`;
+             learning rate, epoch and the like are not drawn
     noise    what disturbed the timing; None where nothing did
     machine  hardware facts, name -> value; versions: library -> version
     seconds  wall time of the whole run; stage_seconds: of each stage
     date     ISO 8601
-    certificates, sensitivity, tuning    evidence for the files, see `compress.records.certificate`
-    vectors  forms of the shipped student's vectors; empty for other tasks than embedding
+    certificates, sensitivity, tuning    evidence for the files, see
+                                         `compress.records.certificate`
+    vectors  forms of the shipped student's vectors; empty for other tasks than
+             embedding
     """
 
     title: str
@@ -123,13 +145,17 @@ class Report:
 
     @check_arguments
     def score(self, row: ReportRow) -> float | None:
-        """Return the score of the row by the metric of the report; None where it is not finite."""
+        """Return the score of the row by the metric of the report; None where it is not
+        finite."""
         return finite(row.score.get(self.metric))
 
     @check_arguments
     def macro_f1(self, row: ReportRow) -> float | None:
-        """Average the F1 of the row's classes; None without classes, or where the metric of the report is the same."""
-        same = self.metric == "f1_macro" or (self.metric == "f1" and self.kind == "classification" and self.labels > 2)
+        """Average the F1 of the row's classes; None without classes, or where the
+        metric of the report is the same."""
+        same = self.metric == "f1_macro" or (
+            self.metric == "f1" and self.kind == "classification" and self.labels > 2
+        )
         return None if same else macro_f1(row.classes)
 
     @property
@@ -144,24 +170,33 @@ class Report:
 
     @check_arguments
     def fallen(self, row: ReportRow) -> tuple[ClassChange, ...]:
-        """Select the classes of which a student finds nothing, or far less than the first teacher."""
+        """Select the classes of which a student finds nothing, or far less than the
+        first teacher."""
         teacher = self.teacher_row
-        return select_fallen(compare_classes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
+        return (
+            select_fallen(compare_classes(teacher.classes, row.classes))
+            if teacher and row.role == "student"
+            else ()
+        )
 
     @check_arguments
-    def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[ReportRow, ...]:
+    def of_role(
+        self, role: Literal["baseline", "teacher", "student"]
+    ) -> tuple[ReportRow, ...]:
         """List the rows with this role."""
         return tuple(row for row in self.rows if row.role == role)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """List the latency settings, the most frequent first: that one is compared where room is short."""
+        """List the latency settings, the most frequent first: that one is compared
+        where room is short."""
         names = [name for row in self.rows for name in row.latency or {}]
         return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
 
     @check_arguments
     def latency(self, row: ReportRow, setting: str | None = None) -> Latency | None:
-        """Return the times of a row at a setting, by default the first of `settings`; None where not measured."""
+        """Return the times of a row at a setting, by default the first of `settings`;
+        None where not measured."""
         chosen = setting or next(iter(self.settings), None)
         return (row.latency or {}).get(chosen) if chosen else None
 
@@ -172,20 +207,35 @@ class Report:
     @staticmethod
     @check_arguments
     def from_json(source: str | bytes | Path) -> Report:
-        """Read what `to_json` wrote, from its text or file. Raises BundleError naming each field in error."""
-        return from_json(Report, source, BundleError, "report of this tool", "measure the bundle again")
+        """Read what `to_json` wrote, from its text or file. Raises BundleError naming
+        each field in error."""
+        return from_json(
+            Report,
+            source,
+            BundleError,
+            "report of this tool",
+            "measure the bundle again",
+        )
 
 
 def finite(value: float | None) -> float | None:
-    """Return the value, or None for a NaN or an infinity, which count as not measured."""
+    """Return the value, or None for a NaN or an infinity, which count as not
+    measured."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def series(points: Sequence[Point]) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Yield (name, [(step, value)]) of the finite values, in the order in which names appear."""
+    """Yield (name, [(step, value)]) of the finite values, in the order in which names
+    appear."""
     names = dict.fromkeys(name for point in points for name in point if name != "step")
     for name in names:
-        pairs = ((finite(point.get("step")), finite(point.get(name))) for point in points)
-        line = [(step, value) for step, value in pairs if step is not None and value is not None]
+        pairs = (
+            (finite(point.get("step")), finite(point.get(name))) for point in points
+        )
+        line = [
+            (step, value)
+            for step, value in pairs
+            if step is not None and value is not None
+        ]
         if line:
             yield name, line

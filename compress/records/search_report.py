@@ -13,14 +13,21 @@ from compress.records.json_text import from_json, to_json
 from compress.records.run_report import finite
 
 
-def find_front(placed: Iterable[tuple[tuple[float, ...], int]]) -> list[tuple[tuple[float, ...], int]]:
-    """Return the (values to minimise, number) that no other one equals or beats in all values; of equals, the first.
+def find_front(
+    placed: Iterable[tuple[tuple[float, ...], int]],
+) -> list[tuple[tuple[float, ...], int]]:
+    """Return the (values to minimise, number) that no other one equals or beats in all
+    values; of equals, the first.
 
-    In sorted order nothing is beaten by what comes later, so each is compared with the front so far alone.
+    In sorted order nothing is beaten by what comes later, so each is compared with the
+    front so far alone.
     """
     front: list[tuple[tuple[float, ...], int]] = []
     for values, number in sorted(placed):
-        if not any(all(a <= b for a, b in zip(other, values, strict=True)) for other, _ in front):
+        if not any(
+            all(a <= b for a, b in zip(other, values, strict=True))
+            for other, _ in front
+        ):
             front.append((values, number))
     return front
 
@@ -35,14 +42,18 @@ STAGES: tuple[ScoreStage, ...] = ("subnet", "short", "final", "shipped")
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial: the shape that was sampled, and its results. None (or a missing or NaN score): not known.
+    """One trial: the shape that was sampled, and its results. None (or a missing or NaN
+    score): not known.
 
     number             of the trial in the study
-    choice             the sampled values: `layers`, `hidden`, `config.hidden_act`, `precision` ...
-    state              complete: scored; pruned: stopped at a rung; duplicate: of an earlier shape; too slow: over
-                       the budget before it was scored; failed
-    scores             stage -> score. subnet: of the untrained subnet (or after the short training, in a search
-                       without a supernet); short, final: after those distillations; shipped: of the file that ships
+    choice             the sampled values: `layers`, `hidden`, `config.hidden_act`,
+                       `precision` ...
+    state              complete: scored; pruned: stopped at a rung; duplicate: of an
+                       earlier shape; too slow: over the budget before it was scored;
+                       failed
+    scores             stage -> score. subnet: of the untrained subnet (or after the
+                       short training, in a search without a supernet); short, final:
+                       after those distillations; shipped: of the file that ships
     body_parameters    without the tables of words, positions and segments
     flops_per_token    of the encoder, in one forward
     measured           setting (`str` of a Setting) -> ms of one forward
@@ -70,7 +81,14 @@ class TrialRecord:
     @property
     def stage(self) -> ScoreStage | None:
         """The last stage that has a score."""
-        return next((one for one in reversed(STAGES) if finite(self.scores.get(one)) is not None), None)
+        return next(
+            (
+                one
+                for one in reversed(STAGES)
+                if finite(self.scores.get(one)) is not None
+            ),
+            None,
+        )
 
     @property
     def score(self) -> float | None:
@@ -79,17 +97,27 @@ class TrialRecord:
 
     @property
     def first(self) -> float | None:
-        """The score of the first stage, by which trials are compared before some are trained further."""
-        return next((score for one in STAGES if (score := finite(self.scores.get(one))) is not None), None)
+        """The score of the first stage, by which trials are compared before some are
+        trained further."""
+        return next(
+            (
+                score
+                for one in STAGES
+                if (score := finite(self.scores.get(one))) is not None
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True)
 class Timing:
     """The measured and the predicted latency of a shape, in ms.
 
-    predicted_ms   by a predictor that was not fitted to this shape (leave-one-out for those it was fitted to)
+    predicted_ms   by a predictor that was not fitted to this shape (leave-one-out for
+                   those it was fitted to)
     flops_ms       predicted from FLOPs alone
-    finalist       measured only after the search; the predictor was fitted to the others
+    finalist       measured only after the search; the predictor was fitted to the
+                   others
     """
 
     name: str
@@ -103,9 +131,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class LatencyPrediction:
-    """The quality of the latency predictor: leave-one-out means of |predicted - measured| / measured.
+    """The quality of the latency predictor: leave-one-out means of |predicted -
+    measured| / measured.
 
-    about   a description of the predictor: its terms, and the rounds and runs of each measurement
+    about   a description of the predictor: its terms, and the rounds and runs of each
+            measurement
     """
 
     about: str
@@ -133,7 +163,8 @@ class Rung:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Something to compare students with: the fixed shape of a recipe, a pruned student, another bundle."""
+    """Something to compare students with: the fixed shape of a recipe, a pruned
+    student, another bundle."""
 
     name: str
     score: float | None
@@ -144,7 +175,8 @@ class Anchor:
 
 @dataclass(frozen=True)
 class ChoiceImportance:
-    """The share of the variation of `target` that each choice explains; shares sum to 1.
+    """The share of the variation of `target` that each choice explains; shares sum to
+    1.
 
     evaluator   name of Optuna's evaluator
     trials      number of complete trials it is computed from
@@ -158,15 +190,19 @@ class ChoiceImportance:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """The results of a search under its budgets, with all that is needed to judge and repeat it.
+    """The results of a search under its budgets, with all that is needed to judge and
+    repeat it.
 
     study        its folder, as given to `compress search show`
     teacher_ms   on the same device and setting, in the same race as the finalists
     budgets      objective -> its maximum; for the score, its minimum
     objectives   of the front
-    split        the split that was scored, of split_rows rows; train_rows: number of rows to train on
-    front        trial numbers, by cost; winner: number of the student that was fully distilled and ships
-    costs        part (`measuring`, `supernet`, `trials`, `short distillations`, `final` ...) -> seconds
+    split        the split that was scored, of split_rows rows; train_rows: number of
+                 rows to train on
+    front        trial numbers, by cost; winner: number of the student that was fully
+                 distilled and ships
+    costs        part (`measuring`, `supernet`, `trials`, `short distillations`, `final`
+                 ...) -> seconds
     ladder       scores of subnets and students during training
     date         ISO 8601
     """
@@ -207,15 +243,27 @@ class SearchReport:
         known = {point.number for point in self.points}
         if len(known) < len(self.points):
             raise SearchError(f"{self.study}: a trial is listed twice")
-        if strange := {*self.front, *(() if self.winner is None else (self.winner,))} - known:
-            raise SearchError(f"{self.study}: no trial {', '.join(map(str, sorted(strange)))} on record")
+        if (
+            strange := {*self.front, *(() if self.winner is None else (self.winner,))}
+            - known
+        ):
+            raise SearchError(
+                f"{self.study}: no trial {', '.join(map(str, sorted(strange)))} on "
+                "record"
+            )
 
     def point(self, number: int) -> TrialRecord:
         """Return the trial of this number. Raises SearchError where there is none."""
         found = next((point for point in self.points if point.number == number), None)
         if found is None:
-            span = f", {self.points[0].number} to {self.points[-1].number}" if self.points else ""
-            raise SearchError(f"{self.study}: no trial {number}; it has {len(self.points)}{span}")
+            span = (
+                f", {self.points[0].number} to {self.points[-1].number}"
+                if self.points
+                else ""
+            )
+            raise SearchError(
+                f"{self.study}: no trial {number}; it has {len(self.points)}{span}"
+            )
         return found
 
     def measured_ms(self, point: TrialRecord) -> float | None:
@@ -235,54 +283,102 @@ class SearchReport:
 
     def feasible(self, point: TrialRecord) -> bool:
         """Return True if the trial is complete and known to be within every budget."""
-        return point.state == "complete" and point.score is not None and not self.exceeded(point)
+        return (
+            point.state == "complete"
+            and point.score is not None
+            and not self.exceeded(point)
+        )
 
     def exceeded(self, point: TrialRecord) -> tuple[ObjectiveName, ...]:
         """List the budgets that the trial is not known to keep."""
 
         def kept(objective: ObjectiveName, limit: float) -> bool:
             value = self.value(point, objective)
-            return value is not None and (value >= limit if objective == "score" else value <= limit)
+            return value is not None and (
+                value >= limit if objective == "score" else value <= limit
+            )
 
-        return tuple(objective for objective, limit in self.budgets.items() if not kept(objective, limit))
+        return tuple(
+            objective
+            for objective, limit in self.budgets.items()
+            if not kept(objective, limit)
+        )
 
     def best_within(self) -> TrialRecord | None:
-        """Return the feasible point that scores best; of equals, the one that takes least."""
+        """Return the feasible point that scores best; of equals, the one that takes
+        least."""
         within = [point for point in self.points if self.feasible(point)]
-        return max(within, key=lambda point: (point.score, -(self.ms(point) or 0.0), -point.number), default=None)
+        return max(
+            within,
+            key=lambda point: (point.score, -(self.ms(point) or 0.0), -point.number),
+            default=None,
+        )
 
     def nearest(self) -> TrialRecord | None:
-        """Return the point that exceeds its budgets by the least factor; of equals, the one that scores best."""
-        known = [(excess, point) for point in self.points if (excess := self._excess(point)) is not None]
-        return min(known, key=lambda one: (one[0], -(one[1].score or 0.0), one[1].number), default=(0.0, None))[1]
+        """Return the point that exceeds its budgets by the least factor; of equals, the
+        one that scores best."""
+        known = [
+            (excess, point)
+            for point in self.points
+            if (excess := self._excess(point)) is not None
+        ]
+        return min(
+            known,
+            key=lambda one: (one[0], -(one[1].score or 0.0), one[1].number),
+            default=(0.0, None),
+        )[1]
 
-    def compute_front(self, objectives: Sequence[ObjectiveName] | None = None) -> tuple[int, ...]:
-        """Return the feasible points that no other one equals or beats in every objective, by the first cost."""
+    def compute_front(
+        self, objectives: Sequence[ObjectiveName] | None = None
+    ) -> tuple[int, ...]:
+        """Return the feasible points that no other one equals or beats in every
+        objective, by the first cost."""
         names = tuple(dict.fromkeys(objectives or self.objectives))
         placed = []
         for point in filter(self.feasible, self.points):
-            values = {name: value for name in names if (value := self.value(point, name)) is not None}
+            values = {
+                name: value
+                for name in names
+                if (value := self.value(point, name)) is not None
+            }
             if len(values) == len(names):
-                values_to_minimise = (-value if name == "score" else value for name, value in values.items())
+                values_to_minimise = (
+                    -value if name == "score" else value
+                    for name, value in values.items()
+                )
                 placed.append((tuple(values_to_minimise), point.number))
         costs = [index for index, name in enumerate(names) if name != "score"]
-        return tuple(number for _, number in sorted(find_front(placed), key=lambda one: [one[0][i] for i in costs]))
+        return tuple(
+            number
+            for _, number in sorted(
+                find_front(placed), key=lambda one: [one[0][i] for i in costs]
+            )
+        )
 
     def counts(self) -> dict[State, int]:
         """Count the trials by state."""
         return dict(Counter(point.state for point in self.points))
 
     def to_json(self) -> str:
-        """Write indented JSON without defaults; what is not a finite number becomes null."""
+        """Write indented JSON without defaults; what is not a finite number becomes
+        null."""
         return to_json(self, compact=True)
 
     @staticmethod
     def from_json(source: str | bytes | Path) -> SearchReport:
-        """Read what `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
-        return from_json(SearchReport, source, SearchError, "search of this tool", "run the search again")
+        """Read what `to_json` wrote, from its text or file. Raises SearchError naming
+        each field in error."""
+        return from_json(
+            SearchReport,
+            source,
+            SearchError,
+            "search of this tool",
+            "run the search again",
+        )
 
     def _excess(self, point: TrialRecord) -> float | None:
-        """Return the largest factor by which it exceeds a budget; None where not all values are known."""
+        """Return the largest factor by which it exceeds a budget; None where not all
+        values are known."""
         factors = []
         for objective, limit in self.budgets.items():
             value = self.value(point, objective)

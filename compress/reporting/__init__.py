@@ -1,1 +1,2 @@
-"""Pages and tables of the records: runs, choices among bundles, searches, measurements."""
+"""Pages and tables of the records: runs, choices among bundles, searches,
+measurements."""

@@ -1,6 +1,8 @@
-"""Draw charts as inline SVG: bars, lines, predictions and progress, each for the width it is shown at.
+"""Draw charts as inline SVG: bars, lines, predictions and progress, each for the width
+it is shown at.
 
-Many points are one path of dots, so that thousands stay a small file; a script finds each by the scale on the picture.
+Many points are one path of dots, so that thousands stay a small file; a script finds
+each by the scale on the picture.
 """
 
 import math
@@ -18,18 +20,30 @@ from compress.reporting import format as units
 from compress.reporting.compare import MeasuredDevice
 
 MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
-"""Widths of the page's columns in pixels: the wider and the narrower of two, both together, and a phone's only one."""
+"""Widths of the page's columns in pixels: the wider and the narrower of two, both
+together, and a phone's only one."""
 LEFT, RIGHT, TOP, FOOT = 52, 14, 34, 44
 """Pixels around a plot."""
 ADVANCE = 0.58
-"""Average width of a sans-serif letter in ems: no label outgrows the box reserved for it."""
+"""Average width of a sans-serif letter in ems: no label outgrows the box reserved for
+it."""
 COLOURS = 8
 MOST_POINTS = 400
 SMOOTHED_FROM = 60
 MANY = 1000
 FAR = 3
-"""A score this many times as far from the best as the median score is off the scale, which is for those in question."""
-NOT_LOSSES = frozenset({"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
+"""A score this many times as far from the best as the median score is off the scale,
+which is for those in question."""
+NOT_LOSSES = frozenset(
+    {
+        "step",
+        "epoch",
+        "grad_norm",
+        "learning_rate",
+        "total_flos",
+        "num_input_tokens_seen",
+    }
+)
 """The entries that a trainer logs beside the loss and its parts."""
 
 Pixel = tuple[float, float]
@@ -39,7 +53,8 @@ Lines = Mapping[str, Line]
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture at two widths, with its heading and caption, and a legend of (line class, name, last value)."""
+    """A picture at two widths, with its heading and caption, and a legend of (line
+    class, name, last value)."""
 
     heading: str
     wide: Markup
@@ -49,11 +64,23 @@ class Figure:
 
 
 def draw_figure(
-    heading: str, draw: Callable[[str, float], Markup], key: str, width: float, *, caption: str = "",
+    heading: str,
+    draw: Callable[[str, float], Markup],
+    key: str,
+    width: float,
+    *,
+    caption: str = "",
     legend: tuple[tuple[str, str, str], ...] = (),
-) -> Figure:  # fmt: skip
-    """Draw the same picture for a wide window and for a phone; the style sheet shows one of them."""
-    return Figure(heading, draw(f"{key}-wide", width), draw(f"{key}-phone", PHONE), caption, legend)
+) -> Figure:
+    """Draw the same picture for a wide window and for a phone; the style sheet shows
+    one of them."""
+    return Figure(
+        heading,
+        draw(f"{key}-wide", width),
+        draw(f"{key}-phone", PHONE),
+        caption,
+        legend,
+    )
 
 
 @dataclass(frozen=True)
@@ -67,8 +94,14 @@ class Box:
 
     def overlap(self, other: "Box") -> float:
         """Compute the area both cover."""
-        if self.left >= other.right or other.left >= self.right or self.top >= other.bottom or other.top >= self.bottom:
-            return 0.0  # as most pairs do: a label is held against everything on the picture
+        if (
+            self.left >= other.right
+            or other.left >= self.right
+            or self.top >= other.bottom
+            or other.top >= self.bottom
+        ):
+            # as most pairs do: a label is held against everything on the picture
+            return 0.0
         wide = min(self.right, other.right) - max(self.left, other.left)
         return wide * (min(self.bottom, other.bottom) - max(self.top, other.top))
 
@@ -79,10 +112,12 @@ class Box:
 
 
 def element(tag: str, *content: str, **attributes: str | float) -> Markup:
-    """Write an SVG element with its text escaped; numbers get one decimal, and `_` in a name stands for `-`."""
+    """Write an SVG element with its text escaped; numbers get one decimal, and `_` in a
+    name stands for `-`."""
     words = [
         Markup(' {}="{}"').format(
-            name.strip("_").replace("_", "-"), value if isinstance(value, str) else f"{value:.1f}"
+            name.strip("_").replace("_", "-"),
+            value if isinstance(value, str) else f"{value:.1f}",
         )
         for name, value in attributes.items()
     ]
@@ -90,17 +125,29 @@ def element(tag: str, *content: str, **attributes: str | float) -> Markup:
     return Markup(form).format(tag, Markup("").join(words), Markup("").join(content))
 
 
-def draw_picture(key: str, size: Pixel, title: str, description: str, marks: Iterable[Markup]) -> Markup:
-    """Make one picture; `key` is unique on the page, title and description are what the blind hear."""
+def draw_picture(
+    key: str, size: Pixel, title: str, description: str, marks: Iterable[Markup]
+) -> Markup:
+    """Make one picture; `key` is unique on the page, title and description are what the
+    blind hear."""
     width, height = (f"{side:.0f}" for side in size)
     return element(
-        "svg", element("title", title, id=f"{key}-title"), element("desc", description, id=f"{key}-desc"), *marks,
-        class_="picture", viewBox=f"0 0 {width} {height}", width=width, height=height, role="img",
+        "svg",
+        element("title", title, id=f"{key}-title"),
+        element("desc", description, id=f"{key}-desc"),
+        *marks,
+        class_="picture",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
         aria_labelledby=f"{key}-title {key}-desc",
-    )  # fmt: skip
+    )
 
 
-def draw_text(x: float, y: float, content: str, style: str = "", anchor: str = "start") -> Markup:
+def draw_text(
+    x: float, y: float, content: str, style: str = "", anchor: str = "start"
+) -> Markup:
     """Write `content` with its baseline at y."""
     return element("text", content, x=x, y=y, class_=style, text_anchor=anchor)
 
@@ -113,38 +160,64 @@ def draw_line(start: Pixel, end: Pixel, style: str) -> Markup:
 def draw_box(box: Box, style: str) -> Markup:
     """Fill a box with rounded corners."""
     return element(
-        "rect", x=box.left, y=box.top, width=box.right - box.left, height=box.bottom - box.top, rx="2", class_=style
+        "rect",
+        x=box.left,
+        y=box.top,
+        width=box.right - box.left,
+        height=box.bottom - box.top,
+        rx="2",
+        class_=style,
     )
 
 
 def draw_path(points: Sequence[Pixel], style: str) -> Markup:
-    """Draw a line through the points; a single one is drawn as a dot by the round cap."""
+    """Draw a line through the points; a single one is drawn as a dot by the round
+    cap."""
     drawn = points if len(points) > 1 else [*points, *points]
-    return element("path", d="M" + " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn), class_=style)
+    return element(
+        "path", d="M" + " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn), class_=style
+    )
 
 
-def draw_dot(x: float, y: float, *, style: str, hint: str, square: bool = False) -> Markup:
-    """Draw a point with a hint that shows on hovering; `square` ones stand on a corner."""
+def draw_dot(
+    x: float, y: float, *, style: str, hint: str, square: bool = False
+) -> Markup:
+    """Draw a point with a hint that shows on hovering; `square` ones stand on a
+    corner."""
     title = element("title", hint)
     if square:
-        return element("path", title, d=f"M{x:.1f},{y - 7:.1f} l7,7 -7,7 -7,-7 z", class_=style)
+        return element(
+            "path", title, d=f"M{x:.1f},{y - 7:.1f} l7,7 -7,7 -7,-7 z", class_=style
+        )
     return element("circle", title, cx=x, cy=y, r="6", class_=style)
 
 
 def draw_dots(places: Sequence[Pixel], style: str) -> Markup:
-    """Draw dots as one path; those at the same place are one. Many are placed to the pixel."""
+    """Draw dots as one path; those at the same place are one. Many are placed to the
+    pixel."""
     digits = 0 if len(places) > MANY else 1
     different = dict.fromkeys((round(x, digits), round(y, digits)) for x, y in places)
-    return element("path", d="".join(f"M{x:g},{y:g}h0" for x, y in different), class_=style) if places else Markup("")
+    return (
+        element(
+            "path", d="".join(f"M{x:g},{y:g}h0" for x, y in different), class_=style
+        )
+        if places
+        else Markup("")
+    )
 
 
 def group(marks: Markup, **data: str) -> Markup:
     """Group the marks under these data attributes, if there are any."""
-    return element("g", marks, **{f"data-{name}": value for name, value in data.items()}) if data else marks
+    return (
+        element("g", marks, **{f"data-{name}": value for name, value in data.items()})
+        if data
+        else marks
+    )
 
 
 def text_width(content: str, size: float) -> float:
-    """Bound the pixels that `content` takes at a font size; letters outside Latin are counted as wide."""
+    """Bound the pixels that `content` takes at a font size; letters outside Latin are
+    counted as wide."""
     return sum(ADVANCE if ord(letter) < 0x2E80 else 1.05 for letter in content) * size
 
 
@@ -155,7 +228,8 @@ def shorten(content: str, letters: int) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high` on pixels from `start` to `end`, linear or logarithmic."""
+    """Values from `low` to `high` on pixels from `start` to `end`, linear or
+    logarithmic."""
 
     low: float
     high: float
@@ -177,30 +251,51 @@ class Axis:
         return self.start + (here - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, wanted: int = 5) -> list[float]:
-        """Choose round values within the axis: about `wanted` of them, at least two on a linear one."""
+        """Choose round values within the axis: about `wanted` of them, at least two on
+        a linear one."""
         if self.log:
-            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            decades = range(
+                math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1
+            )
             for digits in ((1,), (1, 3), (1, 2, 5)):
                 ticks = [digit * 10.0**power for power in decades for digit in digits]
-                found = [tick for tick in ticks if self.low * 0.999 <= tick <= self.high * 1.001]
+                found = [
+                    tick
+                    for tick in ticks
+                    if self.low * 0.999 <= tick <= self.high * 1.001
+                ]
                 if len(found) >= min(3, wanted):
                     break
-            return found[:: math.ceil(len(found) / (wanted + 2))] if found else [self.low, self.high]
+            return (
+                found[:: math.ceil(len(found) / (wanted + 2))]
+                if found
+                else [self.low, self.high]
+            )
         raw = (self.high - self.low) / max(1, wanted)
         power = 10.0 ** math.floor(math.log10(raw))
-        step = power * next(nice for nice in (1, 2, 2.5, 5, 10) if nice * power >= raw * 0.999)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        step = power * next(
+            nice for nice in (1, 2, 2.5, 5, 10) if nice * power >= raw * 0.999
+        )
+        first, last = (
+            math.ceil(self.low / step - 1e-9),
+            math.floor(self.high / step + 1e-9),
+        )
         return [round(index * step, 12) for index in range(first, last + 1)]
 
     def labels(self, wanted: int) -> list[tuple[float, str]]:
         """Choose the ticks, and write each as it stands beside the axis."""
         ticks = self.ticks(wanted)
-        step = 0.0 if self.log else min((after - before for before, after in pairwise(ticks)), default=1.0)
+        step = (
+            0.0
+            if self.log
+            else min((after - before for before, after in pairwise(ticks)), default=1.0)
+        )
         return [(tick, label(tick, step)) for tick in ticks]
 
 
 def label(value: float, step: float) -> str:
-    """Write a tick with the decimals that neighbours `step` apart need; 0 for no step: as short as it goes."""
+    """Write a tick with the decimals that neighbours `step` apart need; 0 for no step:
+    as short as it goes."""
     if abs(value) >= 10_000:
         power = min(int(math.log10(abs(value)) / 3 + 1e-9), 6)
         return f"{value / 1000**power:g}{'kMGTPE'[power - 1]}".replace("-", "−")
@@ -213,9 +308,11 @@ def label(value: float, step: float) -> str:
 
 
 class Plot:
-    """A chart in the making: two axes, and marks placed by their values. What is below the scale stands at its foot.
+    """A chart in the making: two axes, and marks placed by their values. What is below
+    the scale stands at its foot.
 
-    names  of the axes; the vertical one's lies flat above the axis, where it can be read; '' for none
+    names  of the axes; the vertical one's lies flat above the axis, where it can be
+           read; '' for none
     """
 
     def __init__(self, x: Axis, y: Axis, names: tuple[str, str]) -> None:
@@ -227,8 +324,12 @@ class Plot:
             self.marks += [draw_line((left, y.at(tick)), (right, y.at(tick)), "grid")]
             self.marks += [draw_text(left - 8, y.at(tick) + 4, written, "tick", "end")]
         for tick, written in x.labels(6 if right > 450 else 4):
-            self.marks += [draw_line((x.at(tick), bottom), (x.at(tick), bottom + 4), "axis")]
-            self.marks += [draw_text(x.at(tick), bottom + 18, written, "tick", "middle")]
+            self.marks += [
+                draw_line((x.at(tick), bottom), (x.at(tick), bottom + 4), "axis")
+            ]
+            self.marks += [
+                draw_text(x.at(tick), bottom + 18, written, "tick", "middle")
+            ]
         self.marks += [draw_line((left, bottom), (right, bottom), "axis")]
         self.marks += [draw_text(right, bottom + 38, names[0], "axis-title", "end")]
         self.marks += [draw_text(0, 14, names[1], "axis-title")] if names[1] else []
@@ -260,7 +361,8 @@ def least_on_scale(scores: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: what it is of, how much, the class of its colour, and the number beside it where it is another one."""
+    """One bar: what it is of, how much, the class of its colour, and the number beside
+    it where it is another one."""
 
     name: str
     value: float
@@ -268,7 +370,9 @@ class Bar:
     text: str = ""
 
 
-def draw_bars(items: Sequence[Bar], title: str, unit: str, key: str, width: float) -> Markup:
+def draw_bars(
+    items: Sequence[Bar], title: str, unit: str, key: str, width: float
+) -> Markup:
     """Draw one bar per item, from zero."""
     longest = max(item.value for item in items) or 1.0
     numbers = [item.text or units.measure(item.value, unit) for item in items]
@@ -279,30 +383,56 @@ def draw_bars(items: Sequence[Bar], title: str, unit: str, key: str, width: floa
         marks += [draw_text(0, top + 13, shorten(item.name, room), "name")]
         marks += [draw_text(width, top + 13, number, "number", "end")]
         marks += [draw_box(Box(0, top + 20, width, top + 28), "track")]
-        marks += [draw_box(Box(0, top + 20, max(1.5, width * item.value / longest), top + 28), f"bar {item.style}")]
-    description = "; ".join(f"{item.name} {number}" for item, number in zip(items, numbers, strict=True))
+        marks += [
+            draw_box(
+                Box(0, top + 20, max(1.5, width * item.value / longest), top + 28),
+                f"bar {item.style}",
+            )
+        ]
+    description = "; ".join(
+        f"{item.name} {number}" for item, number in zip(items, numbers, strict=True)
+    )
     return draw_picture(key, (width, 38 * len(items) - 6), title, description, marks)
 
 
 def bar_figure(
-    items: Iterable[Bar], heading: str, unit: str, key: str, *, caption: str = "", width: float = SIDE
+    items: Iterable[Bar],
+    heading: str,
+    unit: str,
+    key: str,
+    *,
+    caption: str = "",
+    width: float = SIDE,
 ) -> Figure | None:
     """Draw the bars whose value is known; None without any."""
     if not (bars := [item for item in items if units.is_known(item.value)]):
         return None
-    return draw_figure(heading, partial(draw_bars, bars, heading, unit), key, width, caption=caption)
+    return draw_figure(
+        heading, partial(draw_bars, bars, heading, unit), key, width, caption=caption
+    )
 
 
 def draw_lines(
-    lines: Lines, title: str, names: tuple[str, str], key: str, width: float, *,
-    tight: bool = False, smooth: bool = False, level: float | None = None,
-) -> Markup:  # fmt: skip
+    lines: Lines,
+    title: str,
+    names: tuple[str, str],
+    key: str,
+    width: float,
+    *,
+    tight: bool = False,
+    smooth: bool = False,
+    level: float | None = None,
+) -> Markup:
     """Draw values over steps; on a log scale where they span more than a factor of 20.
 
-    names  of the steps and of the values; tight: the scale shows only the range of the values; smooth: many values are
-    drawn as their running mean over a faint line, and few without dots; level: a dashed line
+    names  of the steps and of the values; tight: the scale shows only the range of the
+           values; smooth: many values are
+    drawn as their running mean over a faint line, and few without dots; level: a dashed
+    line
     """
-    values = [value for line in lines.values() for _, value in line] + ([] if level is None else [level])
+    values = [value for line in lines.values() for _, value in line] + (
+        [] if level is None else [level]
+    )
     steps = [step for line in lines.values() for step, _ in line]
     top = TOP if names[1] else 14
     bottom, low, high = top + 232, min(values), max(values)
@@ -313,8 +443,13 @@ def draw_lines(
         y = Axis(0, (high or 1.0) * 1.06, bottom, top)
     plot = Plot(Axis(min(0.0, *steps), max(*steps, 1.0), LEFT, width - RIGHT), y, names)
     if level is not None:
-        plot.marks.append(draw_line((LEFT, y.at(level)), (width - RIGHT, y.at(level)), "reference"))
-    thinned = [(line_style(index, list(lines)), thin_out(line)) for index, line in enumerate(lines.values())]
+        plot.marks.append(
+            draw_line((LEFT, y.at(level)), (width - RIGHT, y.at(level)), "reference")
+        )
+    thinned = [
+        (line_style(index, list(lines)), thin_out(line))
+        for index, line in enumerate(lines.values())
+    ]
     for style, line in thinned:
         if smooth and len(line) >= SMOOTHED_FROM:
             plot.path(line, f"raw {style}")
@@ -324,83 +459,139 @@ def draw_lines(
             for point in line:
                 plot.path([point], f"knot {style}")
     digits = units.three_digits
-    ends = ", ".join(f"{name} from {digits(line[0][1])} to {digits(line[-1][1])}" for name, line in lines.items())
+    ends = ", ".join(
+        f"{name} from {digits(line[0][1])} to {digits(line[-1][1])}"
+        for name, line in lines.items()
+    )
     return plot.picture(key, title, ends)
 
 
 def loss_lines(points: Sequence[Point]) -> Lines:
-    """Choose the parts of the loss among the names of a curve, the total first, unless it is its one part again."""
+    """Choose the parts of the loss among the names of a curve, the total first, unless
+    it is its one part again."""
     found = {
         name: line
         for name, line in series(points)
-        if name == "eval_loss" or not (name.startswith(("eval_", "train_")) or name in NOT_LOSSES)
+        if name == "eval_loss"
+        or not (name.startswith(("eval_", "train_")) or name in NOT_LOSSES)
     }
     parts = [line for name, line in found.items() if name not in ("loss", "eval_loss")]
     if len(parts) == 1 and len(total := found.get("loss", [])) == len(parts[0]):
         pairs = zip(total, parts[0], strict=True)
-        if all(a == b and math.isclose(x, y, rel_tol=1e-4) for (a, x), (b, y) in pairs):  # the same but for rounding
+        # the same but for rounding
+        if all(a == b and math.isclose(x, y, rel_tol=1e-4) for (a, x), (b, y) in pairs):
             del found["loss"]
     return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))
 
 
 def stage_figures(report: Report, name: str, key: str) -> list[Figure]:
-    """Draw the losses of a stage, and its scores on the validation split beside the teacher's."""
+    """Draw the losses of a stage, and its scores on the validation split beside the
+    teacher's."""
     points = report.curves.get(name, ())
     losses, known = loss_lines(points), dict(series(points))
-    names = {f"eval_{report.metric}": units.metric(report.metric), "eval_agreement": "agreement"}
+    names = {
+        f"eval_{report.metric}": units.metric(report.metric),
+        "eval_agreement": "agreement",
+    }
     scores = {shown: known[each] for each, shown in names.items() if each in known}
     figures = []
     if losses:
         longest, notes = max(len(line) for line in losses.values()), []
         if longest >= SMOOTHED_FROM:
-            notes.append("Strong lines are running means, faint ones the values as logged.")
+            notes.append(
+                "Strong lines are running means, faint ones the values as logged."
+            )
         if longest > MOST_POINTS:
             notes.append(f"Of {longest:,} logged values, neighbours are averaged.")
         if _spans_decades([value for line in losses.values() for _, value in line]):
             notes.append("The vertical scale is logarithmic.")
-        draw = partial(draw_lines, losses, f"Loss in stage {name}", ("step", ""), smooth=True)
+        draw = partial(
+            draw_lines, losses, f"Loss in stage {name}", ("step", ""), smooth=True
+        )
         width = MAIN if scores else WHOLE
-        figures.append(draw_figure("Loss", draw, f"loss-{key}", width, caption=" ".join(notes), legend=legend(losses)))
+        figures.append(
+            draw_figure(
+                "Loss",
+                draw,
+                f"loss-{key}",
+                width,
+                caption=" ".join(notes),
+                legend=legend(losses),
+            )
+        )
     if scores:
         teacher = report.teacher_row
-        level = report.score(teacher) if teacher and report.split == "validation" else None  # as the curves are
+        # as the curves are
+        level = (
+            report.score(teacher) if teacher and report.split == "validation" else None
+        )
         title = f"{units.metric(report.metric)} during training"
         draw = partial(draw_lines, scores, title, ("step", ""), tight=True, level=level)
         caption = "" if level is None else "Dashed: the teacher."
         width = SIDE if losses else WHOLE
         figures.append(
-            draw_figure("Score on validation", draw, f"score-{key}", width, caption=caption, legend=legend(scores))
+            draw_figure(
+                "Score on validation",
+                draw,
+                f"score-{key}",
+                width,
+                caption=caption,
+                legend=legend(scores),
+            )
         )
     return figures
 
 
 def load_figures(device: MeasuredDevice, key: str) -> list[Figure]:
-    """Draw medians by the minute of a device without pause, and temperatures where it shows any."""
+    """Draw medians by the minute of a device without pause, and temperatures where it
+    shows any."""
     runs = {name: run for name, run in device.sustained if run.minutes}
-    times: Lines = {name: [(at, ms) for at, ms in enumerate(run.minutes, 1)] for name, run in runs.items()}
+    times: Lines = {
+        name: [(at, ms) for at, ms in enumerate(run.minutes, 1)]
+        for name, run in runs.items()
+    }
     degrees: Lines = {
         name: line
         for name, run in runs.items()
-        if (line := [(float(at), value) for at, value in enumerate(run.temperatures, 1) if value is not None])
+        if (
+            line := [
+                (float(at), value)
+                for at, value in enumerate(run.temperatures, 1)
+                if value is not None
+            ]
+        )
     }
-    kinds = [("Median latency", "ms", times, MAIN if degrees else WHOLE), ("Temperature", "°C", degrees, SIDE)]
+    kinds = [
+        ("Median latency", "ms", times, MAIN if degrees else WHOLE),
+        ("Temperature", "°C", degrees, SIDE),
+    ]
     return [
         draw_figure(
-            f"{name} by the minute", partial(draw_lines, lines, name, ("minute", unit), tight=unit != "ms"),
-            f"{unit.strip('°')}-{key}", width, legend=legend(lines, f" {unit}"),
+            f"{name} by the minute",
+            partial(draw_lines, lines, name, ("minute", unit), tight=unit != "ms"),
+            f"{unit.strip('°')}-{key}",
+            width,
+            legend=legend(lines, f" {unit}"),
         )
-        for name, unit, lines, width in kinds if lines
-    ]  # fmt: skip
+        for name, unit, lines, width in kinds
+        if lines
+    ]
 
 
 def legend(lines: Lines, unit: str = "") -> tuple[tuple[str, str, str], ...]:
     """Return (class of the line, name, value at its end as drawn) of each line."""
-    ends = [units.three_digits(smooth_out(thin_out(line))[-1][1]) for line in lines.values()]
-    return tuple((line_style(at, list(lines)), name, f"{ends[at]}{unit}") for at, name in enumerate(lines))
+    ends = [
+        units.three_digits(smooth_out(thin_out(line))[-1][1]) for line in lines.values()
+    ]
+    return tuple(
+        (line_style(at, list(lines)), name, f"{ends[at]}{unit}")
+        for at, name in enumerate(lines)
+    )
 
 
 def line_style(index: int, names: Sequence[str]) -> str:
-    """Return the class of a line's colour: ink for the total, else one of eight; dashed from the ninth on."""
+    """Return the class of a line's colour: ink for the total, else one of eight; dashed
+    from the ninth on."""
     if names[index] == "loss":
         return "total"
     place = index - ("loss" in names)
@@ -410,17 +601,28 @@ def line_style(index: int, names: Sequence[str]) -> str:
 def thin_out(line: Line) -> Line:
     """Average equal runs of neighbours, so that at most MOST_POINTS points are left."""
     run = -(-len(line) // MOST_POINTS)
-    parts = [line[start : start + run] for start in range(0, len(line), run)] if run > 1 else []
-    return [(fmean([step for step, _ in part]), fmean([value for _, value in part])) for part in parts] or line
+    parts = (
+        [line[start : start + run] for start in range(0, len(line), run)]
+        if run > 1
+        else []
+    )
+    return [
+        (fmean([step for step, _ in part]), fmean([value for _, value in part]))
+        for part in parts
+    ] or line
 
 
 def smooth_out(line: Line) -> Line:
-    """Take the running mean over a twentieth of the line, centred; a line of few points is returned as it is."""
+    """Take the running mean over a twentieth of the line, centred; a line of few points
+    is returned as it is."""
     if len(line) < SMOOTHED_FROM:
         return line
     half = max(1, len(line) // 40)
     values = [value for _, value in line]
-    return [(step, fmean(values[max(0, at - half) : at + half + 1])) for at, (step, _) in enumerate(line)]
+    return [
+        (step, fmean(values[max(0, at - half) : at + half + 1]))
+        for at, (step, _) in enumerate(line)
+    ]
 
 
 def _spans_decades(values: Sequence[float]) -> bool:
@@ -428,9 +630,13 @@ def _spans_decades(values: Sequence[float]) -> bool:
 
 
 def draw_predictions(timings: Sequence[Timing], key: str, width: float) -> Markup:
-    """Draw predicted against measured latency of every shape that was measured, and what FLOPs alone would say."""
+    """Draw predicted against measured latency of every shape that was measured, and
+    what FLOPs alone would say."""
     values = [
-        value for one in timings for value in (one.measured_ms, one.predicted_ms, one.flops_ms) if value is not None
+        value
+        for one in timings
+        for value in (one.measured_ms, one.predicted_ms, one.flops_ms)
+        if value is not None
     ]
     margin = 0.06 * (max(values) - min(values)) or 0.1 * max(values)
     low, high = max(0.0, min(values) - margin), max(values) + margin
@@ -439,35 +645,62 @@ def draw_predictions(timings: Sequence[Timing], key: str, width: float) -> Marku
     plot.marks.append(draw_line(plot.at(low, low), plot.at(high, high), "reference"))
     for one in timings:
         if one.error_ms:
-            ends = [min(max(one.predicted_ms + sign * one.error_ms, low), high) for sign in (-1, 1)]
-            plot.marks.append(draw_line(plot.at(one.measured_ms, ends[0]), plot.at(one.measured_ms, ends[1]), "gain"))
+            ends = [
+                min(max(one.predicted_ms + sign * one.error_ms, low), high)
+                for sign in (-1, 1)
+            ]
+            plot.marks.append(
+                draw_line(
+                    plot.at(one.measured_ms, ends[0]),
+                    plot.at(one.measured_ms, ends[1]),
+                    "gain",
+                )
+            )
     for one in timings:
         if one.flops_ms is not None:
             at = plot.at(one.measured_ms, one.flops_ms)
-            plot.marks.append(draw_dot(*at, style="point flops", hint="from FLOPs alone"))
+            plot.marks.append(
+                draw_dot(*at, style="point flops", hint="from FLOPs alone")
+            )
     for one in timings:
-        hint = f"{one.name}: predicted {units.measure(one.predicted_ms, 'ms')}, measured "
-        hint += f"{units.measure(one.measured_ms, 'ms')}{', noisy' if one.noisy else ''}"
+        hint = (
+            f"{one.name}: predicted {units.measure(one.predicted_ms, 'ms')}, measured "
+        )
+        hint += (
+            f"{units.measure(one.measured_ms, 'ms')}{', noisy' if one.noisy else ''}"
+        )
         style = "point student" if one.finalist else "point fitted"
-        plot.marks.append(draw_dot(*plot.at(one.measured_ms, one.predicted_ms), style=style, hint=hint))
+        plot.marks.append(
+            draw_dot(
+                *plot.at(one.measured_ms, one.predicted_ms), style=style, hint=hint
+            )
+        )
     description = f"{len(timings)} shapes; the line is where both are equal"
     return plot.picture(key, "Predicted against measured latency", description)
 
 
 def draw_progress(report: SearchReport, key: str, width: float) -> Markup:
-    """Draw each trial's first score when the trial began, the best within the budgets so far, and what has no score.
+    """Draw each trial's first score when the trial began, the best within the budgets
+    so far, and what has no score.
 
     At least one trial has a score.
     """
     timed = all(one.started is not None for one in report.points)
-    placed = [((one.started or 0.0) / 60 if timed else float(one.number), one) for one in report.points]
-    scored = [(when, first, one) for when, one in placed if (first := one.first) is not None]
+    placed = [
+        ((one.started or 0.0) / 60 if timed else float(one.number), one)
+        for one in report.points
+    ]
+    scored = [
+        (when, first, one) for when, one in placed if (first := one.first) is not None
+    ]
     scores = [score for _, score, _ in scored]
     x = Axis(0, max(*(when for when, _ in placed), 1e-3), LEFT, width - RIGHT)
     y = Axis.padded(least_on_scale(scores), max(scores), 290, TOP)
     plot = Plot(x, y, ("minute" if timed else "trial", units.metric(report.metric)))
     plot.dots([(when, score) for when, score, _ in scored], "crowd")
-    foot = [(x.at(when), plot.box.bottom - 5) for when, one in placed if one.first is None]
+    foot = [
+        (x.at(when), plot.box.bottom - 5) for when, one in placed if one.first is None
+    ]
     plot.marks.append(draw_dots(foot, "crowd out"))
     best: list[Pixel] = []
     for when, score, one in sorted(scored, key=lambda each: each[:2]):
@@ -475,4 +708,6 @@ def draw_progress(report: SearchReport, key: str, width: float) -> Markup:
             best += [(when, best[-1][1]), (when, score)] if best else [(when, score)]
     if best:
         plot.path([*best, (x.high, best[-1][1])], "curve s0")
-    return plot.picture(key, "Trials over time", f"{len(scored)} of {len(placed)} trials were scored")
+    return plot.picture(
+        key, "Trials over time", f"{len(scored)} of {len(placed)} trials were scored"
+    )

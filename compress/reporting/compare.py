@@ -1,4 +1,5 @@
-"""Compare the files of several bundles: scores, certificates, sizes, times on each device, and the best within limits.
+"""Compare the files of several bundles: scores, certificates, sizes, times on each
+device, and the best within limits.
 
 A measurement belongs to the file whose SHA-256 it names, whatever the dates and names.
 """
@@ -17,19 +18,26 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.manifest import Manifest, find_bundle
 from compress.records.bench_result import BenchResult
 from compress.records.certificate import Certificate
-from compress.records.class_scores import ClassChange, ClassScore, macro_f1, select_fallen
+from compress.records.class_scores import (
+    ClassChange,
+    ClassScore,
+    macro_f1,
+    select_fallen,
+)
 from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
 from compress.records.run_report import REPORT, Report, ReportRow, finite
 from compress.training.run import continuation
 from compress.values import Range
 
 OWN = "own races"
-"""The device of the times in reports: files of one run were raced against each other, those of two were not."""
+"""The device of the times in reports: files of one run were raced against each other,
+those of two were not."""
 
 
 @dataclass(frozen=True)
 class ComparedBundle:
-    """One bundle: its folder, a name that is unique here, its task, its manifest and its report."""
+    """One bundle: its folder, a name that is unique here, its task, its manifest and
+    its report."""
 
     path: Path
     name: str
@@ -40,7 +48,8 @@ class ComparedBundle:
 
 @dataclass(frozen=True)
 class Basis:
-    """The rows that a score was computed on; scores on different rows are not compared."""
+    """The rows that a score was computed on; scores on different rows are not
+    compared."""
 
     data: str
     split: str
@@ -69,11 +78,13 @@ class ComparedModel:
 
     name          `<bundle> <precision>`, or the teacher's
     sha256        of the file; '' for a teacher
-    scores        of the report's metric, by the rows they were computed on; of several devices, the lowest
+    scores        of the report's metric, by the rows they were computed on; of several
+                  devices, the lowest
     certificates  of the file, one for each device
     times         device -> setting -> times
-    classes       scores of each class, by rows; fallen: classes of which the file finds nothing, or far less than its
-                  teacher or, where it was certified, than its fp32 file
+    classes       scores of each class, by rows; fallen: classes of which the file finds
+                  nothing, or far less than its teacher or, where it was certified, than
+                  its fp32 file
     """
 
     name: str
@@ -92,12 +103,21 @@ class ComparedModel:
     @property
     def certified(self) -> bool | None:
         """Return True if every certificate holds; None without one."""
-        return all(one.certified for one in self.certificates) if self.certificates else None
+        return (
+            all(one.certified for one in self.certificates)
+            if self.certificates
+            else None
+        )
 
     @property
     def reason(self) -> str:
-        """Return the reason of the first certificate that does not hold, else of the first."""
-        return min(self.certificates, key=lambda one: one.certified).reason if self.certificates else ""
+        """Return the reason of the first certificate that does not hold, else of the
+        first."""
+        return (
+            min(self.certificates, key=lambda one: one.certified).reason
+            if self.certificates
+            else ""
+        )
 
     def latency(self, view: View | None) -> Latency | None:
         """Look up the times at `view`; None where it was not timed there."""
@@ -113,7 +133,8 @@ class ComparedModel:
 class MeasuredDevice:
     """A device, and what was measured on it.
 
-    sources    (command, date) of each measurement; own: the times are those of the reports, each run by itself
+    sources    (command, date) of each measurement; own: the times are those of the
+               reports, each run by itself
     sustained  (name of the candidate, its times without pause)
     """
 
@@ -127,7 +148,8 @@ class MeasuredDevice:
 @check_arguments
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a pick: milliseconds of the median, 10^6 bytes of the file, score. None: no limit."""
+    """The limits of a pick: milliseconds of the median, 10^6 bytes of the file, score.
+    None: no limit."""
 
     budget_ms: Annotated[float | None, Range(0, 1e9)] = None
     max_mb: Annotated[float | None, Range(0, 1e9)] = None
@@ -136,7 +158,11 @@ class Limits:
     @property
     def cheapest(self) -> bool:
         """Return True if the cheapest file with a least score is wanted."""
-        return self.min_score is not None and self.budget_ms is None and self.max_mb is None
+        return (
+            self.min_score is not None
+            and self.budget_ms is None
+            and self.max_mb is None
+        )
 
 
 @dataclass(frozen=True)
@@ -144,7 +170,8 @@ class Pick:
     """The file to ship.
 
     candidate  None where no file is within the limits
-    level      files within the limits whose scores these rows cannot tell from the candidate's, the best first
+    level      files within the limits whose scores these rows cannot tell from the
+               candidate's, the best first
     thrifty    the fastest of these, where it is clearly faster
     """
 
@@ -157,7 +184,8 @@ class Pick:
 class Comparison:
     """The candidates to choose from, and what to compare them with.
 
-    basis       the rows that most candidates are scored on; scores on other rows are shown, but not compared
+    basis       the rows that most candidates are scored on; scores on other rows are
+                shown, but not compared
     candidates  by their score on these rows, the best first; then those without a score
     teachers    of the candidates
     baselines   (name, score) on these rows
@@ -180,7 +208,8 @@ class Comparison:
         return one.scores.get(self.basis) if self.basis else None
 
     def classes(self, one: ComparedModel) -> tuple[ClassScore, ...]:
-        """Look up the scores of each class on the rows of `basis`; () where there are none."""
+        """Look up the scores of each class on the rows of `basis`; () where there are
+        none."""
         return one.classes.get(self.basis, ()) if self.basis else ()
 
     def macro_f1(self, one: ComparedModel) -> float | None:
@@ -188,8 +217,16 @@ class Comparison:
         return macro_f1(self.classes(one))
 
     def drop(self, one: ComparedModel) -> float | None:
-        """Compute how much of the score of the same bundle's fp32 file is lost; None for that file."""
-        exact = next((each for each in self.candidates if (each.bundle, each.precision) == (one.bundle, "fp32")), None)
+        """Compute how much of the score of the same bundle's fp32 file is lost; None
+        for that file."""
+        exact = next(
+            (
+                each
+                for each in self.candidates
+                if (each.bundle, each.precision) == (one.bundle, "fp32")
+            ),
+            None,
+        )
         if exact is None or exact is one:
             return None
         before, after = self.score(exact), self.score(one)
@@ -197,30 +234,50 @@ class Comparison:
 
     def settings(self, device: str) -> list[Setting]:
         """List the settings measured on a device, the most frequent first."""
-        settings = [setting for one in self.candidates for setting in one.times.get(device, {})]
-        return sorted(dict.fromkeys(settings), key=lambda setting: -settings.count(setting))
+        settings = [
+            setting for one in self.candidates for setting in one.times.get(device, {})
+        ]
+        return sorted(
+            dict.fromkeys(settings), key=lambda setting: -settings.count(setting)
+        )
 
     def views(self) -> list[View]:
         """List every setting of every device."""
-        return [View(device.name, setting) for device in self.devices for setting in self.settings(device.name)]
+        return [
+            View(device.name, setting)
+            for device in self.devices
+            for setting in self.settings(device.name)
+        ]
 
     def commonest(self) -> list[View]:
-        """List one view of each device: at the setting of `view`, or where that was not measured, the most frequent."""
+        """List one view of each device: at the setting of `view`, or where that was not
+        measured, the most frequent."""
         views = self.views()
         by_device = {view.device: view for view in reversed(views)}
-        same = {view.device: view for view in views if self.view and view.setting == self.view.setting}
-        return [same.get(name, by_device[name]) for name in dict.fromkeys(view.device for view in views)]
+        same = {
+            view.device: view
+            for view in views
+            if self.view and view.setting == self.view.setting
+        }
+        return [
+            same.get(name, by_device[name])
+            for name in dict.fromkeys(view.device for view in views)
+        ]
 
     def number(self, one: ComparedModel) -> int:
         """Return a candidate's place in the list, from 1."""
         return self.candidates.index(one) + 1
 
-    def front(self, cost: Callable[[ComparedModel], float | None]) -> list[ComparedModel]:
-        """List the candidates that no other one beats in score without costing more, the cheapest first."""
+    def front(
+        self, cost: Callable[[ComparedModel], float | None]
+    ) -> list[ComparedModel]:
+        """List the candidates that no other one beats in score without costing more,
+        the cheapest first."""
         known = [
             (price, -score, one)
             for one in self.candidates
-            if (price := cost(one)) is not None and (score := self.score(one)) is not None
+            if (price := cost(one)) is not None
+            and (score := self.score(one)) is not None
         ]
         front: list[tuple[float, float, ComparedModel]] = []
         for price, loss, one in sorted(known, key=lambda each: each[:2]):
@@ -232,30 +289,54 @@ class Comparison:
 def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
     """Compare the files of runs and bundles, with the result files of `compress bench`.
 
-    at  a device, a setting or both, in the words of their names and separated by commas: `browser, 32 tokens`
+    at  a device, a setting or both, in the words of their names and separated by
+        commas: `browser, 32 tokens`
 
-    Raises BundleError for paths that cannot be read, bundles of different tasks, and an `at` that was not measured;
-    DeviceError for an invalid result file.
+    Raises BundleError for paths that cannot be read, bundles of different tasks, and an
+    `at` that was not measured; DeviceError for an invalid result file.
     """
     bundles, results = _read(paths)
     task = _check_task(bundles)
-    devices, models, unmatched = _join(results, [one for bundle in bundles for one in _list_files(bundle)])
+    devices, models, unmatched = _join(
+        results, [one for bundle in bundles for one in _list_files(bundle)]
+    )
     reports = [bundle.report for bundle in bundles if bundle.report]
     teachers = _list_teachers(reports)
     if any(OWN in one.times for one in models):
         timed = [report for report in reports if report.settings]
         machine = timed[-1].machine
-        if len(processors := {report.machine.get("cpu", "unnamed") for report in timed}) > 1:
+        if (
+            len(
+                processors := {report.machine.get("cpu", "unnamed") for report in timed}
+            )
+            > 1
+        ):
             machine = {"cpu": "several: " + ", ".join(sorted(processors))}
-        devices.append(MeasuredDevice(OWN, machine, tuple((each.command, each.date) for each in timed), own=True))
-    # the rows that most candidates are scored on; of several, those that most teachers are scored on too
-    scored, taught = ([basis for one in group for basis in one.scores] for group in (models, teachers))
-    basis = max(dict.fromkeys(scored), key=lambda each: (scored.count(each), taught.count(each)), default=None)
+        devices.append(
+            MeasuredDevice(
+                OWN,
+                machine,
+                tuple((each.command, each.date) for each in timed),
+                own=True,
+            )
+        )
+    # the rows that most candidates are scored on; of several, those that most teachers
+    # are scored on too
+    scored, taught = (
+        [basis for one in group for basis in one.scores] for group in (models, teachers)
+    )
+    basis = max(
+        dict.fromkeys(scored),
+        key=lambda each: (scored.count(each), taught.count(each)),
+        default=None,
+    )
     baselines = {
         row.name: score
-        for report in reports if basis == Basis(report.data, report.split, report.split_rows)
-        for row in report.of_role("baseline") if (score := report.score(row)) is not None
-    }  # fmt: skip
+        for report in reports
+        if basis == Basis(report.data, report.split, report.split_rows)
+        for row in report.of_role("baseline")
+        if (score := report.score(row)) is not None
+    }
 
     def rank(one: ComparedModel) -> tuple[float, float, str]:
         score = one.scores.get(basis) if basis else None
@@ -276,14 +357,17 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
 
 
 def pick(comparison: Comparison, limits: Limits) -> Pick:
-    """Pick the best score within the limits; with a least score alone, the fastest (or smallest) that reaches it.
+    """Pick the best score within the limits; with a least score alone, the fastest (or
+    smallest) that reaches it.
 
-    Of equal scores, the faster, then the smaller. Raises BundleError for a least score that this metric cannot reach.
+    Of equal scores, the faster, then the smaller. Raises BundleError for a least score
+    that this metric cannot reach.
     """
     least, metric, view = limits.min_score, comparison.task.metric, comparison.view
     if least is not None and metric != "mse" and not -1 <= least <= 1:
         raise BundleError(
-            f"--min-score {least:g}: {metric} is at most 1; expected a share, as {least / 100:g} for {least:g} %"
+            f"--min-score {least:g}: {metric} is at most 1; expected a share, as "
+            f"{least / 100:g} for {least:g} %"
         )
     scores = {
         id(one): score
@@ -291,7 +375,10 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         if (score := comparison.score(one)) is not None
         and (least is None or score >= least)
         and (limits.max_mb is None or _or_last(one.size_mb) <= limits.max_mb)
-        and (limits.budget_ms is None or _or_last(one.median_ms(view)) <= limits.budget_ms)
+        and (
+            limits.budget_ms is None
+            or _or_last(one.median_ms(view)) <= limits.budget_ms
+        )
     }
     within = [one for one in comparison.candidates if id(one) in scores]
     if not within:
@@ -301,25 +388,40 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
         return _or_last(one.median_ms(view)), _or_last(one.size_mb)
 
     def order(one: ComparedModel) -> tuple[float, ...]:
-        return (*cost(one), -scores[id(one)]) if limits.cheapest else (-scores[id(one)], *cost(one))
+        return (
+            (*cost(one), -scores[id(one)])
+            if limits.cheapest
+            else (-scores[id(one)], *cost(one))
+        )
 
     best = min(within, key=order)
     rows = comparison.basis.rows if comparison.basis else 0
     level = [
         one
         for one in within
-        if one is not best and differ_significantly(metric, scores[id(one)], scores[id(best)], rows) is False
+        if one is not best
+        and differ_significantly(metric, scores[id(one)], scores[id(best)], rows)
+        is False
     ]
     first = min(level, key=cost, default=None)
     fast, slow = first.latency(view) if first else None, best.latency(view)
-    faster = fast and slow and not (fast.noisy or slow.noisy) and slow.p50_ms > NOISE_FACTOR * fast.p50_ms
+    faster = (
+        fast
+        and slow
+        and not (fast.noisy or slow.noisy)
+        and slow.p50_ms > NOISE_FACTOR * fast.p50_ms
+    )
     return Pick(best, tuple(level), first if faster else None)
 
 
 def _choose_view(comparison: Comparison, at: str | None) -> View | None:
-    """Choose the view that `at` names; of several, the one that most candidates were timed at."""
+    """Choose the view that `at` names; of several, the one that most candidates were
+    timed at."""
     views = {
-        view: {view.device.casefold(), *(part.strip().casefold() for part in view.name.split(","))}
+        view: {
+            view.device.casefold(),
+            *(part.strip().casefold() for part in view.name.split(",")),
+        }
         for view in comparison.views()
     }
     words = [word.strip().casefold() for word in (at or "").split(",") if word.strip()]
@@ -327,25 +429,52 @@ def _choose_view(comparison: Comparison, at: str | None) -> View | None:
     if words and not matching:
         names = set().union(*views.values())
         unknown = [word for word in words if word not in names]
-        hint = did_you_mean(unknown[0], names) if unknown else " Each was, but not together."
-        raise BundleError(f"--at {at}: {', '.join(unknown) or 'that'}: no latency was measured there.{hint}")
-    return max(matching, key=lambda view: sum(bool(one.latency(view)) for one in comparison.candidates), default=None)
+        hint = (
+            did_you_mean(unknown[0], names)
+            if unknown
+            else " Each was, but not together."
+        )
+        raise BundleError(
+            f"--at {at}: {', '.join(unknown) or 'that'}: no latency was measured "
+            f"there.{hint}"
+        )
+    return max(
+        matching,
+        key=lambda view: sum(bool(one.latency(view)) for one in comparison.candidates),
+        default=None,
+    )
 
 
 def _check_task(bundles: Sequence[ComparedBundle]) -> Task:
     """Check that all bundles do the same task, and return it."""
     tasks = {bundle.name: bundle.task for bundle in bundles}
-    if len({(task.kind, task.labels, task.metric, task.pair, task.unanswerable) for task in tasks.values()}) > 1:
+    if (
+        len(
+            {
+                (task.kind, task.labels, task.metric, task.pair, task.unanswerable)
+                for task in tasks.values()
+            }
+        )
+        > 1
+    ):
         kinds = []
         for name, task in tasks.items():
-            labels = ", ".join(task.labels[:4]) + (f" and {len(task.labels) - 4} more" if len(task.labels) > 4 else "")
-            kind = f"{task.kind}{' of pairs' if task.pair else ''}{f' ({labels})' if labels else ''}"
+            labels = ", ".join(task.labels[:4]) + (
+                f" and {len(task.labels) - 4} more" if len(task.labels) > 4 else ""
+            )
+            pairs = " of pairs" if task.pair else ""
+            kind = f"{task.kind}{pairs}{f' ({labels})' if labels else ''}"
             kinds.append(f"{name}: {kind} by {task.metric}")
-        raise BundleError(f"the bundles do not do the same task, so scores cannot be compared: {'; '.join(kinds)}")
+        raise BundleError(
+            "the bundles do not do the same task, so scores cannot be compared: "
+            f"{'; '.join(kinds)}"
+        )
     return bundles[0].task
 
 
-def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, BenchResult]]]:
+def _read(
+    paths: Sequence[Path],
+) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, BenchResult]]]:
     """Read runs, bundles and result files, each once and in the given order."""
     folders, files = [], []
     for path in paths:
@@ -354,7 +483,9 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
             if folder is None:
                 hint = "Expected the folder of a run, or of a bundle."
                 if (path / "run.json").is_file():
-                    go_on = continuation(path) or "the command that began it, and --resume"
+                    go_on = (
+                        continuation(path) or "the command that began it, and --resume"
+                    )
                     hint = f"The run has not finished. Continue with: {go_on}"
                 raise BundleError(f"{path}: no bundle in it. {hint}")
             folders.append(folder.resolve())
@@ -362,22 +493,37 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
             files.append(path)
         else:
             raise BundleError(
-                f"{path}: not there; expected the folder of a run or of a bundle, or a file of `compress bench --out`"
+                f"{path}: not there; expected the folder of a run or of a bundle, or a "
+                "file of `compress bench --out`"
             )
     if not folders:
-        raise BundleError("no run and no bundle was given: a result file of `compress bench` alone has no scores")
+        raise BundleError(
+            "no run and no bundle was given: a result file of `compress bench` alone "
+            "has no scores"
+        )
     unique = list(dict.fromkeys(folders))
     bundles = []
     for path, name in zip(unique, _name_bundles(unique), strict=True):
-        bundle = Bundle.load(path)  # every file checked: a report is of the files that the manifest lists
-        report = Report.from_json(path / REPORT) if REPORT in bundle.manifest.files else None
+        # every file checked: a report is of the files that the manifest lists
+        bundle = Bundle.load(path)
+        report = (
+            Report.from_json(path / REPORT) if REPORT in bundle.manifest.files else None
+        )
         bundles.append(ComparedBundle(path, name, bundle.task, bundle.manifest, report))
-    return tuple(bundles), [(file, BenchResult.from_json(file)) for file in dict.fromkeys(files)]
+    return tuple(bundles), [
+        (file, BenchResult.from_json(file)) for file in dict.fromkeys(files)
+    ]
 
 
 def _name_bundles(paths: Sequence[Path]) -> list[str]:
-    """Name each bundle by the shortest end of its path that is unique, without the `bundle` at the end of a run's."""
-    ends = [path.parts[1:-1] if path.name == "bundle" and len(path.parts) > 2 else path.parts[1:] for path in paths]
+    """Name each bundle by the shortest end of its path that is unique, without the
+    `bundle` at the end of a run's."""
+    ends = [
+        path.parts[1:-1]
+        if path.name == "bundle" and len(path.parts) > 2
+        else path.parts[1:]
+        for path in paths
+    ]
 
     def name(parts: tuple[str, ...]) -> str:
         for count in range(1, len(parts) + 1):
@@ -402,7 +548,13 @@ def _list_files(bundle: ComparedBundle) -> Iterator[ComparedModel]:
         scores = _row_score(report, row)
         for basis, value in _list_proved(report, own, "after"):
             scores[basis] = min(value, scores.get(basis, value))
-        before = dict(_list_proved(report, (one for one in certificates if one.exact_sha256 == stamp.sha256), "before"))
+        before = dict(
+            _list_proved(
+                report,
+                (one for one in certificates if one.exact_sha256 == stamp.sha256),
+                "before",
+            )
+        )
         changes = [change for one in own for change in select_fallen(one.classes)]
         changes += report.fallen(row) if report and row else ()
         changes.sort(key=lambda one: one.after - one.before)
@@ -417,23 +569,39 @@ def _list_files(bundle: ComparedBundle) -> Iterator[ComparedModel]:
             sha256=stamp.sha256,
             certificates=own,
             times=_own_times(row),
-            classes=dict.fromkeys(_row_score(report, row), row.classes) if row and row.classes else {},
-            fallen=tuple({one.label: one for one in reversed(changes)}.values())[::-1],  # the worst of each class
+            classes=dict.fromkeys(_row_score(report, row), row.classes)
+            if row and row.classes
+            else {},
+            # the worst of each class
+            fallen=tuple({one.label: one for one in reversed(changes)}.values())[::-1],
         )
 
 
 def _list_teachers(reports: Sequence[Report]) -> list[ComparedModel]:
-    """List each teacher, by name and rows, once, with the first times that are not noisy."""
+    """List each teacher, by name and rows, once, with the first times that are not
+    noisy."""
     teachers: dict[tuple[str, Basis], ComparedModel] = {}
     for report in reports:
         for row in report.of_role("teacher"):
             name = PurePath(row.name).name
             name = name if "teacher" in name else f"{name} (teacher)"
             scores, times = _row_score(report, row), _own_times(row)
-            one = ComparedModel(name, "", "", "teacher", row.file_mb, row.parameters, scores, times=times)
+            one = ComparedModel(
+                name,
+                "",
+                "",
+                "teacher",
+                row.file_mb,
+                row.parameters,
+                scores,
+                times=times,
+            )
             for basis in scores:
                 old = teachers.setdefault((name, basis), one)
-                noisy, quiet = (any(each.noisy for each in at.times.get(OWN, {}).values()) for at in (old, one))
+                noisy, quiet = (
+                    any(each.noisy for each in at.times.get(OWN, {}).values())
+                    for at in (old, one)
+                )
                 if noisy and not quiet:
                     teachers[name, basis] = replace(old, times=times)
     return list(teachers.values())
@@ -442,11 +610,17 @@ def _list_teachers(reports: Sequence[Report]) -> list[ComparedModel]:
 def _row_score(report: Report | None, row: ReportRow | None) -> dict[Basis, float]:
     """Return the score of a row by the rows it is of; {} where there is none."""
     score = report.score(row) if report and row else None
-    return {Basis(report.data, report.split, report.split_rows): score} if report and score is not None else {}
+    return (
+        {Basis(report.data, report.split, report.split_rows): score}
+        if report and score is not None
+        else {}
+    )
 
 
 def _list_proved(
-    report: Report | None, certificates: Iterable[Certificate], which: Literal["before", "after"]
+    report: Report | None,
+    certificates: Iterable[Certificate],
+    which: Literal["before", "after"],
 ) -> Iterator[tuple[Basis, float]]:
     """Yield the scores in certificates, of the report's own metric."""
     for one in certificates:
@@ -456,17 +630,24 @@ def _list_proved(
 
 
 def _own_times(row: ReportRow | None) -> dict[str, dict[Setting, Latency]]:
-    return {OWN: {one.setting: one for one in row.latency.values()}} if row and row.latency else {}
+    return (
+        {OWN: {one.setting: one for one in row.latency.values()}}
+        if row and row.latency
+        else {}
+    )
 
 
 def _join(
     results: Sequence[tuple[Path, BenchResult]], candidates: Sequence[ComparedModel]
 ) -> tuple[list[MeasuredDevice], list[ComparedModel], list[str]]:
-    """Join results to the files whose digest they name: devices, candidates with times, names of no file here.
+    """Join results to the files whose digest they name: devices, candidates with times,
+    names of no file here.
 
-    Results of the same device and processor are of one device; of the same file and setting, the later ones count.
+    Results of the same device and processor are of one device; of the same file and
+    setting, the later ones count.
     """
-    times: dict[str, dict[str, dict[Setting, Latency]]] = {}  # candidate -> device -> setting -> times
+    # candidate -> device -> setting -> times
+    times: dict[str, dict[str, dict[Setting, Latency]]] = {}
     groups: dict[tuple[str, str], list[tuple[Path, BenchResult]]] = {}
 
     def moment(one: tuple[Path, BenchResult]) -> datetime:
@@ -477,22 +658,44 @@ def _join(
         return found if found.tzinfo else found.replace(tzinfo=UTC)
 
     for path, result in sorted(results, key=moment):
-        groups.setdefault((result.device, result.machine.get("cpu", "")), []).append((path, result))
+        groups.setdefault((result.device, result.machine.get("cpu", "")), []).append(
+            (path, result)
+        )
     devices, unmatched = [], list[str]()
     for (name, cpu), group in groups.items():
         alone = [other for other, _ in groups].count(name) == 1
-        device, runs = name if alone else f"{name}, {cpu or 'unnamed processor'}", list[tuple[str, Sustained]]()
+        device, runs = (
+            name if alone else f"{name}, {cpu or 'unnamed processor'}",
+            list[tuple[str, Sustained]](),
+        )
         for path, result in group:
-            names = dict.fromkeys([one.name for one in result.latencies] + [one.name for one in result.sustained])
-            meant = {each: [one.name for one in candidates if one.sha256 == result.sha256.get(each)] for each in names}
+            names = dict.fromkeys(
+                [one.name for one in result.latencies]
+                + [one.name for one in result.sustained]
+            )
+            meant = {
+                each: [
+                    one.name
+                    for one in candidates
+                    if one.sha256 == result.sha256.get(each)
+                ]
+                for each in names
+            }
             unmatched += [f"{path}: {each}" for each in names if not meant[each]]
             for one in result.latencies:
                 for file in meant[one.name]:
                     times.setdefault(file, {}).setdefault(device, {})[one.setting] = one
-            runs += [(file, run) for run in result.sustained for file in meant[run.name]]
+            runs += [
+                (file, run) for run in result.sustained for file in meant[run.name]
+            ]
         sources = tuple((result.command, result.date) for _, result in group)
-        devices.append(MeasuredDevice(device, group[-1][1].machine, sources, tuple(runs)))
-    joined = [replace(one, times={**one.times, **times.get(one.name, {})}) for one in candidates]
+        devices.append(
+            MeasuredDevice(device, group[-1][1].machine, sources, tuple(runs))
+        )
+    joined = [
+        replace(one, times={**one.times, **times.get(one.name, {})})
+        for one in candidates
+    ]
     return devices, joined, list(dict.fromkeys(unmatched))
 
 

@@ -1,4 +1,5 @@
-"""Format numbers and names for people. None, and any number that is not finite, becomes an em dash."""
+"""Format numbers and names for people. None, and any number that is not finite, becomes
+an em dash."""
 
 import math
 from collections.abc import Sequence
@@ -26,16 +27,23 @@ def join_names(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Join the first few names, and count the others: `a, b, c and 2 more`."""
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+    return (
+        f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+    )
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Name each path relative to the folders that all of them share."""
     parts = [Path(path).as_posix().split("/") for path in paths]
     shared = 0
-    while all(len(path) > shared + 1 for path in parts) and len({path[shared] for path in parts}) == 1:
+    while (
+        all(len(path) > shared + 1 for path in parts)
+        and len({path[shared] for path in parts}) == 1
+    ):
         shared += 1
-    return {name: "/".join(path[shared:]) for name, path in zip(paths, parts, strict=True)}
+    return {
+        name: "/".join(path[shared:]) for name, path in zip(paths, parts, strict=True)
+    }
 
 
 def score(value: float | None) -> str:
@@ -44,12 +52,14 @@ def score(value: float | None) -> str:
 
 
 def difference(largest: float, logit: float) -> str:
-    """Format the largest difference of a logit, and the largest logit: `2.1e-03 of 1.7`."""
+    """Format the largest difference of a logit, and the largest logit: `2.1e-03 of
+    1.7`."""
     return f"{largest:.1e} of {logit:.2g}"
 
 
 def change(drop: float | None) -> str:
-    """Format a drop of 0.004 as `−0.004`, a gain with a plus; less than three decimals show is 0.000."""
+    """Format a drop of 0.004 as `−0.004`, a gain with a plus; less than three decimals
+    show is 0.000."""
     if not is_known(drop):
         return MISSING
     return "0.000" if abs(drop) < 0.0005 else f"{-drop:+.3f}".replace("-", "−")
@@ -74,7 +84,8 @@ def magnitude(value: float | None) -> str:
 
 
 def three_digits(value: float | None) -> str:
-    """Format with at least three digits, never an exponent: 0.0123, 3.41, 14.5, 1234."""
+    """Format with at least three digits, never an exponent: 0.0123, 3.41, 14.5,
+    1234."""
     if not is_known(value):
         return MISSING
     if value == 0:
@@ -112,7 +123,8 @@ def duration(seconds: float | None) -> str:
 
 
 def times(ratio: float) -> str:
-    """Format a factor: 4.264 -> `4.3×`; from 10 on without decimals, below 1 with two digits."""
+    """Format a factor: 4.264 -> `4.3×`; from 10 on without decimals, below 1 with two
+    digits."""
     if ratio >= 9.95:
         return f"{ratio:.0f}×"
     return f"{ratio:.1f}×" if ratio >= 0.995 else f"{ratio:.2g}×"
@@ -124,11 +136,16 @@ def percent(ratio: float) -> str:
 
 
 def drop_shared_parts(names: Sequence[str]) -> list[str]:
-    """Drop the parts that all names of settings share, which leaves `64 tokens`, `16 tokens`; keep a single name."""
+    """Drop the parts that all names of settings share, which leaves `64 tokens`, `16
+    tokens`; keep a single name."""
     parts = [name.split(", ") for name in names]
     if len(names) < 2 or len({len(name) for name in parts}) > 1:
         return list(names)
-    different = [index for index, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1]
+    different = [
+        index
+        for index, values in enumerate(zip(*parts, strict=True))
+        if len(set(values)) > 1
+    ]
     return [", ".join(name[index] for index in different) for name in parts]
 
 

@@ -1,4 +1,5 @@
-"""Say results in words: a headline for each page, and remarks on what its figures cannot bear."""
+"""Say results in words: a headline for each page, and remarks on what its figures
+cannot bear."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +9,12 @@ from compress.evaluation.statistics import SHARES, wilson_interval
 from compress.records.class_scores import ClassChange, describe_changes, select_fallen
 from compress.records.latency import NOISE_FACTOR, Latency
 from compress.records.run_report import Report, ReportRow, finite
-from compress.records.search_report import Anchor, ObjectiveName, SearchReport, TrialRecord
+from compress.records.search_report import (
+    Anchor,
+    ObjectiveName,
+    SearchReport,
+    TrialRecord,
+)
 from compress.reporting import format as units
 from compress.reporting.compare import OWN, Comparison, Limits, Pick
 from compress.reporting.format import GAP, capitalise, join_names
@@ -18,7 +24,8 @@ MACRO = 0.05
 LITTLE = 0.95
 """A student has lost much that keeps less than this share of its teacher's score."""
 BARELY = 0.1
-"""A teacher has learned little that makes less than this share of a baseline's errors good."""
+"""A teacher has learned little that makes less than this share of a baseline's errors
+good."""
 COSTS: Mapping[ObjectiveName, tuple[str, str]] = {
     "latency": ("latency", "ms"),
     "file_mb": ("file size", "MB"),
@@ -29,7 +36,8 @@ COSTS: Mapping[ObjectiveName, tuple[str, str]] = {
 
 
 def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
-    """Divide a student's value by the first teacher's: `score`, `p50_ms`, or a field of its row.
+    """Divide a student's value by the first teacher's: `score`, `p50_ms`, or a field of
+    its row.
 
     None for other rows, and where one of the values is missing.
     """
@@ -42,11 +50,16 @@ def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
         known = {"score": report.score(one), "p50_ms": p50_ms}
         values.append(finite(known[what] if what in known else getattr(one, what)))
     own, teachers = values
-    return None if own is None or teachers is None or teachers <= 0 or own < 0 else own / teachers
+    return (
+        None
+        if own is None or teachers is None or teachers <= 0 or own < 0
+        else own / teachers
+    )
 
 
 def run_headline(report: Report) -> str:
-    """Say what the shipped student keeps of the teacher, and what it costs beside it."""
+    """Say what the shipped student keeps of the teacher, and what it costs beside
+    it."""
     row, metric = report.shipped, units.metric(report.metric)
     if row is None:
         return "No student was measured."
@@ -54,81 +67,145 @@ def run_headline(report: Report) -> str:
     if own is None:
         return f"{name} has no valid {metric}."
     if teacher is None:
-        return f"{name} reaches {metric} {units.score(own)}; no teacher was measured beside it."
+        return (
+            f"{name} reaches {metric} {units.score(own)}; no teacher was measured "
+            "beside it."
+        )
     teachers, kept = report.score(teacher), over_teacher(report, row, "score")
     if kept is None or teachers is None:
-        text = f"{name} reaches {metric} {units.score(own)} against the teacher’s {units.score(teachers)}"
+        text = (
+            f"{name} reaches {metric} {units.score(own)} against the teacher’s "
+            f"{units.score(teachers)}"
+        )
     elif own < teachers:
-        text = f"{name} keeps {100 * kept:.{1 if kept < 0.9995 else 2}f}{GAP}% of the teacher’s {metric}"
+        text = (
+            f"{name} keeps {100 * kept:.{1 if kept < 0.9995 else 2}f}{GAP}% of the "
+            f"teacher’s {metric}"
+        )
     else:
-        shown = units.score(own) if own == teachers else f"{units.score(own)} against {units.score(teachers)}"
-        text = f"{name} {'matches' if own == teachers else 'exceeds'} the teacher’s {metric} ({shown})"
-    gains, losses = [], [f"finds {describe_changes(hurt)}"] if (hurt := report.fallen(row)) else []
+        shown = (
+            units.score(own)
+            if own == teachers
+            else f"{units.score(own)} against {units.score(teachers)}"
+        )
+        text = (
+            f"{name} {'matches' if own == teachers else 'exceeds'} the teacher’s "
+            f"{metric} ({shown})"
+        )
+    gains, losses = (
+        [],
+        [f"finds {describe_changes(hurt)}"] if (hurt := report.fallen(row)) else [],
+    )
     if time := over_teacher(report, row, "p50_ms"):  # 5 % either way is the same
         if time > 1.05:
             losses.append(f"takes {units.times(time)} as long")
         else:
-            gains.append(f"{units.times(1 / time)} the speed" if time < 0.95 else "the same speed")
+            gains.append(
+                f"{units.times(1 / time)} the speed"
+                if time < 0.95
+                else "the same speed"
+            )
     if size := over_teacher(report, row, "file_mb"):
         if size > 1.05:
             losses.append(f"is {units.times(size)} as large")
         else:
-            gains.append(f"{units.percent(size)} of the size" if size < 0.95 else "the same size")
+            gains.append(
+                f"{units.percent(size)} of the size" if size < 0.95 else "the same size"
+            )
     text += f" at {' and '.join(gains)}" if gains else ""
     return text + (f", but {' and '.join(losses)}." if losses else ".")
 
 
 def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
-    """Name teachers and students that baselines match, a student that has lost much and what would help, classes that
-    a student has lost, and students whose macro F1 falls far more than their score.
+    """Name teachers and students that baselines match, a student that has lost much and
+    what would help, classes that a student has lost, and students whose macro F1 falls
+    far more than their score.
 
-    shipped  whether to name the lost classes of the shipped student, which the headline names as well
+    shipped  whether to name the lost classes of the shipped student, which the headline
+             names as well
     """
     students, teacher = report.of_role("student"), report.teacher_row
     warnings = _remark_baselines(report) or _remark_loss(report)
     for row in students if shipped else students[:-1]:
-        warnings += _remark_classes(capitalise(row.name), report.fallen(row), "the teacher")
-    before, macro_before = (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
+        warnings += _remark_classes(
+            capitalise(row.name), report.fallen(row), "the teacher"
+        )
+    before, macro_before = (
+        (report.score(teacher), report.macro_f1(teacher)) if teacher else (None, None)
+    )
     for row in students:
         after, macro_after = report.score(row), report.macro_f1(row)
-        if before is None or after is None or macro_before is None or macro_after is None:
+        if (
+            before is None
+            or after is None
+            or macro_before is None
+            or macro_after is None
+        ):
             continue
         if (macro_before - macro_after) - max(0.0, before - after) > MACRO:
             warnings.append(
-                f"{capitalise(row.name)} loses on rare classes what {units.metric(report.metric)} does not show: "
-                f"macro F1 falls from {units.score(macro_before)} to {units.score(macro_after)}."
+                f"{capitalise(row.name)} loses on rare classes what "
+                f"{units.metric(report.metric)} does not show: macro F1 falls from "
+                f"{units.score(macro_before)} to {units.score(macro_after)}."
             )
     for proof in report.certificates:
-        warnings += _remark_classes(proof.artefact, select_fallen(proof.classes), f"its fp32 file on {proof.split}")
+        warnings += _remark_classes(
+            proof.artefact,
+            select_fallen(proof.classes),
+            f"its fp32 file on {proof.split}",
+        )
     return warnings
 
 
-def _remark_classes(name: str, hurt: Sequence[ClassChange], reference: str) -> list[str]:
+def _remark_classes(
+    name: str, hurt: Sequence[ClassChange], reference: str
+) -> list[str]:
     """Name the classes of which a model finds less than another one."""
-    return [f"{name} finds {describe_changes(hurt)}, beside {reference}."] if hurt else []
+    return (
+        [f"{name} finds {describe_changes(hurt)}, beside {reference}."] if hurt else []
+    )
 
 
 def run_remarks(report: Report) -> list[str]:
-    """Say what keeps the headline of a run honest: lost classes, baselines, noise, and the sample's size."""
+    """Say what keeps the headline of a run honest: lost classes, baselines, noise, and
+    the sample's size."""
     student, remarks = report.shipped, run_warnings(report, shipped=False)
-    noise = _describe_noise((row.name, one) for row in report.rows for one in (row.latency or {}).values())
+    noise = _describe_noise(
+        (row.name, one) for row in report.rows for one in (row.latency or {}).values()
+    )
     remarks += [f"Take the times as approximate: {'; '.join(noise)}."] if noise else []
-    return remarks + _remark_interval(report.metric, report.score(student) if student else None, report.split_rows)
+    return remarks + _remark_interval(
+        report.metric, report.score(student) if student else None, report.split_rows
+    )
 
 
 def _remark_baselines(report: Report) -> list[str]:
-    """Say that teacher or shipped student is hardly better than the best baseline, and what helps a teacher."""
-    baselines = [(score, row.name) for row in report.of_role("baseline") if (score := report.score(row)) is not None]
+    """Say that teacher or shipped student is hardly better than the best baseline, and
+    what helps a teacher."""
+    baselines = [
+        (score, row.name)
+        for row in report.of_role("baseline")
+        if (score := report.score(row)) is not None
+    ]
     remarks = list[str]()
     for row in (report.teacher_row, report.shipped):
         if row is None or not baselines or (own := report.score(row)) is None:
             continue
         best, name = max(baselines)
-        little = row is report.teacher_row and report.metric != "mse" and own < best + BARELY * (1 - best)
+        little = (
+            row is report.teacher_row
+            and report.metric != "mse"
+            and own < best + BARELY * (1 - best)
+        )
         whose = "The teacher" if row is report.teacher_row else capitalise(row.name)
-        found = _remark_baseline(whose, own, name, best, "barely better than" if little else "")
+        found = _remark_baseline(
+            whose, own, name, best, "barely better than" if little else ""
+        )
         if found and row is report.teacher_row:
-            found.append("More labelled rows, or another teacher, will help more than another student.")
+            found.append(
+                "More labelled rows, or another teacher, will help more than another "
+                "student."
+            )
         remarks += found
     return remarks
 
@@ -136,134 +213,255 @@ def _remark_baselines(report: Report) -> list[str]:
 def _remark_loss(report: Report) -> list[str]:
     """Say what helps a shipped student that keeps little of its teacher's score."""
     row = report.shipped
-    kept = None if row is None or report.metric == "mse" else over_teacher(report, row, "score")
+    kept = (
+        None
+        if row is None or report.metric == "mse"
+        else over_teacher(report, row, "score")
+    )
     if row is None or kept is None or kept >= LITTLE:
         return []
     is_choice_of_auto = report.recipe.startswith("prune") or report.kind == "embedding"
-    remedy = "a larger student" if is_choice_of_auto else "--recipe auto, which prunes the teacher where it can,"
-    reads_texts = report.kind in ("classification", "multilabel", "regression", "tagging")
+    remedy = (
+        "a larger student"
+        if is_choice_of_auto
+        else "--recipe auto, which prunes the teacher where it can,"
+    )
+    reads_texts = report.kind in (
+        "classification",
+        "multilabel",
+        "regression",
+        "tagging",
+    )
     texts = ", and similar texts without labels (--corpus) help tasks of single texts"
     ends = texts if reads_texts and "--corpus" not in report.command else ""
     return [
-        f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s {units.metric(report.metric)}: {remedy} "
-        f"is likely to keep more, --effort best trains longer{ends}."
+        f"{capitalise(row.name)} keeps {100 * kept:.1f}{GAP}% of the teacher’s "
+        f"{units.metric(report.metric)}: {remedy} is likely to keep more, --effort "
+        f"best trains longer{ends}."
     ]
 
 
-def _remark_baseline(name: str, own: float, baseline: str, best: float, better: str = "") -> list[str]:
-    """Say that a model is no better than the best baseline, or (`better`) by how little; nothing for a good one."""
+def _remark_baseline(
+    name: str, own: float, baseline: str, best: float, better: str = ""
+) -> list[str]:
+    """Say that a model is no better than the best baseline, or (`better`) by how
+    little; nothing for a good one."""
     how = "no better than" if own <= best else better
-    return [f"{name} is {how} the baseline {baseline} ({units.score(own)} against {units.score(best)})."] if how else []
+    return (
+        [
+            f"{name} is {how} the baseline {baseline} ({units.score(own)} against "
+            f"{units.score(best)})."
+        ]
+        if how
+        else []
+    )
 
 
 def _describe_noise(times: Iterable[tuple[str, Latency]]) -> list[str]:
     """Say which files' times are noisy, and what else ran on the machine."""
     times = list(times)
     noisy = dict.fromkeys(name for name, one in times if one.noisy)
-    noise = [f"{join_names(list(noisy))} changed between the two passes (noisy, ~)"] if noisy else []
-    return noise + ([max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else [])
+    noise = (
+        [f"{join_names(list(noisy))} changed between the two passes (noisy, ~)"]
+        if noisy
+        else []
+    )
+    return noise + (
+        [max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else []
+    )
 
 
-def _remark_interval(metric: str, score: float | None, rows: int | None, more: str = "") -> list[str]:
-    """Say which interval the number of rows leaves around an accuracy; nothing for another metric."""
+def _remark_interval(
+    metric: str, score: float | None, rows: int | None, more: str = ""
+) -> list[str]:
+    """Say which interval the number of rows leaves around an accuracy; nothing for
+    another metric."""
     if metric != "accuracy" or not rows or score is None or not 0 <= score <= 1:
         return []
     low, high = map(units.score, wilson_interval(score, rows))
     return [
-        f"{rows:,} rows leave an accuracy of {units.score(score)} uncertain: 95{GAP}% interval {low} to {high}{more}."
+        f"{rows:,} rows leave an accuracy of {units.score(score)} uncertain: 95{GAP}% "
+        f"interval {low} to {high}{more}."
     ]
 
 
 def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
-    """Say which file was picked for what, and a faster one where these rows cannot tell them apart."""
-    metric, view, one = units.metric(comparison.task.metric), comparison.view, chosen.candidate
+    """Say which file was picked for what, and a faster one where these rows cannot tell
+    them apart."""
+    metric, view, one = (
+        units.metric(comparison.task.metric),
+        comparison.view,
+        chosen.candidate,
+    )
     costs = [(limits.budget_ms, "ms"), (limits.max_mb, "MB")]
-    within = " and ".join(f"{value:g}{GAP}{unit}" for value, unit in costs if value is not None)
-    least = f"with {metric} of at least {units.score(limits.min_score)}" if limits.min_score is not None else ""
-    request = " and ".join(part for part in (f"Within {within}" if within else "", least) if part)
+    within = " and ".join(
+        f"{value:g}{GAP}{unit}" for value, unit in costs if value is not None
+    )
+    least = (
+        f"with {metric} of at least {units.score(limits.min_score)}"
+        if limits.min_score is not None
+        else ""
+    )
+    request = " and ".join(
+        part for part in (f"Within {within}" if within else "", least) if part
+    )
     if one is None:  # how near they come to limits that none keeps
-        scored = [each for each in comparison.candidates if comparison.score(each) is not None]
+        scored = [
+            each for each in comparison.candidates if comparison.score(each) is not None
+        ]
         times = [took for each in scored if (took := each.median_ms(view)) is not None]
         sizes = [each.size_mb for each in scored if each.size_mb is not None]
         if not scored:
             return "No candidate has a score."
-        ends = [f"the best score is {max(units.score(comparison.score(each)) for each in scored)}"]
-        ends.append(f"the fastest takes {units.measure(min(times), 'ms')}" if times else "none was timed")
+        ends = [
+            "the best score is "
+            f"{max(units.score(comparison.score(each)) for each in scored)}"
+        ]
+        ends.append(
+            f"the fastest takes {units.measure(min(times), 'ms')}"
+            if times
+            else "none was timed"
+        )
         ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
         return f"{request}, there is nothing: {', '.join(ends)}."
     known = [(one.median_ms(view), "ms"), (one.size_mb, "MB")]
-    at = " and ".join(units.measure(value, unit) for value, unit in known if value is not None)
+    at = " and ".join(
+        units.measure(value, unit) for value, unit in known if value is not None
+    )
     how = f"{request}, {one.name} scores best" if request else f"{one.name} scores best"
     if limits.cheapest:
-        how = f"{one.name} is the {'smallest' if one.median_ms(view) is None else 'fastest'} {least}"
-    text = f"{how}: {metric} {units.score(comparison.score(one))}{f' at {at}' if at else ''}"
+        how = (
+            f"{one.name} is the "
+            f"{'smallest' if one.median_ms(view) is None else 'fastest'} {least}"
+        )
+    text = (
+        f"{how}: {metric} "
+        f"{units.score(comparison.score(one))}{f' at {at}' if at else ''}"
+    )
     if chosen.thrifty and comparison.basis and not limits.cheapest:
         time = units.measure(chosen.thrifty.median_ms(view), "ms")
         text += (
-            f"; on {comparison.basis.rows:,} rows {chosen.thrifty.name} cannot be told from it, and takes {time} "
-            f"for {units.measure(chosen.thrifty.size_mb, 'MB')}"
+            f"; on {comparison.basis.rows:,} rows {chosen.thrifty.name} cannot be told "
+            f"from it, and takes {time} for "
+            f"{units.measure(chosen.thrifty.size_mb, 'MB')}"
         )
     return text + "."
 
 
 def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
-    """Say what keeps a pick honest: ties, proofs, lost classes, baselines, times, and what was left out."""
-    one, metric, basis = chosen.candidate, units.metric(comparison.task.metric), comparison.basis
+    """Say what keeps a pick honest: ties, proofs, lost classes, baselines, times, and
+    what was left out."""
+    one, metric, basis = (
+        chosen.candidate,
+        units.metric(comparison.task.metric),
+        comparison.basis,
+    )
     remarks: list[str] = []
     if one and basis and chosen.level:
-        others = join_names([f"{each.name} ({units.score(comparison.score(each))})" for each in chosen.level])
+        others = join_names(
+            [
+                f"{each.name} ({units.score(comparison.score(each))})"
+                for each in chosen.level
+            ]
+        )
         score = f"{metric} {units.score(comparison.score(one))}"
         remarks.append(
-            f"{basis.rows:,} rows cannot tell {score} from that of {others} (95{GAP}%, as independent answers)."
+            f"{basis.rows:,} rows cannot tell {score} from that of {others} (95{GAP}%, "
+            "as independent answers)."
         )
-    elif one and basis and comparison.task.metric not in SHARES and len(comparison.candidates) > 1:
+    elif (
+        one
+        and basis
+        and comparison.task.metric not in SHARES
+        and len(comparison.candidates) > 1
+    ):
         remarks.append(
-            f"How far apart two values of {metric} must be on {basis.rows:,} rows is not known from them alone."
+            f"How far apart two values of {metric} must be on {basis.rows:,} rows is "
+            "not known from them alone."
         )
     if one and one.certified is False:
         remarks.append(f"{one.name} is not certified: {one.reason}.")
     for each in filter(None, (one, chosen.thrifty)):
         remarks += _remark_classes(each.name, each.fallen, "what it was made from")
     if one and comparison.baselines and (own := comparison.score(one)) is not None:
-        remarks += _remark_baseline(one.name, own, *max(comparison.baselines, key=lambda each: each[1]))
-    disturbed, left_out = _describe_disturbance(comparison), _describe_left_out(comparison)
-    remarks += [f"Take the times as approximate: {'; '.join(disturbed)}."] if disturbed else []
+        remarks += _remark_baseline(
+            one.name, own, *max(comparison.baselines, key=lambda each: each[1])
+        )
+    disturbed, left_out = (
+        _describe_disturbance(comparison),
+        _describe_left_out(comparison),
+    )
+    remarks += (
+        [f"Take the times as approximate: {'; '.join(disturbed)}."] if disturbed else []
+    )
     return remarks + ([f"Not compared: {'; '.join(left_out)}."] if left_out else [])
 
 
 def _describe_disturbance(comparison: Comparison) -> list[str]:
-    """Say which times are noisy, were taken beside others, or are of races of their own."""
+    """Say which times are noisy, were taken beside others, or are of races of their
+    own."""
     view = comparison.view
-    timed = [(one, found) for one in comparison.candidates if (found := one.latency(view))]
+    timed = [
+        (one, found) for one in comparison.candidates if (found := one.latency(view))
+    ]
     notes = _describe_noise((one.name, found) for one, found in timed)
     if view and view.device == OWN and len({one.bundle for one, _ in timed}) > 1:
         races: dict[str, list[float]] = {}
         for report in (bundle.report for bundle in comparison.bundles if bundle.report):
             for row in report.of_role("teacher"):
                 times = (row.latency or {}).values()
-                races.setdefault(row.name, []).extend(each.p50_ms for each in times if each.setting == view.setting)
+                races.setdefault(row.name, []).extend(
+                    each.p50_ms for each in times if each.setting == view.setting
+                )
         notes.append(
-            "files of different runs were not raced together, as `compress bench` of all bundles at once would"
+            "files of different runs were not raced together, as `compress bench` of "
+            "all bundles at once would"
         )
-        wide = max((times for times in races.values() if times), key=lambda times: max(times) / min(times), default=[])
+        wide = max(
+            (times for times in races.values() if times),
+            key=lambda times: max(times) / min(times),
+            default=[],
+        )
         if wide and max(wide) > NOISE_FACTOR * min(wide):
-            spread = f"{units.three_digits(min(wide))} to {units.measure(max(wide), 'ms')}"
+            spread = (
+                f"{units.three_digits(min(wide))} to {units.measure(max(wide), 'ms')}"
+            )
             notes.append(f"the same teacher took {spread} in them")
     return notes
 
 
 def _describe_left_out(comparison: Comparison) -> list[str]:
-    """Say which candidates are scored on other rows, or not at all, were not timed, and what is of no file here."""
+    """Say which candidates are scored on other rows, or not at all, were not timed, and
+    what is of no file here."""
     view, candidates = comparison.view, comparison.candidates
     other = [one for one in candidates if one.scores and comparison.score(one) is None]
     rows = "; ".join(sorted({str(basis) for one in other for basis in one.scores}))
-    groups = [(other, f"on other rows ({rows})"), ([one for one in candidates if not one.scores], "without a score")]
+    groups = [
+        (other, f"on other rows ({rows})"),
+        ([one for one in candidates if not one.scores], "without a score"),
+    ]
     if view:
-        groups.append(([one for one in candidates if not one.latency(view)], f"not timed at {view.name}"))
-    notes = [f"{join_names([one.name for one in group])} {why}" for group, why in groups if group]
+        groups.append(
+            (
+                [one for one in candidates if not one.latency(view)],
+                f"not timed at {view.name}",
+            )
+        )
+    notes = [
+        f"{join_names([one.name for one in group])} {why}"
+        for group, why in groups
+        if group
+    ]
     if view is None:
-        notes.append("latency, as nothing was timed: give this the result files of `compress bench` too")
-    return notes + ([f"of no file given here: {join_names(comparison.unmatched)}"] if comparison.unmatched else [])
+        notes.append(
+            "latency, as nothing was timed: give this the result files of `compress "
+            "bench` too"
+        )
+    return notes + (
+        [f"of no file given here: {join_names(comparison.unmatched)}"]
+        if comparison.unmatched
+        else []
+    )
 
 
 def shape(choice: Mapping[str, int | float | str]) -> str:
@@ -290,8 +488,12 @@ def short_shape(choice: Mapping[str, int | float | str]) -> str:
 
 
 def show_command(found: SearchReport, number: int) -> tuple[str, str]:
-    """Return the command that gets a trial's bundle: the words before the number, and after it."""
-    return f"compress search show {shlex.quote(found.study)} ", f" --bundle student-{number}"
+    """Return the command that gets a trial's bundle: the words before the number, and
+    after it."""
+    return (
+        f"compress search show {shlex.quote(found.study)} ",
+        f" --bundle student-{number}",
+    )
 
 
 def cost_text(objective: ObjectiveName, value: float | None) -> str:
@@ -300,50 +502,74 @@ def cost_text(objective: ObjectiveName, value: float | None) -> str:
     return units.measure(value, unit) if unit else units.magnitude(value)
 
 
-def value_text(found: SearchReport, objective: ObjectiveName, value: float | None) -> str:
-    """Say a value of an objective with its name: `latency 3.41 ms`, `accuracy 0.901`."""
+def value_text(
+    found: SearchReport, objective: ObjectiveName, value: float | None
+) -> str:
+    """Say a value of an objective with its name: `latency 3.41 ms`, `accuracy
+    0.901`."""
     if objective == "score":
         return f"{units.metric(found.metric)} {units.score(value)}"
     return f"{COSTS[objective][0]} {cost_text(objective, value)}"
 
 
 def budgets_text(found: SearchReport) -> str:
-    """Say all budgets: `at most 4.00 ms and accuracy at least 0.900`; '' without any."""
+    """Say all budgets: `at most 4.00 ms and accuracy at least 0.900`; '' without
+    any."""
     return " and ".join(
         f"{units.metric(found.metric)} at least {units.score(limit)}"
         if name == "score"
-        else f"at most {cost_text(name, limit)}{'' if COSTS[name][1] else f' {COSTS[name][0]}'}"
+        else (
+            "at most "
+            f"{cost_text(name, limit)}{'' if COSTS[name][1] else f' {COSTS[name][0]}'}"
+        )
         for name, limit in found.budgets.items()
     )
 
 
 def answer(found: SearchReport) -> TrialRecord | None:
-    """Choose what a search's page speaks of: the student that ships, or else the best within the budgets."""
+    """Choose what a search's page speaks of: the student that ships, or else the best
+    within the budgets."""
     return found.best_within() if found.winner is None else found.point(found.winner)
 
 
 def list_anchors(found: SearchReport) -> list[Anchor]:
     """List what to compare with: the teacher first, then the anchors."""
-    teacher = Anchor(found.teacher, found.teacher_score, found.teacher_ms, found.teacher_parameters, found.teacher_mb)
+    teacher = Anchor(
+        found.teacher,
+        found.teacher_score,
+        found.teacher_ms,
+        found.teacher_parameters,
+        found.teacher_mb,
+    )
     return [teacher, *found.anchors]
 
 
 def speed_of(found: SearchReport, point: TrialRecord | Anchor) -> float | None:
-    """Compute how many times the teacher's speed it has: of measured times where there are any."""
+    """Compute how many times the teacher's speed it has: of measured times where there
+    are any."""
     ms = point.ms if isinstance(point, Anchor) else found.ms(point)
     return found.teacher_ms / ms if found.teacher_ms and ms else None
 
 
 def search_headline(found: SearchReport) -> str:
-    """Say which student under which budget has which score and time beside the teacher's."""
+    """Say which student under which budget has which score and time beside the
+    teacher's."""
     point = answer(found)
     if point is None:
         return f"{capitalise(unmet(found))}."
     student = f"With {budgets_text(found)}, a student" if found.budgets else "A student"
-    text = f"{student} of {short_shape(point.choice)} reaches {value_text(found, 'score', point.score)}"
-    text += f" against the teacher’s {units.score(found.teacher_score)}" if found.teacher_score is not None else ""
+    text = (
+        f"{student} of {short_shape(point.choice)} reaches "
+        f"{value_text(found, 'score', point.score)}"
+    )
+    text += (
+        f" against the teacher’s {units.score(found.teacher_score)}"
+        if found.teacher_score is not None
+        else ""
+    )
     if (ms := found.ms(point)) is not None:
-        text += f" in {units.measure(ms, 'ms')}{' as predicted' if found.measured_ms(point) is None else ''}"
+        predicted = " as predicted" if found.measured_ms(point) is None else ""
+        text += f" in {units.measure(ms, 'ms')}{predicted}"
     speed = speed_of(found, point)
     return text + (f": {units.times(speed)} the speed." if speed else ".")
 
@@ -354,28 +580,56 @@ def search_remarks(found: SearchReport) -> list[str]:
     if point is None:
         return []
     doubts = [
-        f"{value_text(found, name, found.value(point, name))} is over the budget" for name in found.exceeded(point)
+        f"{value_text(found, name, found.value(point, name))} is over the budget"
+        for name in found.exceeded(point)
     ]
-    doubts += ["its score is from before any training of its own"] if point.stage == "subnet" else []
+    doubts += (
+        ["its score is from before any training of its own"]
+        if point.stage == "subnet"
+        else []
+    )
     if found.measured_ms(point) is None and point.predicted_ms is not None:
         doubts.append("its latency is predicted, not measured")
-    doubts += ["no score of the teacher is on record"] if found.teacher_score is None else []
+    doubts += (
+        ["no score of the teacher is on record"] if found.teacher_score is None else []
+    )
     scored = sum(one.score is not None for one in found.points)
-    lucky = f"; the best of {scored:,} shapes was chosen by these same rows, and may be a little lucky"
+    lucky = (
+        f"; the best of {scored:,} shapes was chosen by these same rows, and may be a "
+        "little lucky"
+    )
     remarks = [f"Not proved yet: {'; '.join(doubts)}."] if doubts else []
-    return remarks + _remark_interval(found.metric, point.score, found.split_rows, lucky)
+    return remarks + _remark_interval(
+        found.metric, point.score, found.split_rows, lucky
+    )
 
 
 def unmet(found: SearchReport) -> str:
     """Say that no trial keeps the budgets, and which is nearest."""
     failed = [point for point in found.points if point.state == "failed"]
-    near = replace(found, points=tuple(p for p in found.points if p.state != "failed"), front=(), winner=None).nearest()
+    near = replace(
+        found,
+        points=tuple(p for p in found.points if p.state != "failed"),
+        front=(),
+        winner=None,
+    ).nearest()
     if near is None:
-        return f"trial {failed[0].number} failed: {failed[0].reason}" if failed else "no trial was completed"
+        return (
+            f"trial {failed[0].number} failed: {failed[0].reason}"
+            if failed
+            else "no trial was completed"
+        )
     over = [
         f"{value_text(found, name, found.value(near, name))}, asked for "
-        f"{units.score(found.budgets[name]) if name == 'score' else cost_text(name, found.budgets[name])}"
+        + (
+            units.score(found.budgets[name])
+            if name == "score"
+            else cost_text(name, found.budgets[name])
+        )
         for name in found.exceeded(near)
     ]
     why = "; ".join(over) or near.reason
-    return f"no trial keeps the budgets; the nearest is trial {near.number} ({shape(near.choice)}): {why}"
+    return (
+        f"no trial keeps the budgets; the nearest is trial {near.number} "
+        f"({shape(near.choice)}): {why}"
+    )

@@ -1,14 +1,17 @@
-"""error(x) = E + sum over causes of (x_i / c_i)^-alpha_i A_i: a saturating power law, fitted with confidence bands.
+"""error(x) = E + sum over causes of (x_i / c_i)^-alpha_i A_i: a saturating power law,
+fitted with confidence bands.
 
-Kaplan et al. 2020, arXiv:2001.08361, Eq. 1.5: loss falls as a power of parameters and of data. Hoffmann et al. 2022,
-arXiv:2203.15556, Eq. 2: the same with a floor E that neither lowers; Eq. 3: fitted in log space under Huber's loss.
+Kaplan et al. 2020, arXiv:2001.08361, Eq. 1.5: loss falls as a power of parameters and
+of data. Hoffmann et al. 2022, arXiv:2203.15556, Eq. 2: the same with a floor E that
+neither lowers; Eq. 3: fitted in log space under Huber's loss.
 
-**Deviations**: error is 1 - score here, since scores are what is measured. Huber's threshold is 1.345 of the residuals'
-robust deviation, not 10^-3, which would count all points of an evaluation on few rows as outliers. The minimum is found
-by Levenberg-Marquardt from a grid of starts, all at once, not by L-BFGS.
+**Deviations**: error is 1 - score here, since scores are what is measured. Huber's
+threshold is 1.345 of the residuals' robust deviation, not 10^-3, which would count all
+points of an evaluation on few rows as outliers. The minimum is found by
+Levenberg-Marquardt from a grid of starts, all at once, not by L-BFGS.
 
-Shapes: B fits side by side, N points, C causes, P = 1 + 2C parameters: log E, then log A_i and alpha_i of each cause.
-c_i is the geometric mean of what was measured.
+Shapes: B fits side by side, N points, C causes, P = 1 + 2C parameters: log E, then log
+A_i and alpha_i of each cause. c_i is the geometric mean of what was measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +47,8 @@ Floats = NDArray[np.float64]
 LEVEL = 0.9
 RESAMPLES = 400
 LEAST_VALUES = 4
-"""A curve needs so many different values of its cause: one fewer leaves nothing to check it by."""
+"""A curve needs so many different values of its cause: one fewer leaves nothing to
+check it by."""
 LEAST_SPAN = 3.0
 TOGETHER = 0.95
 """Two causes whose logarithms correlate so much are not told apart."""
@@ -52,7 +56,8 @@ RISK = 0.01
 """A trend must be this unlikely without one (F-test)."""
 STEEPEST = 4.0
 FAR = 2.0
-"""The factor beyond what was measured up to which a curve still counts as shown by it."""
+"""The factor beyond what was measured up to which a curve still counts as shown by
+it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class Law:
 
     measured       cause -> (least, most) of what was fitted
     centres_C      c_i
-    parameters_BP  log E, then log A_i and alpha_i of each cause: first of the fit, then of each resample
+    parameters_BP  log E, then log A_i and alpha_i of each cause: first of the fit, then
+                   of each resample
     """
 
     measured: Mapping[str, tuple[float, float]]
@@ -81,13 +87,18 @@ class Law:
         """Compute the curve's error where each cause has this value."""
         return _interval(self._errors(at))
 
-    def change(self, before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
-        """Compute how much the error falls between two places, both of the same curve in every resample."""
+    def change(
+        self, before: Mapping[str, float], after: Mapping[str, float]
+    ) -> Interval:
+        """Compute how much the error falls between two places, both of the same curve
+        in every resample."""
         return _interval(self._errors(before) - self._errors(after))
 
     def exponent(self, cause: str) -> Interval:
         """Return alpha of a cause."""
-        return _interval(self.parameters_BP[:, 2 + 2 * list(self.measured).index(cause)])
+        return _interval(
+            self.parameters_BP[:, 2 + 2 * list(self.measured).index(cause)]
+        )
 
     def floor(self) -> Interval:
         """Return E, the error that no more of any cause would lower."""
@@ -95,7 +106,9 @@ class Law:
 
     def measured_at(self, at: Mapping[str, float]) -> bool:
         """Return True if every cause is within the range of what was measured."""
-        return all(low <= at[cause] <= high for cause, (low, high) in self.measured.items())
+        return all(
+            low <= at[cause] <= high for cause, (low, high) in self.measured.items()
+        )
 
     def _errors(self, at: Mapping[str, float]) -> Floats:
         """Compute the error by the fit, then by each resample."""
@@ -107,48 +120,65 @@ def _interval(values_B: Floats) -> Interval:
     """Return the first value in the band of the others."""
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(values_B[1:], (tail, 1 - tail))
-    return Interval(float(values_B[0]), float(min(low, values_B[0])), float(max(high, values_B[0])))
+    return Interval(
+        float(values_B[0]), float(min(low, values_B[0])), float(max(high, values_B[0]))
+    )
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, or None where the points do not show one; `warnings` say why, or what it does not tell."""
+    """A law, or None where the points do not show one; `warnings` say why, or what it
+    does not tell."""
 
     law: Law | None
     warnings: tuple[str, ...]
 
 
-def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, seed: int = 0) -> Fit:
-    """Fit the law by which each cause lowers the error; bands by resampling residuals, the same for the same seed.
+def fit(
+    causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, seed: int = 0
+) -> Fit:
+    """Fit the law by which each cause lowers the error; bands by resampling residuals,
+    the same for the same seed.
 
-    A cause that was not varied, or that shows no trend, is left out and named in the warnings. Values and errors must
-    be positive: an error of nothing (a score of 1) fits no power law and is left out with a warning.
+    A cause that was not varied, or that shows no trend, is left out and named in the
+    warnings. Values and errors must be positive: an error of nothing (a score of 1)
+    fits no power law and is left out with a warning.
     """
     positive = [index for index, error in enumerate(errors) if error > 0]
     warnings = []
     if len(positive) < len(errors):
-        warnings.append(f"{len(errors) - len(positive)} points without any error are left out.")
+        warnings.append(
+            f"{len(errors) - len(positive)} points without any error are left out."
+        )
     logs_N = np.log([errors[index] for index in positive])
-    values = {name: np.asarray(each, dtype=np.float64)[positive] for name, each in causes.items()}
+    values = {
+        name: np.asarray(each, dtype=np.float64)[positive]
+        for name, each in causes.items()
+    }
     names, why = _choose_varied(values)
     warnings += why
     while names:
         points = _Points({name: values[name] for name in names}, logs_N)
         if len(logs_N) < points.parameters + 2:
-            warnings.append(f"{len(logs_N)} points are too few to fit {points.parameters} numbers.")
+            warnings.append(
+                f"{len(logs_N)} points are too few to fit {points.parameters} numbers."
+            )
             break
         chances = {name: points.chance(name) for name in names}
         # The least telling first: with it gone, the others may show theirs.
         worst = max(chances, key=lambda name: chances[name])
         if chances[worst] >= RISK:
-            warnings.append(f"The error does not fall with {worst} beyond what chance would do.")
+            warnings.append(
+                f"The error does not fall with {worst} beyond what chance would do."
+            )
             names.remove(worst)
             continue
         law = points.law(seed)
         floor = law.floor()
         if not floor_shown(law, float(np.exp(logs_N.min()))):
             warnings.append(
-                f"Where it levels off is not shown: an error between {floor.low:.3f} and {floor.high:.3f} fits."
+                f"Where it levels off is not shown: an error between {floor.low:.3f} "
+                f"and {floor.high:.3f} fits."
             )
         return Fit(law, tuple(warnings))
     return Fit(None, tuple(warnings))
@@ -158,21 +188,36 @@ def _choose_varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
     """Choose the causes varied enough to show a curve, and say what the others lack."""
     varied, why = [], []
     for name, values_N in values.items():
-        different, span = len(np.unique(values_N)), values_N.max(initial=0) / values_N.min(initial=np.inf)
+        different, span = (
+            len(np.unique(values_N)),
+            values_N.max(initial=0) / values_N.min(initial=np.inf),
+        )
         if different < LEAST_VALUES:
-            why.append(f"{different} different values of {name}: a curve needs {LEAST_VALUES}.")
+            why.append(
+                f"{different} different values of {name}: a curve needs {LEAST_VALUES}."
+            )
         elif span < LEAST_SPAN:
-            why.append(f"The values of {name} span a factor of {span:.1f}: a curve needs {LEAST_SPAN:g}.")
+            why.append(
+                f"The values of {name} span a factor of {span:.1f}: a curve needs "
+                f"{LEAST_SPAN:g}."
+            )
         else:
             varied.append(name)
-    if len(varied) == 2 and abs(np.corrcoef([np.log(values[name]) for name in varied])[0, 1]) > TOGETHER:
-        why.append(f"{varied[0]} and {varied[1]} were varied together: which of them helped is not told apart.")
+    if (
+        len(varied) == 2
+        and abs(np.corrcoef([np.log(values[name]) for name in varied])[0, 1]) > TOGETHER
+    ):
+        why.append(
+            f"{varied[0]} and {varied[1]} were varied together: which of them helped "
+            "is not told apart."
+        )
         return [], why
     return varied, why
 
 
 def floor_shown(law: Law, error: float) -> bool:
-    """Return True if the floor is known to a quarter of the error it is compared with."""
+    """Return True if the floor is known to a quarter of the error it is compared
+    with."""
     return (floor := law.floor()).high - floor.low < 0.25 * error
 
 
@@ -182,17 +227,27 @@ class _Points:
     def __init__(self, values: Mapping[str, Floats], logs_N: Floats) -> None:
         self.values, self.logs_N = values, logs_N
         self.centres_C = np.exp([np.log(each).mean() for each in values.values()])
-        self.logs_CN = np.log(np.stack(list(values.values()))) - np.log(self.centres_C)[:, None]
+        self.logs_CN = (
+            np.log(np.stack(list(values.values()))) - np.log(self.centres_C)[:, None]
+        )
         self.parameters = 1 + 2 * len(values)
-        residuals_N = logs_N - _curve(_best(self.logs_CN, logs_N, np.inf)[0][None], self.logs_CN)[0]
-        self.threshold = 1.345 * max(1.4826 * float(np.median(np.abs(residuals_N))), 1e-6)
+        residuals_N = (
+            logs_N
+            - _curve(_best(self.logs_CN, logs_N, np.inf)[0][None], self.logs_CN)[0]
+        )
+        self.threshold = 1.345 * max(
+            1.4826 * float(np.median(np.abs(residuals_N))), 1e-6
+        )
         self.fitted_P, self.cost = _best(self.logs_CN, logs_N, self.threshold)
 
     def chance(self, cause: str) -> float:
-        """Compute how likely noise alone lowers the cost as much as this cause does (F-test)."""
+        """Compute how likely noise alone lowers the cost as much as this cause does
+        (F-test)."""
         from scipy.stats import f
 
-        rest_CN = self.logs_CN[[index for index, name in enumerate(self.values) if name != cause]]
+        rest_CN = self.logs_CN[
+            [index for index, name in enumerate(self.values) if name != cause]
+        ]
         _, cost = _best(rest_CN, self.logs_N, self.threshold)
         left = len(self.logs_N) - self.parameters
         if cost <= len(self.logs_N) * 1e-12:
@@ -201,23 +256,42 @@ class _Points:
         return float(f.sf(gain / max(self.cost / left, 1e-15), 2, left))
 
     def law(self, seed: int) -> Law:
-        """Resample the residuals of the fit, widened by what fitting took from them and by Student's t."""
+        """Resample the residuals of the fit, widened by what fitting took from them and
+        by Student's t."""
         from scipy.stats import norm, t
 
-        residuals_N = self.logs_N - (curve_N := _curve(self.fitted_P[None], self.logs_CN)[0])
+        residuals_N = self.logs_N - (
+            curve_N := _curve(self.fitted_P[None], self.logs_CN)[0]
+        )
         left = len(residuals_N) - self.parameters
-        residuals_N = (residuals_N - residuals_N.mean()) * np.sqrt(len(residuals_N) / left)
-        widened_N = residuals_N * t.ppf((1 + LEVEL) / 2, left) / norm.ppf((1 + LEVEL) / 2)
-        drawn_BN = np.random.default_rng(seed).choice(widened_N, (RESAMPLES, len(widened_N)))
-        # From the fit, and from a floor that matters where it has none: the valley between them is long.
+        residuals_N = (residuals_N - residuals_N.mean()) * np.sqrt(
+            len(residuals_N) / left
+        )
+        widened_N = (
+            residuals_N * t.ppf((1 + LEVEL) / 2, left) / norm.ppf((1 + LEVEL) / 2)
+        )
+        drawn_BN = np.random.default_rng(seed).choice(
+            widened_N, (RESAMPLES, len(widened_N))
+        )
+        # From the fit, and from a floor that matters where it has none: the valley
+        # between them is long.
         other_P = self.fitted_P.copy()
-        other_P[0] = self.logs_N.min() - (0.3 if self.fitted_P[0] < self.logs_N.min() - 2 else 4.0)
+        other_P[0] = self.logs_N.min() - (
+            0.3 if self.fitted_P[0] < self.logs_N.min() - 2 else 4.0
+        )
         starts_BP = np.repeat(np.stack([self.fitted_P, other_P]), RESAMPLES, axis=0)
         targets_BN = np.tile(curve_N + drawn_BN, (2, 1))
-        found_BP, costs_B = _minimise(starts_BP, self.logs_CN, targets_BN, self.threshold)
+        found_BP, costs_B = _minimise(
+            starts_BP, self.logs_CN, targets_BN, self.threshold
+        )
         second_B = costs_B[RESAMPLES:] < costs_B[:RESAMPLES]
-        draws_BP = np.where(second_B[:, None], found_BP[RESAMPLES:], found_BP[:RESAMPLES])
-        measured = {name: (float(each.min()), float(each.max())) for name, each in self.values.items()}
+        draws_BP = np.where(
+            second_B[:, None], found_BP[RESAMPLES:], found_BP[:RESAMPLES]
+        )
+        measured = {
+            name: (float(each.min()), float(each.max()))
+            for name, each in self.values.items()
+        }
         return Law(measured, self.centres_C, np.vstack([self.fitted_P, draws_BP]))
 
 
@@ -233,7 +307,11 @@ def _parts(parameters_BP: Floats, logs_CN: Floats) -> Floats:
     return np.stack(
         [
             floor_BN,
-            *(parameters_BP[:, 1 + 2 * c, None] - parameters_BP[:, 2 + 2 * c, None] * logs_CN[c] for c in causes),
+            *(
+                parameters_BP[:, 1 + 2 * c, None]
+                - parameters_BP[:, 2 + 2 * c, None] * logs_CN[c]
+                for c in causes
+            ),
         ]
     )
 
@@ -247,18 +325,28 @@ def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats,
             parts = [one for slope in slopes for one in (least + span / 2 - 1.0, slope)]
             starts.append([least + floor if parts else targets_N.mean(), *parts])
     starts_BP = np.asarray(starts)
-    found_BP, costs_B = _minimise(starts_BP, logs_CN, np.repeat(targets_N[None], len(starts), 0), threshold)
+    found_BP, costs_B = _minimise(
+        starts_BP, logs_CN, np.repeat(targets_N[None], len(starts), 0), threshold
+    )
     return found_BP[costs_B.argmin()], float(costs_B.min())
 
 
 def _minimise(
-    starts_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, steps: int = 80
+    starts_BP: Floats,
+    logs_CN: Floats,
+    targets_BN: Floats,
+    threshold: float,
+    steps: int = 80,
 ) -> tuple[Floats, Floats]:
-    """Minimise every fit at once by Levenberg-Marquardt, each with its own damping: parameters and Huber's cost."""
+    """Minimise every fit at once by Levenberg-Marquardt, each with its own damping:
+    parameters and Huber's cost."""
     # no floor above the least error, slopes from 0 to STEEPEST
     least_B, causes = targets_BN.min(axis=1), len(logs_CN)
     lows = [least_B - 8, *[least_B - 12, np.zeros_like(least_B)] * causes]
-    highs = [least_B if causes else targets_BN.max(axis=1), *[least_B + 12, np.full_like(least_B, STEEPEST)] * causes]
+    highs = [
+        least_B if causes else targets_BN.max(axis=1),
+        *[least_B + 12, np.full_like(least_B, STEEPEST)] * causes,
+    ]
     lows_BP, highs_BP = np.stack(lows, axis=1), np.stack(highs, axis=1)
     found_BP = np.clip(starts_BP, lows_BP, highs_BP)
     damping_B = np.full(len(found_BP), 1e-2)
@@ -268,32 +356,53 @@ def _minimise(
         tried_BP = np.clip(found_BP + np.clip(step_BP, -2, 2), lows_BP, highs_BP)
         tried_B = _costs(tried_BP, logs_CN, targets_BN, threshold)
         better_B = tried_B < costs_B
-        settled = np.all(np.abs(tried_BP - found_BP)[better_B] < 1e-7) and np.all(damping_B[~better_B] > 1e6)
-        found_BP, costs_B = np.where(better_B[:, None], tried_BP, found_BP), np.where(better_B, tried_B, costs_B)
+        settled = np.all(np.abs(tried_BP - found_BP)[better_B] < 1e-7) and np.all(
+            damping_B[~better_B] > 1e6
+        )
+        found_BP, costs_B = (
+            np.where(better_B[:, None], tried_BP, found_BP),
+            np.where(better_B, tried_B, costs_B),
+        )
         damping_B = np.clip(np.where(better_B, damping_B / 4, damping_B * 5), 1e-9, 1e9)
         if settled:
             break
     return found_BP, costs_B
 
 
-def _step(found_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, damping_B: Floats) -> Floats:
-    """Compute the damped Gauss-Newton step of every fit, points beyond the threshold weighted down."""
+def _step(
+    found_BP: Floats,
+    logs_CN: Floats,
+    targets_BN: Floats,
+    threshold: float,
+    damping_B: Floats,
+) -> Floats:
+    """Compute the damped Gauss-Newton step of every fit, points beyond the threshold
+    weighted down."""
     parts = _parts(found_BP, logs_CN)
     curve_BN = np.logaddexp.reduce(parts, axis=0)
     shares = np.exp(parts - curve_BN)
-    slopes = (one for c in range(len(logs_CN)) for one in (shares[1 + c], -shares[1 + c] * logs_CN[c]))
+    slopes = (
+        one
+        for c in range(len(logs_CN))
+        for one in (shares[1 + c], -shares[1 + c] * logs_CN[c])
+    )
     jacobian_BNP = np.stack([shares[0], *slopes], axis=-1)
     residuals_BN = targets_BN - curve_BN
     weights_BN = np.minimum(1.0, threshold / np.maximum(np.abs(residuals_BN), 1e-12))
     weighted_BPN = (jacobian_BNP * weights_BN[..., None]).transpose(0, 2, 1)
     normal_BPP = weighted_BPN @ jacobian_BNP
     scale_BP = np.maximum(np.einsum("bpp->bp", normal_BPP), 1e-9)
-    damped_BPP = normal_BPP + (damping_B[:, None] * scale_BP)[:, :, None] * np.eye(found_BP.shape[1])
+    damped_BPP = normal_BPP + (damping_B[:, None] * scale_BP)[:, :, None] * np.eye(
+        found_BP.shape[1]
+    )
     return np.linalg.solve(damped_BPP, weighted_BPN @ residuals_BN[..., None])[..., 0]
 
 
-def _costs(parameters_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float) -> Floats:
-    """Compute Huber's loss of every fit, (B): squares within the threshold, straight lines beyond it."""
+def _costs(
+    parameters_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float
+) -> Floats:
+    """Compute Huber's loss of every fit, (B): squares within the threshold, straight
+    lines beyond it."""
     far_BN = np.abs(targets_BN - _curve(parameters_BP, logs_CN))
     if np.isinf(threshold):
         return np.square(far_BN).sum(axis=1)
@@ -310,7 +419,8 @@ CAUSES = {
 }
 STEPS = 48
 NEAR = 1.3
-"""Points within this factor of a curve's other cause are its own; the rest are drawn faintly."""
+"""Points within this factor of a curve's other cause are its own; the rest are drawn
+faintly."""
 
 Points = list[tuple[Mapping[str, float], float]]
 """(cause -> its value, score)."""
@@ -318,7 +428,8 @@ Points = list[tuple[Mapping[str, float], float]]
 
 @dataclass(frozen=True)
 class Growth:
-    """A search page's part on size, data and compute: sentences, a table, pictures, and what is not known."""
+    """A search page's part on size, data and compute: sentences, a table, pictures, and
+    what is not known."""
 
     about: str
     expected: ResultTable | None
@@ -328,15 +439,22 @@ class Growth:
 
 
 def growth(found: SearchReport) -> Growth:
-    """Fit the laws of size and data, and of compute, as far as a search's scores show them."""
+    """Fit the laws of size and data, and of compute, as far as a search's scores show
+    them."""
     known = [
-        rung for rung in found.ladder if rung.body_parameters > 0 and rung.examples > 0 and np.isfinite(rung.score)
+        rung
+        for rung in found.ladder
+        if rung.body_parameters > 0 and rung.examples > 0 and np.isfinite(rung.score)
     ]
     names = [rung.what for rung in known]
-    most = max(dict.fromkeys(names), key=names.count, default="")  # scores of different trainings are not on one curve
+    # scores of different trainings are not on one curve
+    most = max(dict.fromkeys(names), key=names.count, default="")
     rungs = [rung for rung in known if rung.what == most]
     about = f"Scores while training ({most})." if rungs else ""
-    points: Points = [({"size": float(one.body_parameters), "data": float(one.examples)}, one.score) for one in rungs]
+    points: Points = [
+        ({"size": float(one.body_parameters), "data": float(one.examples)}, one.score)
+        for one in rungs
+    ]
     whole = _fit(points, "size", "data")
     if whole.law is None or "size" not in whole.law.measured:
         trials: Points = [
@@ -350,120 +468,192 @@ def growth(found: SearchReport) -> Growth:
             whole, points = Fit(alone.law, (*whole.warnings, *alone.warnings)), trials
             about = "Scores of the trials before any training on top."
     compute = _fit(frontier := _frontier(rungs), "compute")
-    warnings = (*whole.warnings, *(f"Compute: {one}" for one in compute.warnings if rungs))
+    warnings = (
+        *whole.warnings,
+        *(f"Compute: {one}" for one in compute.warnings if rungs),
+    )
     figures, answers, expected = [], [], None
     if law := whole.law:
         here = _reference(found, points, law)
         figures = [_figure(found, law, cause, here, points) for cause in law.measured]
-        placed = ", ".join(f"{units.magnitude(value)} {CAUSES[cause]}" for cause, value in here.items())
+        placed = ", ".join(
+            f"{units.magnitude(value)} {CAUSES[cause]}" for cause, value in here.items()
+        )
         about += f" Here: {placed}."
         expected = _tabulate_expected(units.metric(found.metric), law, here)
         if floor_shown(law, law.error(here).value):
-            answers.append(f"With ever more {' and '.join(law.measured)} it levels off at {_score(law.floor())}.")
+            answers.append(
+                f"With ever more {' and '.join(law.measured)} it levels off at "
+                f"{_score(law.floor())}."
+            )
     if compute.law:
         spent = max(at["compute"] for at, _ in frontier)
-        figures.append(_figure(found, compute.law, "compute", {"compute": spent}, frontier))
+        figures.append(
+            _figure(found, compute.law, "compute", {"compute": spent}, frontier)
+        )
     seen = max((rung.examples for rung in rungs), default=0)
     if found.train_rows and seen > found.train_rows:
         answers.append(
-            f"There are {found.train_rows:,} rows to train on, each seen {seen / found.train_rows:.1f} times: more "
-            "data here means more passes over them, new rows may be worth more."
+            f"There are {found.train_rows:,} rows to train on, each seen "
+            f"{seen / found.train_rows:.1f} times: more data here means more passes "
+            "over them, new rows may be worth more."
         )
     return Growth(about, expected, tuple(answers), tuple(figures), warnings)
 
 
 def _fit(points: Points, *causes: str) -> Fit:
-    return fit({cause: [at[cause] for at, _ in points] for cause in causes}, [1 - score for _, score in points])
+    return fit(
+        {cause: [at[cause] for at, _ in points] for cause in causes},
+        [1 - score for _, score in points],
+    )
 
 
 def _frontier(rungs: Sequence[Rung]) -> Points:
-    """List the rungs that score more than any that spent no more: the best that compute bought."""
+    """List the rungs that score more than any that spent no more: the best that compute
+    bought."""
     best: Points = []
-    for rung in sorted((one for one in rungs if one.flops > 0), key=lambda one: (one.flops, -one.score)):
+    for rung in sorted(
+        (one for one in rungs if one.flops > 0), key=lambda one: (one.flops, -one.score)
+    ):
         if not best or rung.score > best[-1][1]:
             best.append(({"compute": rung.flops}, rung.score))
     return best
 
 
 def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float]:
-    """Choose from where to look: the answer's size (or the measured one nearest to it), and all the data there were."""
+    """Choose from where to look: the answer's size (or the measured one nearest to it),
+    and all the data there were."""
     reference = {cause: high for cause, (_, high) in law.measured.items()}
     if "size" in law.measured:
         (low, high), chosen = law.measured["size"], answer(found)
-        wanted = float(chosen.body_parameters) if chosen and chosen.body_parameters else (low * high) ** 0.5
+        wanted = (
+            float(chosen.body_parameters)
+            if chosen and chosen.body_parameters
+            else (low * high) ** 0.5
+        )
         sizes = sorted({at["size"] for at, _ in points})
         nearest = min(sizes, key=lambda size: abs(np.log(size / wanted)))
-        reference["size"] = wanted if low <= wanted <= high and len(sizes) > 20 else nearest
+        reference["size"] = (
+            wanted if low <= wanted <= high and len(sizes) > 20 else nearest
+        )
     return reference
 
 
 def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> ResultTable:
-    """Lay out the score to expect here, of half and twice the size, and of half and twice the data."""
+    """Lay out the score to expect here, of half and twice the size, and of half and
+    twice the data."""
     places = [("here", here)] + [
         (f"{times} the {cause}", {**here, cause: here[cause] * factor})
-        for cause in ("size", "data") if cause in law.measured
+        for cause in ("size", "data")
+        if cause in law.measured
         for factor, times in ((0.5, "half"), (2.0, "twice"))
-    ]  # fmt: skip
+    ]
 
     def change(at: Mapping[str, float]) -> str:
         found = law.change(here, at)
         decimals = 1 if abs(found.value) >= 0.001 else 2
         value, low, high = (
-            f"{100 * one:.{decimals}f}".replace("-", "−") for one in (found.value, found.low, found.high)
+            f"{100 * one:.{decimals}f}".replace("-", "−")
+            for one in (found.value, found.low, found.high)
         )
-        return f"{'' if value.startswith('−') else '+'}{value} [{low}, {high}]" if at is not here else MISSING
+        return (
+            f"{'' if value.startswith('−') else '+'}{value} [{low}, {high}]"
+            if at is not here
+            else MISSING
+        )
 
     ats = [at for _, at in places]
     columns = (
         column(ats, "", metric, lambda at: _score(law.error(at))),
         column(ats, "", "change, points", change),
-        column(ats, "", "", lambda at: "" if law.measured_at(at) else "beyond what was measured"),
+        column(
+            ats,
+            "",
+            "",
+            lambda at: "" if law.measured_at(at) else "beyond what was measured",
+        ),
     )
-    return ResultTable(tuple(Line(name) for name, _ in places), columns, f"{capitalise(metric)} to expect")
+    return ResultTable(
+        tuple(Line(name) for name, _ in places),
+        columns,
+        f"{capitalise(metric)} to expect",
+    )
 
 
 def _score(error: Interval) -> str:
     """Say a score with its band: `0.872 [0.868, 0.876]`."""
-    return f"{units.score(1 - error.value)} [{units.score(1 - error.high)}, {units.score(1 - error.low)}]"
+    return (
+        f"{units.score(1 - error.value)} [{units.score(1 - error.high)}, "
+        f"{units.score(1 - error.low)}]"
+    )
 
 
-def _figure(found: SearchReport, law: Law, cause: str, held: Mapping[str, float], points: Points) -> Figure:
+def _figure(
+    found: SearchReport, law: Law, cause: str, held: Mapping[str, float], points: Points
+) -> Figure:
     """Draw a law along one cause, all others held."""
-    heading, slope = f"{units.metric(found.metric)} against {cause}", law.exponent(cause)
+    heading, slope = (
+        f"{units.metric(found.metric)} against {cause}",
+        law.exponent(cause),
+    )
     caption = f"Exponent {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]."
     draw = partial(_draw, (heading, law, cause, held, points))
-    return draw_figure(capitalise(heading), draw, f"growth-{cause}", SIDE, caption=caption)
+    return draw_figure(
+        capitalise(heading), draw, f"growth-{cause}", SIDE, caption=caption
+    )
 
 
-def _draw(curve: tuple[str, Law, str, Mapping[str, float], Points], key: str, width: float) -> Markup:
-    """Draw the curve in its band, with the points; up to four times as far as they reach, dashed from twice on."""
+def _draw(
+    curve: tuple[str, Law, str, Mapping[str, float], Points], key: str, width: float
+) -> Markup:
+    """Draw the curve in its band, with the points; up to four times as far as they
+    reach, dashed from twice on."""
     heading, law, cause, held, points = curve
     own: list[list[Pixel]] = [[], []]
     for at, score in points:
-        near = all(1 / NEAR <= at[name] / value <= NEAR for name, value in held.items() if name != cause)
+        near = all(
+            1 / NEAR <= at[name] / value <= NEAR
+            for name, value in held.items()
+            if name != cause
+        )
         own[near].append((at[cause], score))
     low, high = law.measured[cause]
     x = Axis(low / (2 * FAR), high * 2 * FAR, LEFT, width - RIGHT, log=True)
     places = np.geomspace(x.low, x.high, STEPS)
     bands = [law.error({**held, cause: float(place)}) for place in places]
-    solid = [index for index, place in enumerate(places) if low / FAR <= place <= high * FAR]
+    solid = [
+        index for index, place in enumerate(places) if low / FAR <= place <= high * FAR
+    ]
     first, last = solid[0], solid[-1] + 1
-    shown = [1 - band.value for band in bands[first:last]] + [score for _, score in own[True]]
+    shown = [1 - band.value for band in bands[first:last]] + [
+        score for _, score in own[True]
+    ]
     y = Axis.padded(min(shown), max(shown), 300, TOP)
     plot = Plot(x, y, (CAUSES[cause], heading.partition(" against ")[0]))
 
     def edge(which: str) -> list[Pixel]:
-        pixels = [plot.at(float(place), 1 - getattr(band, which)) for place, band in zip(places, bands, strict=True)]
+        pixels = [
+            plot.at(float(place), 1 - getattr(band, which))
+            for place, band in zip(places, bands, strict=True)
+        ]
         return [(across, max(down, TOP - 8)) for across, down in pixels]
 
     upper, lower, line = edge("low"), edge("high"), edge("value")
-    plot.marks.append(draw_path([*upper[first:last], *reversed(lower[first:last])], "band"))
+    plot.marks.append(
+        draw_path([*upper[first:last], *reversed(lower[first:last])], "band")
+    )
     for part in (slice(0, first + 1), slice(last - 1, None)):
         plot.marks.append(draw_path([*upper[part], *reversed(lower[part])], "band far"))
         if far := [one for one in line[part] if one[1] < y.start]:
             plot.marks.append(draw_path(far, "curve s0 far"))
     for style, scores in zip(("crowd", "crowd own"), own, strict=True):
         pixels = [(x.at(value), y.at(score)) for value, score in scores]
-        plot.marks.append(draw_dots([one for one in pixels if TOP - 8 <= one[1] <= y.start], style))
-    plot.marks.append(draw_path([one for one in line[first:last] if one[1] < y.start], "curve s0"))
-    return plot.picture(key, heading, f"from {_score(bands[first])} to {_score(bands[last - 1])}")
+        plot.marks.append(
+            draw_dots([one for one in pixels if TOP - 8 <= one[1] <= y.start], style)
+        )
+    plot.marks.append(
+        draw_path([one for one in line[first:last] if one[1] < y.start], "curve s0")
+    )
+    return plot.picture(
+        key, heading, f"from {_score(bands[first])} to {_score(bands[last - 1])}"
+    )

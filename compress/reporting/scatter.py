@@ -1,4 +1,5 @@
-"""Draw scatter charts: scores against a cost, with names beside the points, and a front as stairs."""
+"""Draw scatter charts: scores against a cost, with names beside the points, and a front
+as stairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,13 +30,21 @@ from compress.reporting.charts import (
     text_width,
 )
 from compress.reporting.compare import ComparedModel, Comparison, View
-from compress.reporting.remarks import COSTS, answer, cost_text, list_anchors, shape, short_shape
+from compress.reporting.remarks import (
+    COSTS,
+    answer,
+    cost_text,
+    list_anchors,
+    shape,
+    short_shape,
+)
 
 NAME_LETTERS = 26
 WITH_FACTS = 5
 """The most points that a chart may have to show figures beside their names."""
 LOG_FROM = 4
-"""Many costs that span more than this factor are on a logarithmic axis; few, from LOG_FEW on."""
+"""Many costs that span more than this factor are on a logarithmic axis; few, from
+LOG_FEW on."""
 LOG_FEW = 20
 NARROW = 500
 BOTTOM = 392
@@ -45,9 +54,11 @@ BOTTOM = 392
 class ScatterPoint:
     """A point of a scatter chart, at a cost and a score.
 
-    name    beside the point, where there is room; keep: wherever there is none; short: instead of it elsewhere
+    name    beside the point, where there is room; keep: wherever there is none; short:
+            instead of it elsewhere
     what    what hovering calls it; cost_text: its cost in words
-    style   the class of its colour; a teacher and an anchor stand on a corner, others are circles
+    style   the class of its colour; a teacher and an anchor stand on a corner, others
+            are circles
     reach   the cost that a thin line reaches to
     before  the score that a thin line comes from
     number  by which a script finds it; '' for none
@@ -82,10 +93,12 @@ class ScatterPoint:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Scores against a cost: points with their names, levels of what has no cost, and the front as stairs.
+    """Scores against a cost: points with their names, levels of what has no cost, and
+    the front as stairs.
 
     axes      names of the cost and of the score; levels: (name, score)
-    front     (cost, score) of what nothing beats for less; crowd: of points that are dots without names
+    front     (cost, score) of what nothing beats for less; crowd: of points that are
+              dots without names
     most      so many points are all named, on a wide page and on a phone
     stretch   whether levels below all points are on the scale
     limit     (cost, its name) of a budget; budget: whether a script draws one
@@ -106,7 +119,9 @@ class Scatter:
     @cached_property
     def scores(self) -> list[float]:
         """List the scores of all points."""
-        return [score for _, score in self.crowd] + [point.score for point in self.points]
+        return [score for _, score in self.crowd] + [
+            point.score for point in self.points
+        ]
 
     @cached_property
     def lowest(self) -> float:
@@ -114,40 +129,66 @@ class Scatter:
         return least_on_scale(self.scores)
 
     def crowded(self, *, narrow: bool) -> bool:
-        """Say whether there are too many points to name them all, or to draw how far each reaches."""
+        """Say whether there are too many points to name them all, or to draw how far
+        each reaches."""
         return sum(bool(point.name) for point in self.points) > self.most[narrow]
 
     def draw(self, key: str, width: float) -> Markup:
         """Draw the picture at a width; there is at least one point."""
         plot = Plot(*self._axes(width), self.axes)
         x, box, crowded = plot.x, plot.box, self.crowded(narrow=width < NARROW)
-        pixels = [(x.at(point.cost), min(plot.y.at(point.score), box.bottom - 9)) for point in self.points]
+        pixels = [
+            (x.at(point.cost), min(plot.y.at(point.score), box.bottom - 9))
+            for point in self.points
+        ]
         reaches = [
-            x.at(min(point.reach, x.high)) if point.reach > point.cost and not crowded else at[0]
+            x.at(min(point.reach, x.high))
+            if point.reach > point.cost and not crowded
+            else at[0]
             for point, at in zip(self.points, pixels, strict=True)
         ]
         if self.field:  # its scales tell the script where points are
-            scales = {name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}" for name, a in (("x", x), ("y", plot.y))}
-            plot.marks.insert(0, group(draw_box(box, "field"), cost=self.field, **scales))
+            scales = {
+                name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}"
+                for name, a in (("x", x), ("y", plot.y))
+            }
+            plot.marks.insert(
+                0, group(draw_box(box, "field"), cost=self.field, **scales)
+            )
         plot.dots(self.crowd, "crowd")
         for point, at in zip(self.points, pixels, strict=True):
             if point.before is not None:
-                start, end = (plot.at(point.cost, score)[1] for score in (point.before, point.score))
+                start, end = (
+                    plot.at(point.cost, score)[1]
+                    for score in (point.before, point.score)
+                )
                 plot.marks.append(draw_line((at[0], start), (at[0], end), "gain"))
-        steps: list[Pixel] = []  # stairs: from the cheapest level to the next, up to it, and level to the end
+        # stairs: from the cheapest level to the next, up to it, and level to the end
+        steps: list[Pixel] = []
         for across, down in sorted(plot.at(*one) for one in self.front):
-            steps += [(across, steps[-1][1]), (across, down)] if steps else [(across, down)]
+            steps += (
+                [(across, steps[-1][1]), (across, down)] if steps else [(across, down)]
+            )
         steps += [(box.right, steps[-1][1])] if steps else []
-        taken = [Box(across - 9, down - 9, across + 9, down + 9) for across, down in pixels]
-        taken += [Box(at[0], at[1] - 3, reach + 3, at[1] + 3) for at, reach in zip(pixels, reaches, strict=True)]
+        taken = [
+            Box(across - 9, down - 9, across + 9, down + 9) for across, down in pixels
+        ]
+        taken += [
+            Box(at[0], at[1] - 3, reach + 3, at[1] + 3)
+            for at, reach in zip(pixels, reaches, strict=True)
+        ]
         for one, other in pairwise(steps):  # level or upright
-            (left, right), (top, bottom) = (sorted(pair) for pair in zip(one, other, strict=True))
+            (left, right), (top, bottom) = (
+                sorted(pair) for pair in zip(one, other, strict=True)
+            )
             taken.append(Box(left, top - 2, right + 2, bottom + 2))
         for name, score in self.levels:
             _draw_level(name, score, plot, taken)
         plot.marks += [draw_path(steps, "edge")] if steps else []
         if self.budget:
-            plot.marks.append(draw_line((box.right, box.top), (box.right, box.bottom), "budget"))
+            plot.marks.append(
+                draw_line((box.right, box.top), (box.right, box.bottom), "budget")
+            )
         if self.limit and x.low < self.limit[0] <= x.high:
             edge, words = x.at(self.limit[0]), f"budget {self.limit[1]}"
             wide = text_width(words, 12)
@@ -157,18 +198,29 @@ class Scatter:
             plot.marks.append(draw_text(left, box.bottom - 8, words, "facts"))
         plot.marks += self._draw_names(pixels, taken, box, crowded=crowded)
         for point, at, reach in zip(self.points, pixels, reaches, strict=True):
-            line = draw_line(at, (reach, at[1]), f"reach {point.style}") if reach > at[0] else Markup("")
+            line = (
+                draw_line(at, (reach, at[1]), f"reach {point.style}")
+                if reach > at[0]
+                else Markup("")
+            )
             hint = f"{point.what}: {point.facts}"
-            dot = draw_dot(*at, style=f"point {point.style}", hint=hint, square=point.square)
+            dot = draw_dot(
+                *at, style=f"point {point.style}", hint=hint, square=point.square
+            )
             plot.marks.append(point.group(line + dot, at[0]))
         description = "; ".join(f"{point.what}: {point.facts}" for point in self.points)
         title = f"{self.axes[1]} against {self.axes[0]}"
-        return plot.picture(key, title, f"{description}. Up is better, left costs less.")
+        return plot.picture(
+            key, title, f"{description}. Up is better, left costs less."
+        )
 
     def _axes(self, width: float) -> tuple[Axis, Axis]:
-        """Make room for the costs (no reach beyond twice its cost), the scores on the scale, and levels near them."""
+        """Make room for the costs (no reach beyond twice its cost), the scores on the
+        scale, and levels near them."""
         costs = [cost for cost, _ in self.crowd] + [point.cost for point in self.points]
-        farthest = max([*costs, *(min(point.reach, 2 * point.cost) for point in self.points)])
+        farthest = max(
+            [*costs, *(min(point.reach, 2 * point.cost) for point in self.points)]
+        )
         if self.limit:
             farthest = max(farthest, min(self.limit[0], 2 * max(costs)))
         x = Axis(0, farthest * 1.08, LEFT, width - RIGHT)
@@ -177,28 +229,45 @@ class Scatter:
         low, high = self.lowest, max(self.scores)
         span = max(high - low, 0.01)
         for _, level in sorted(self.levels, key=lambda one: -one[1]):
-            if (self.stretch or level >= low) and max(high, level) - min(low, level) <= 10 * span:
+            if (self.stretch or level >= low) and max(high, level) - min(
+                low, level
+            ) <= 10 * span:
                 low, high = min(low, level), max(high, level)
         return x, Axis.padded(low, high, BOTTOM, TOP)
 
-    def _draw_names(self, pixels: Sequence[Pixel], taken: Sequence[Box], plot: Box, *, crowded: bool) -> list[Markup]:
-        """Write each point's name and figures, with leaders, which lie under all names, where it is not next to it."""
+    def _draw_names(
+        self, pixels: Sequence[Pixel], taken: Sequence[Box], plot: Box, *, crowded: bool
+    ) -> list[Markup]:
+        """Write each point's name and figures, with leaders, which lie under all names,
+        where it is not next to it."""
         leaders, labels, full = [], [], list(taken)
-        order = sorted(zip(self.points, pixels, strict=True), key=lambda one: "front" not in one[0].style)
+        order = sorted(
+            zip(self.points, pixels, strict=True),
+            key=lambda one: "front" not in one[0].style,
+        )
         for point, (x, y) in order:
             name = point.name if point.keep or not crowded else point.short
             if not name:
                 continue
-            name = shorten(f"{'↓' if point.score < self.lowest else ''}{name}", NAME_LETTERS)
+            name = shorten(
+                f"{'↓' if point.score < self.lowest else ''}{name}", NAME_LETTERS
+            )
             figures = point.facts if len(self.points) <= WITH_FACTS else ""
-            size = max(text_width(name, 13), text_width(figures, 12)), 31.0 if figures else 16.0
+            size = (
+                max(text_width(name, 13), text_width(figures, 12)),
+                31.0 if figures else 16.0,
+            )
             box = _place((x, y), size, full, plot)
             full.append(Box(box.left - 8, box.top - 3, box.right + 8, box.bottom + 3))
             anchor, start = ("start", box.left) if box.left > x else ("end", box.right)
             if box.left <= x <= box.right:
                 anchor, start = "middle", (box.left + box.right) / 2
             words = draw_text(start, box.top + 12, name, "label", anchor)
-            words += draw_text(start, box.top + 27, figures, "facts", anchor) if figures else Markup("")
+            words += (
+                draw_text(start, box.top + 27, figures, "facts", anchor)
+                if figures
+                else Markup("")
+            )
             labels.append(point.group(words, x))
             near = min(max(x, box.left), box.right), min(max(y, box.top), box.bottom)
             if abs(near[0] - x) + abs(near[1] - y) > 24:
@@ -207,42 +276,73 @@ class Scatter:
 
 
 def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
-    """Place a label of `size` near a point: inside, on nothing that is taken, as near as possible."""
+    """Place a label of `size` near a point: inside, on nothing that is taken, as near
+    as possible."""
     wide, high = size
     x, y = point
     options = []
     for gap in (11.0, 20.0, 34.0, 52.0, 74.0, 100.0, 130.0):
-        for across, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)):
-            left = x + gap if across > 0 else x - gap - wide if across < 0 else x - wide / 2
+        for across, down in (
+            (1, 0),
+            (-1, 0),
+            (0, -1),
+            (0, 1),
+            (1, -1),
+            (-1, -1),
+            (1, 1),
+            (-1, 1),
+        ):
+            left = (
+                x + gap
+                if across > 0
+                else x - gap - wide
+                if across < 0
+                else x - wide / 2
+            )
             reach = gap if across == 0 else gap * 0.8
-            top = y + reach if down > 0 else y - reach - high if down < 0 else y - high / 2
-            # A pixel farther counts as two square pixels hidden: what is taken has a margin that may be grazed.
+            top = (
+                y + reach
+                if down > 0
+                else y - reach - high
+                if down < 0
+                else y - high / 2
+            )
+            # A pixel farther counts as two square pixels hidden: what is taken has a
+            # margin that may be grazed.
             options.append((2 * gap, Box(left, top, left + wide, top + high)))
     return min(options, key=lambda option: option[0] + option[1].lost(taken, inside))[1]
 
 
 def _draw_level(name: str, score: float, plot: Plot, taken: list[Box]) -> None:
-    """Draw a level: a line with its name, or an arrow where it is off the scale; `taken` gets the room it takes."""
+    """Draw a level: a line with its name, or an arrow where it is off the scale;
+    `taken` gets the room it takes."""
     words = f"{shorten(name, NAME_LETTERS)} {units.score(score)}"
     y, box = plot.y, plot.box
     inside, at = y.low <= score <= y.high, y.at(score)
     if not inside:
         words = f"{'↓' if score < y.low else '↑'} {words}, off this scale"
     wide = text_width(words, 12)
-    feet = [at - 4, at + 18] if inside else [box.bottom - 4 - 17 * row for row in range(4)]
+    feet = (
+        [at - 4, at + 18] if inside else [box.bottom - 4 - 17 * row for row in range(4)]
+    )
     lefts = [box.left + 6, box.right - wide - 6]
-    options = [Box(left, foot - 15, left + wide, foot) for left in lefts for foot in feet]
+    options = [
+        Box(left, foot - 15, left + wide, foot) for left in lefts for foot in feet
+    ]
     room = min(options, key=lambda option: option.lost(taken, box))
     taken.append(room)
     if inside:
         taken.append(Box(box.left, at - 2, box.right, at + 2))
         plot.marks.append(draw_line((box.left, at), (box.right, at), "reference"))
-    anchor, start = ("start", room.left) if room.left == lefts[0] else ("end", room.right)
+    anchor, start = (
+        ("start", room.left) if room.left == lefts[0] else ("end", room.right)
+    )
     plot.marks.append(draw_text(start, room.bottom - 4, words, "facts", anchor))
 
 
 def run_scatter(report: Report) -> Scatter | None:
-    """Prepare score against median latency: a point per row that has both, a level per baseline without a time."""
+    """Prepare score against median latency: a point per row that has both, a level per
+    baseline without a time."""
     points, levels = [], []
     for row in report.rows:
         time, score = report.latency(row), report.score(row)
@@ -253,22 +353,36 @@ def run_scatter(report: Report) -> Scatter | None:
             continue
         points.append(
             ScatterPoint(
-                row.name, time.p50_ms, score, row.role, row.name, units.measure(time.p50_ms, "ms"),
-                keep=True, reach=time.p95_ms,
+                row.name,
+                time.p50_ms,
+                score,
+                row.role,
+                row.name,
+                units.measure(time.p50_ms, "ms"),
+                keep=True,
+                reach=time.p95_ms,
             )
-        )  # fmt: skip
+        )
     axes = "median latency, ms", units.metric(report.metric)
-    return Scatter(tuple(points), axes, levels, most=(99, 99), stretch=True) if points else None
+    return (
+        Scatter(tuple(points), axes, levels, most=(99, 99), stretch=True)
+        if points
+        else None
+    )
 
 
-def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedModel | None) -> Scatter | None:
-    """Prepare score against the median at `view` or (None) the size of the file; None where no candidate has both."""
+def choice_scatter(
+    comparison: Comparison, view: View | None, picked: ComparedModel | None
+) -> Scatter | None:
+    """Prepare score against the median at `view` or (None) the size of the file; None
+    where no candidate has both."""
 
     def cost(one: ComparedModel) -> float | None:
         return one.median_ms(view) if view else one.size_mb
 
     front, points = comparison.front(cost), []
-    for one in (*comparison.teachers, *comparison.candidates):  # candidates lie over teachers
+    # candidates lie over teachers
+    for one in (*comparison.teachers, *comparison.candidates):
         value, score, time = cost(one), comparison.score(one), one.latency(view)
         if value is None or value <= 0 or score is None:
             continue
@@ -278,22 +392,35 @@ def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedMo
         noisy = "~" if time and time.noisy else ""
         points.append(
             ScatterPoint(
-                one.name, value, score, f"{style} picked" if one is picked else style, one.name,
-                noisy + units.measure(value, "ms" if view else "MB"), short=number, keep=first or teacher,
-                reach=time.p95_ms if time else 0.0, number=number,
+                one.name,
+                value,
+                score,
+                f"{style} picked" if one is picked else style,
+                one.name,
+                noisy + units.measure(value, "ms" if view else "MB"),
+                short=number,
+                keep=first or teacher,
+                reach=time.p95_ms if time else 0.0,
+                number=number,
             )
-        )  # fmt: skip
+        )
     if all(point.square for point in points):
         return None
     return Scatter(
-        tuple(points), ("median latency, ms" if view else "file size, MB", units.metric(comparison.task.metric)),
+        tuple(points),
+        (
+            "median latency, ms" if view else "file size, MB",
+            units.metric(comparison.task.metric),
+        ),
         comparison.baselines,
-        [(cost(one) or 0.0, comparison.score(one) or 0.0) for one in front], budget=True,
-    )  # fmt: skip
+        [(cost(one) or 0.0, comparison.score(one) or 0.0) for one in front],
+        budget=True,
+    )
 
 
 def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
-    """Prepare the trials' scores against one cost: trained ones, the front, the teacher and anchors with their names.
+    """Prepare the trials' scores against one cost: trained ones, the front, the teacher
+    and anchors with their names.
 
     All other scored trials are the crowd. None where no trial has both.
     """
@@ -308,28 +435,55 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
             crowd.append((value, one.score))
         if subnet and not ahead and not picked:
             continue
-        style = f"{'front' if ahead else 'behind'} {'subnet' if subnet else 'student'}{' picked' if picked else ''}"
+        style = (
+            f"{'front' if ahead else 'behind'} "
+            f"{'subnet' if subnet else 'student'}{' picked' if picked else ''}"
+        )
         points.append(
             ScatterPoint(
-                short_shape(one.choice) if ahead or picked else "", value, one.score, style,
-                f"trial {one.number}, {shape(one.choice)}", cost_text(cost, value),
-                keep=picked, before=None if subnet or one.first == one.score else one.first,
+                short_shape(one.choice) if ahead or picked else "",
+                value,
+                one.score,
+                style,
+                f"trial {one.number}, {shape(one.choice)}",
+                cost_text(cost, value),
+                keep=picked,
+                before=None if subnet or one.first == one.score else one.first,
             )
-        )  # fmt: skip
+        )
     if not points and not crowd:
         return None
     points.sort(key=lambda point: not point.keep)
     for index, known in enumerate(list_anchors(report)):
-        value = finite({"latency": known.ms, "parameters": known.parameters, "file_mb": known.file_mb}.get(cost))
+        value = finite(
+            {
+                "latency": known.ms,
+                "parameters": known.parameters,
+                "file_mb": known.file_mb,
+            }.get(cost)
+        )
         name, style = (known.name, "anchor") if index else ("teacher", "teacher")
         if (score := finite(known.score)) is not None and value:
-            points.append(ScatterPoint(name, value, score, style, name, cost_text(cost, value), keep=True))
+            points.append(
+                ScatterPoint(
+                    name, value, score, style, name, cost_text(cost, value), keep=True
+                )
+            )
         elif score is not None:
             levels.append((name, score))
     limit = report.budgets.get(cost)
     name, unit = COSTS[cost]
-    placed = [(report.value(each, cost) or 0.0, each.score or 0.0) for each in map(report.point, first)]
+    placed = [
+        (report.value(each, cost) or 0.0, each.score or 0.0)
+        for each in map(report.point, first)
+    ]
     return Scatter(
-        tuple(points), (f"{name}, {unit}" if unit else name, units.metric(report.metric)), levels, placed, crowd,
-        most=(12, 5), limit=(limit, cost_text(cost, limit)) if limit else None, field=cost,
-    )  # fmt: skip
+        tuple(points),
+        (f"{name}, {unit}" if unit else name, units.metric(report.metric)),
+        levels,
+        placed,
+        crowd,
+        most=(12, 5),
+        limit=(limit, cost_text(cost, limit)) if limit else None,
+        field=cost,
+    )

@@ -21,7 +21,15 @@ from compress.reporting import format as units
 from compress.reporting.compare import Comparison, Limits, Pick
 from compress.reporting.format import MISSING
 from compress.reporting.remarks import choice_headline, choice_remarks
-from compress.reporting.tables import LAST, Cell, Line, ResultTable, column, latency_tables, race_table
+from compress.reporting.tables import (
+    LAST,
+    Cell,
+    Line,
+    ResultTable,
+    column,
+    latency_tables,
+    race_table,
+)
 
 if TYPE_CHECKING:
     from compress.exporters.formats import ExportedFile, ExportResult
@@ -36,33 +44,71 @@ MOST_SHOWN = 12
 """Matrix products that are listed in a terminal; report.json has them all."""
 
 
-def to_terminal(table: ResultTable, width: int | None = None, *, more: str = "") -> Table:
-    """Lay out a table for a terminal of this width (None: any), with as many columns as fit, by rank.
+def to_terminal(
+    table: ResultTable, width: int | None = None, *, more: str = ""
+) -> Table:
+    """Lay out a table for a terminal of this width (None: any), with as many columns as
+    fit, by rank.
 
     more  where the other columns are shown, for the caption
     """
     columns = [one for one in table.columns if one.rank < LAST]
     shown = [
-        (one, "\n".join(textwrap.wrap(one.alone or one.heading, HEADING_WIDTH, break_long_words=False)), one.cells)
+        (
+            one,
+            "\n".join(
+                textwrap.wrap(
+                    one.alone or one.heading, HEADING_WIDTH, break_long_words=False
+                )
+            ),
+            one.cells,
+        )
         for one in columns
     ]
-    names = [line.name if line.number is None else f"{line.number}  {line.name}" for line in table.rows]
+    names = [
+        line.name if line.number is None else f"{line.number}  {line.name}"
+        for line in table.rows
+    ]
     styles = {"student": "bold", "baseline": "dim"}
 
     def wide(heading: str, cells: Sequence[Cell]) -> int:
-        return max(len(part) for text in (heading, *(cell.text for cell in cells)) for part in text.split("\n")) + 2
+        return (
+            max(
+                len(part)
+                for text in (heading, *(cell.text for cell in cells))
+                for part in text.split("\n")
+            )
+            + 2
+        )
 
     room = min(NAME_WIDTH, max(map(len, names), default=0)) + 1
-    while width and len(shown) > 1 and room + sum(wide(heading, cells) for _, heading, cells in shown) > width:
+    while (
+        width
+        and len(shown) > 1
+        and room + sum(wide(heading, cells) for _, heading, cells in shown) > width
+    ):
         shown.remove(max(shown, key=lambda one: one[0].rank))
-    caption = [*table.caption, *([f"more columns: {more}"] if more and len(shown) < len(columns) else [])]
+    caption = [
+        *table.caption,
+        *([f"more columns: {more}"] if more and len(shown) < len(columns) else []),
+    ]
     laid = Table(
-        title=Text(table.title, style="bold"), caption=Text("; ".join(caption), style="dim"), title_justify="left",
-        caption_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+        title=Text(table.title, style="bold"),
+        caption=Text("; ".join(caption), style="dim"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
         min_width=min(width or CAPTION_WIDTH, CAPTION_WIDTH),
-    )  # fmt: skip
+    )
     used = sum(wide(heading, cells) for _, heading, cells in shown)
-    laid.add_column("", max_width=max(NAME_WIDTH, width - used - 1) if width else None, overflow="fold")
+    laid.add_column(
+        "",
+        max_width=max(NAME_WIDTH, width - used - 1) if width else None,
+        overflow="fold",
+    )
     for _, heading, _ in shown:
         laid.add_column(Text(heading), justify="right", no_wrap=True)
     for index, (line, name) in enumerate(zip(table.rows, names, strict=True)):
@@ -75,8 +121,11 @@ ANY_WIDTH = 1000
 """More characters than any table is wide."""
 
 
-def print_table(console: Console, table: ResultTable, *, wide: bool = False, more: str = "--wide") -> None:
-    """Print a table with the columns that fit, or with all of them; see `to_terminal`."""
+def print_table(
+    console: Console, table: ResultTable, *, wide: bool = False, more: str = "--wide"
+) -> None:
+    """Print a table with the columns that fit, or with all of them; see
+    `to_terminal`."""
     if wide:
         print_wide(console, to_terminal(table))
     else:
@@ -92,13 +141,21 @@ def print_wide(console: Console, table: Table) -> None:
 
 
 def print_bench(console: Console, result: BenchResult, *, wide: bool = False) -> None:
-    """Print a result of `compress bench`: the device, a table for each setting, and the sustained runs."""
+    """Print a result of `compress bench`: the device, a table for each setting, and the
+    sustained runs."""
     facts = Table.grid(padding=(0, 2))
     for name, value in {"measured on": result.device, **result.machine}.items():
         facts.add_row(name, value)
     console.print(facts)
-    names = units.short_names([*(one.name for one in result.latencies), *(one.name for one in result.sustained)])
-    for table in latency_tables(((names[time.name], time) for time in result.latencies), result.formats):
+    names = units.short_names(
+        [
+            *(one.name for one in result.latencies),
+            *(one.name for one in result.sustained),
+        ]
+    )
+    for table in latency_tables(
+        ((names[time.name], time) for time in result.latencies), result.formats
+    ):
         print_table(console, table, wide=wide)
     if result.sustained:
         print_table(console, _tabulate_sustained(result, names), wide=wide)
@@ -106,14 +163,21 @@ def print_bench(console: Console, result: BenchResult, *, wide: bool = False) ->
     for name, reason in result.left_out.items():
         groups.setdefault(reason, []).append(name)
     if groups:
-        reasons = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in groups.items())
+        reasons = "; ".join(
+            f"{', '.join(names)} ({reason})" for reason, names in groups.items()
+        )
         console.print(f"left out: {reasons}", markup=False, highlight=False)
     if result.install:
-        console.print(f"to measure more, in an environment of its own: {result.install}", markup=False, highlight=False)
+        console.print(
+            f"to measure more, in an environment of its own: {result.install}",
+            markup=False,
+            highlight=False,
+        )
 
 
 def _tabulate_sustained(result: BenchResult, names: Mapping[str, str]) -> ResultTable:
-    """Lay out the p50 of each minute and the temperature at its end, for each file in the order in which it ran."""
+    """Lay out the p50 of each minute and the temperature at its end, for each file in
+    the order in which it ran."""
     curves = result.sustained
 
     def degrees(celsius: float | None) -> str:
@@ -124,29 +188,43 @@ def _tabulate_sustained(result: BenchResult, names: Mapping[str, str]) -> Result
     for at in range(max(len(curve.minutes) for curve in curves)):
 
         def minute(one: Sustained, at: int = at) -> str:
-            return f"{one.minutes[at]:.2f} ms{degrees(one.temperatures[at])}" if at < len(one.minutes) else MISSING
+            return (
+                f"{one.minutes[at]:.2f} ms{degrees(one.temperatures[at])}"
+                if at < len(one.minutes)
+                else MISSING
+            )
 
         columns.append(of(f"min {at + 1}", minute, at + 1))
-    columns.append(of("last / first", lambda one: f"{one.minutes[-1] / one.minutes[0]:.2f}", 0))
+    columns.append(
+        of("last / first", lambda one: f"{one.minutes[-1] / one.minutes[0]:.2f}", 0)
+    )
     raced = {(time.name, time.setting): time.p50_ms for time in result.latencies}
     notes = [
-        f"{one.name}: {one.minutes[0] / race:.2f} times its p50 in the race from the first minute on: "
-        "something else used the machine, or it was hot already"
+        f"{one.name}: {one.minutes[0] / race:.2f} times its p50 in the race from the "
+        "first minute on: something else used the machine, or it was hot already"
         for one in curves
-        if (race := raced.get((one.name, one.setting))) and one.minutes[0] > NOISE_FACTOR * race
+        if (race := raced.get((one.name, one.setting)))
+        and one.minutes[0] > NOISE_FACTOR * race
     ]
     title = f"without pause, one file after another: {curves[0].setting}"
-    return ResultTable.build((Line(names[one.name]) for one in curves), columns, title, notes)
+    return ResultTable.build(
+        (Line(names[one.name]) for one in curves), columns, title, notes
+    )
 
 
 def format_quantized(done: "Quantized") -> str:
     """Describe what quantisation costs, what stays in float32, and the verdict."""
     from compress.exporters.rewrite.graph import layer
 
-    proof, in_float = done.proof, units.join_names([layer(name) for name in done.proof.kept], MOST_SHOWN)
+    proof, in_float = (
+        done.proof,
+        units.join_names([layer(name) for name in done.proof.kept], MOST_SHOWN),
+    )
     lines = [
-        f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, {proof.device}, {proof.runtime}",
-        f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; agreement {proof.agreement:.4f}",
+        f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, "
+        f"{proof.device}, {proof.runtime}",
+        f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; "
+        f"agreement {proof.agreement:.4f}",
         "; ".join(f"{name} {size:.1f} MB" for name, size in done.sizes.items()),
         f"in float32: {in_float or 'no product'}",
         done.mixed.price() or "",
@@ -154,9 +232,15 @@ def format_quantized(done: "Quantized") -> str:
     ]
     if not proof.certified:
         # methods that may come nearer
-        others = "qat" if proof.method.startswith("SmoothQuant") else "smoothquant or qat"
-        advice = "" if "learned in training" in proof.method else f" Try --method {others}."
-        lines.append(f"The nearest file found is in the bundle, marked uncertified.{advice}")
+        others = (
+            "qat" if proof.method.startswith("SmoothQuant") else "smoothquant or qat"
+        )
+        advice = (
+            "" if "learned in training" in proof.method else f" Try --method {others}."
+        )
+        lines.append(
+            f"The nearest file found is in the bundle, marked uncertified.{advice}"
+        )
     return "\n".join(filter(None, lines))
 
 
@@ -171,8 +255,11 @@ def quantized_values(done: "Quantized") -> dict[str, Any]:
     }
 
 
-def print_export(console: Console, exported: "ExportResult", *, wide: bool = False) -> None:
-    """Print the result of an export: tables of the race and of the files, then verdicts and warnings."""
+def print_export(
+    console: Console, exported: "ExportResult", *, wide: bool = False
+) -> None:
+    """Print the result of an export: tables of the race and of the files, then verdicts
+    and warnings."""
     say = partial(console.print, markup=False, highlight=False)
     if exported.tried:
         print_table(console, race_table(exported.tried), wide=wide)
@@ -182,10 +269,15 @@ def print_export(console: Console, exported: "ExportResult", *, wide: bool = Fal
     of = partial(column, exported.files)
 
     def megabytes(made: "ExportedFile") -> str:
-        return f"{sum(exported.sizes[name] for name in (made.file, *made.with_files)) / 1e6:.2f}"
+        size = sum(exported.sizes[name] for name in (made.file, *made.with_files))
+        return f"{size / 1e6:.2f}"
 
     def apart(made: "ExportedFile") -> str:
-        return units.difference(made.difference.largest, made.difference.logit) if made.difference else MISSING
+        return (
+            units.difference(made.difference.largest, made.difference.logit)
+            if made.difference
+            else MISSING
+        )
 
     columns = [
         of("", "precision", lambda made: made.precision or MISSING, 1),
@@ -193,13 +285,22 @@ def print_export(console: Console, exported: "ExportResult", *, wide: bool = Fal
         of("", "differs by", apart, 3),
         of("", "what", lambda made: made.note or MISSING, 4),
     ]
-    print_table(console, ResultTable.build((Line(made.file) for made in exported.files), columns), wide=wide)
-    for verdict in (*exported.verdicts, *(f"warning: {warning}" for warning in exported.warnings)):
+    print_table(
+        console,
+        ResultTable.build((Line(made.file) for made in exported.files), columns),
+        wide=wide,
+    )
+    for verdict in (
+        *exported.verdicts,
+        *(f"warning: {warning}" for warning in exported.warnings),
+    ):
         say(verdict)
     say(f"{exported.path}: export.json says what is in it")
 
 
-def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[str, Any]:
+def choice_values(
+    comparison: Comparison, limits: Limits, chosen: Pick
+) -> dict[str, Any]:
     """Return the contents of the table and the page as JSON values."""
     front = comparison.front(lambda one: one.median_ms(comparison.view))
     paths = {bundle.name: str(bundle.path) for bundle in comparison.bundles}
@@ -229,7 +330,12 @@ def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[
                 "parameters": one.parameters,
                 "front": one in front,
                 "latency": [
-                    {"device": device, **vars(setting), **vars(found), "setting": str(setting)}
+                    {
+                        "device": device,
+                        **vars(setting),
+                        **vars(found),
+                        "setting": str(setting),
+                    }
                     for device, there in one.times.items()
                     for setting, found in there.items()
                 ],
@@ -240,17 +346,27 @@ def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[
 
 
 def forecast_lines(forecast: Forecast) -> Iterator[str]:
-    """Yield the lines of a forecast: one for each phase, the totals, and the budgets out of reach."""
+    """Yield the lines of a forecast: one for each phase, the totals, and the budgets
+    out of reach."""
     yield forecast.title
     width = max(len(phase.name) for phase in forecast.phases)
     for phase in forecast.phases:
         steps = f"{_span(*phase.steps, '{:,.0f}')} steps" if phase.steps[1] else ""
-        speed = f"{phase.samples_per_second:,.1f} samples/s" if phase.samples_per_second else ""
+        speed = (
+            f"{phase.samples_per_second:,.1f} samples/s"
+            if phase.samples_per_second
+            else ""
+        )
         disk = f"{phase.disk_mb:,.0f} MB" if phase.disk_mb >= 1 else ""
         took = "cached" if phase.cached else _span(*phase.seconds, "{:.1f} min", 60)
-        yield f"  {phase.name:<{width}}  {', '.join(filter(None, (took, steps, speed, disk, phase.note)))}"
+        yield (
+            f"  {phase.name:<{width}}  "
+            f"{', '.join(filter(None, (took, steps, speed, disk, phase.note)))}"
+        )
     memory = (
-        f"{forecast.peak_rss_mb / 1000:.1f} GB of memory at the peak" if forecast.peak_rss_mb else "memory not known"
+        f"{forecast.peak_rss_mb / 1000:.1f} GB of memory at the peak"
+        if forecast.peak_rss_mb
+        else "memory not known"
     )
     together = _span(*forecast.minutes, "{:.1f} min")
     likely = f", probably {forecast.likely_minutes:.1f}" if " to " in together else ""
@@ -264,7 +380,8 @@ def _span(least: float, most: float, form: str, unit: float = 1) -> str:
 
 
 def gate_table(result: GateResult) -> ResultTable:
-    """Lay out the checks: both values, the change with its interval, the limit, the outcome."""
+    """Lay out the checks: both values, the change with its interval, the limit, the
+    outcome."""
     of = partial(column, result.checks, "")
     columns = [
         of("old", lambda one: _value(one, one.old), 2),
@@ -274,11 +391,14 @@ def gate_table(result: GateResult) -> ResultTable:
         of("limit", _limit, 4),
         of("outcome", lambda one: one.outcome, 0),
     ]
-    return ResultTable.build((Line(one.what) for one in result.checks), columns, f"gate: {result.outcome}")
+    return ResultTable.build(
+        (Line(one.what) for one in result.checks), columns, f"gate: {result.outcome}"
+    )
 
 
 def gate_markdown(result: GateResult) -> str:
-    """Write a Markdown section with the table, a sentence on each check, and the device."""
+    """Write a Markdown section with the table, a sentence on each check, and the
+    device."""
     table = gate_table(result)
     lines = [
         f"## Gate: {result.outcome}",
@@ -292,43 +412,76 @@ def gate_markdown(result: GateResult) -> str:
         cells = " | ".join(escape(one.cells[index].text) for one in table.columns)
         lines.append(f"| {row.name} | {cells} |")
     lines += ["", *(f"- {one.what}: {escape(one.reason)}" for one in result.checks), ""]
-    where = ", ".join(filter(None, (result.device, result.machine.get("cpu"), result.setting, result.date)))
+    where = ", ".join(
+        filter(
+            None,
+            (result.device, result.machine.get("cpu"), result.setting, result.date),
+        )
+    )
     return "\n".join([*lines, f"Measured on {escape(where)}.", ""])
 
 
 def gate_junit(result: GateResult) -> str:
-    """Write JUnit XML with a test case for each check: `failed` is a failure, `cannot be told` an error."""
+    """Write JUnit XML with a test case for each check: `failed` is a failure, `cannot
+    be told` an error."""
     count = [one.outcome for one in result.checks].count
     suite = ElementTree.Element(
-        "testsuite", name="compress gate", tests=str(len(result.checks)), failures=str(count("failed")),
-        errors=str(count("cannot be told")), time=f"{result.seconds:.1f}", timestamp=result.date,
-    )  # fmt: skip
+        "testsuite",
+        name="compress gate",
+        tests=str(len(result.checks)),
+        failures=str(count("failed")),
+        errors=str(count("cannot be told")),
+        time=f"{result.seconds:.1f}",
+        timestamp=result.date,
+    )
     for one in result.checks:
-        case = ElementTree.SubElement(suite, "testcase", classname="compress.gate", name=one.what)
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="compress.gate", name=one.what
+        )
         if one.outcome == "passed":
             ElementTree.SubElement(case, "system-out").text = one.reason
         else:
-            ElementTree.SubElement(case, "failure" if one.outcome == "failed" else "error", message=one.reason)
+            ElementTree.SubElement(
+                case,
+                "failure" if one.outcome == "failed" else "error",
+                message=one.reason,
+            )
     ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        + ElementTree.tostring(suite, encoding="unicode")
+        + "\n"
+    )
 
 
 def _value(check: GateCheck, value: float) -> str:
-    return units.score(value) if check.what == "score" else units.measure(value, check.unit)
+    return (
+        units.score(value)
+        if check.what == "score"
+        else units.measure(value, check.unit)
+    )
 
 
 def _change(check: GateCheck, value: float | None) -> str:
     if value is None:
         return "?"
     unit = "" if check.what == "score" else f"{units.GAP}%"
-    return f"{100 * value:+.{2 if check.what == 'score' else 1}f}{unit}".replace("-", "−")
+    return f"{100 * value:+.{2 if check.what == 'score' else 1}f}{unit}".replace(
+        "-", "−"
+    )
 
 
 def _interval(check: GateCheck) -> str:
     if check.what == "size":
         return MISSING
-    return f"{_change(check, check.low)} to {_change(check, check.high)}".replace(f"{units.GAP}%", "")
+    return f"{_change(check, check.low)} to {_change(check, check.high)}".replace(
+        f"{units.GAP}%", ""
+    )
 
 
 def _limit(check: GateCheck) -> str:
-    return MISSING if check.limit is None else _change(check, -check.limit if check.what == "score" else check.limit)
+    return (
+        MISSING
+        if check.limit is None
+        else _change(check, -check.limit if check.what == "score" else check.limit)
+    )

@@ -1,7 +1,8 @@
 """Cut the weights of a smaller model out of a larger one, and build the smaller model.
 
-The smaller model computes what the larger one does with everything else masked, norms over the kept dimensions
-included. Scores are divided by the square root of the head size, so queries are scaled by the ratio of the sizes.
+The smaller model computes what the larger one does with everything else masked, norms
+over the kept dimensions included. Scores are divided by the square root of the head
+size, so queries are scaled by the ratio of the sizes.
 """
 
 import copy
@@ -17,12 +18,21 @@ from transformers import PreTrainedModel
 from compress.errors import PruneError
 from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
 from compress.slicing.rules import ROTARY
-from compress.slicing.select import Importance, Kept, check_layers, counts, head_importance
+from compress.slicing.select import (
+    Importance,
+    Kept,
+    check_layers,
+    counts,
+    head_importance,
+)
 from compress.slicing.sizes import resize_config
 
 
-def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
-    """Cut the smaller model's weights, by name, out of the larger one's `tensors`; gradients flow back to these.
+def cut(
+    plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept
+) -> dict[str, Tensor]:
+    """Cut the smaller model's weights, by name, out of the larger one's `tensors`;
+    gradients flow back to these.
 
     Prefixes are views. New units are zero.
     """
@@ -34,21 +44,30 @@ def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str,
 
 
 def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
-    """Build a plain transformers model of the same class with the kept units, weights of its own, and their config.
+    """Build a plain transformers model of the same class with the kept units, weights
+    of its own, and their config.
 
-    New rows of queries and values are drawn from torch's generator, as in a new model; the rows they are multiplied
-    with are zero, so that nothing changes before training. Raises PruneError if blocks would differ in size, and if
-    layers share weights.
+    New rows of queries and values are drawn from torch's generator, as in a new model;
+    the rows they are multiplied with are zero, so that nothing changes before training.
+    Raises PruneError if blocks would differ in size, and if layers share weights.
     """
     plan = SlicePlan.from_model(model)
     if getattr(model.config, "shared_layers", None):
-        raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
-    for group, count in {**counts(plan, kept.sizes), **dict.fromkeys(plan.heads, kept.sizes.attention)}.items():
-        found = len(kept.indices[group]) if group in kept.indices else plan.groups[group]
+        raise PruneError(
+            f"{type(model).__name__}: its layers share weights; prune it first, share "
+            "then"
+        )
+    for group, count in {
+        **counts(plan, kept.sizes),
+        **dict.fromkeys(plan.heads, kept.sizes.attention),
+    }.items():
+        found = (
+            len(kept.indices[group]) if group in kept.indices else plan.groups[group]
+        )
         if found != count:
             raise PruneError(
-                f"{group}: {found} units are kept, and the sizes say {count}; all blocks of a plain "
-                f"{plan.family} have the same number"
+                f"{group}: {found} units are kept, and the sizes say {count}; all "
+                f"blocks of a plain {plan.family} have the same number"
             )
     check_layers(plan.family, kept.layers)
     config = resize_config(model.config, kept.sizes, layers=kept.layers)
@@ -64,7 +83,8 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         for name in parameters_of(small):
             module, _, part = name.rpartition(".")
             own = weights.pop(name).detach()
-            if _memory(own) in taken or not own.is_contiguous():  # a view, or a layer that is kept twice
+            # a view, or a layer that is kept twice
+            if _memory(own) in taken or not own.is_contiguous():
                 own = own.clone(memory_format=torch.contiguous_format)
             taken.add(_memory(own))
             setattr(small.get_submodule(module), part, nn.Parameter(own))
@@ -76,14 +96,16 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
 
 
 def reorder_units(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
-    """Build a model that computes the same, with every group's units sorted so that the first are the best."""
+    """Build a model that computes the same, with every group's units sorted so that the
+    first are the best."""
     return slice_model(model, rank_units(SlicePlan.from_model(model), importance))
 
 
 def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     """Sort all units, the most important of every group first.
 
-    Heads move as a whole, and rows within their head, except queries with rotary positions. Layers stay in place.
+    Heads move as a whole, and rows within their head, except queries with rotary
+    positions. Layers stay in place.
     """
     indices: dict[Group, Tensor] = {
         group: importance[group].float().cpu().argsort(descending=True, stable=True)
@@ -92,8 +114,19 @@ def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     }
     H, K = plan.sizes.heads, plan.sizes.head_size
     for rows, heads in plan.heads.items():
-        order_H = head_importance(plan, importance, heads).float().cpu().argsort(descending=True, stable=True)
-        inside_HK = importance[rows].float().cpu().view(H, K)[order_H].argsort(dim=1, descending=True, stable=True)
+        order_H = (
+            head_importance(plan, importance, heads)
+            .float()
+            .cpu()
+            .argsort(descending=True, stable=True)
+        )
+        inside_HK = (
+            importance[rows]
+            .float()
+            .cpu()
+            .view(H, K)[order_H]
+            .argsort(dim=1, descending=True, stable=True)
+        )
         if rows.axis == "query" and plan.family in ROTARY:
             inside_HK = torch.arange(K).expand(H, -1)
         indices[heads] = order_H
@@ -110,7 +143,11 @@ def _new_names(name: str, how: Cut, kept: Kept) -> list[str]:
     if how.layer is None:
         return [name]
     begin, end = how.span
-    return [f"{name[:begin]}{n}{name[end:]}" for n, source in enumerate(kept.layers) if source == how.layer]
+    return [
+        f"{name[:begin]}{n}{name[end:]}"
+        for n, source in enumerate(kept.layers)
+        if source == how.layer
+    ]
 
 
 def _slice(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
@@ -123,7 +160,11 @@ def _slice(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
             for part, group in zip(parts, each.groups, strict=True)
         ]
         factor = math.sqrt(kept.sizes.head_size / plan.sizes.head_size)
-        if how.queries is not None and each.groups[how.queries].axis == "query" and factor != 1:
+        if (
+            how.queries is not None
+            and each.groups[how.queries].axis == "query"
+            and factor != 1
+        ):
             taken[how.queries] = taken[how.queries] * factor
         tensor = taken[0] if len(taken) == 1 else torch.cat(taken, each.dim)
     return tensor
@@ -146,7 +187,8 @@ def _take(tensor: Tensor, dim: int, count: int, indices: Tensor | None) -> Tenso
 
 
 def _draw_new_rows(plan: SlicePlan, small: PreTrainedModel, kept: Kept) -> None:
-    """Draw the new rows of queries and values; the keys and output columns they are multiplied with stay zero."""
+    """Draw the new rows of queries and values; the keys and output columns they are
+    multiplied with stay zero."""
     if kept.sizes.head_size <= plan.sizes.head_size:
         return
     spread = float(getattr(small.config, "initializer_range", 0.02))
@@ -156,8 +198,14 @@ def _draw_new_rows(plan: SlicePlan, small: PreTrainedModel, kept: Kept) -> None:
             continue
         for name, each in product(_new_names(source, how, kept), how.slices):
             for part, group in enumerate(each.groups):
-                if group not in plan.heads or (group.axis == "query" and part != how.queries):
+                if group not in plan.heads or (
+                    group.axis == "query" and part != how.queries
+                ):
                     continue
-                place = weights[name].data.chunk(len(each.groups), each.dim)[part].movedim(each.dim, 0)
+                place = (
+                    weights[name]
+                    .data.chunk(len(each.groups), each.dim)[part]
+                    .movedim(each.dim, 0)
+                )
                 new = kept.indices[group].to(place.device) < 0
                 place[new] = torch.randn_like(place[new]) * spread

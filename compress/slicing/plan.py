@@ -1,4 +1,5 @@
-"""The slice plan of a model: which slices of its weights belong to one unit and are cut together."""
+"""The slice plan of a model: which slices of its weights belong to one unit and are cut
+together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from compress.slicing.sizes import Sizes
 
 
 class Group(NamedTuple):
-    """A set of like units: an axis (see `rules`) of one block, or, with block "", of the whole model."""
+    """A set of like units: an axis (see `rules`) of one block, or, with block "", of
+    the whole model."""
 
     axis: str
     block: str = ""
@@ -22,12 +24,18 @@ class Group(NamedTuple):
         return f"{self.axis}.{self.block}" if self.block else self.axis
 
 
-HIDDEN, EMBEDDING, VOCABULARY, LAYERS = Group("hidden"), Group("embedding"), Group("vocabulary"), Group("layers")
+HIDDEN, EMBEDDING, VOCABULARY, LAYERS = (
+    Group("hidden"),
+    Group("embedding"),
+    Group("vocabulary"),
+    Group("layers"),
+)
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A dimension of a weight, and the groups whose units lie along it, one group after another."""
+    """A dimension of a weight, and the groups whose units lie along it, one group after
+    another."""
 
     dim: int
     groups: tuple[Group, ...]
@@ -35,7 +43,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Cut:
-    """Describe how a weight is cut. queries: the part of a slice along `query` that holds queries, if any."""
+    """Describe how a weight is cut. queries: the part of a slice along `query` that
+    holds queries, if any."""
 
     role: str
     block: str
@@ -47,11 +56,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class SlicePlan:
-    """Describe how every weight of a model is cut, and the number of units of each group.
+    """Describe how every weight of a model is cut, and the number of units of each
+    group.
 
-    `heads` maps a block's query and value groups to the group of its heads: one for each block, but one for all blocks
-    in T5, whose relative biases belong to heads across layers. It is empty if heads are cut whole (`rules.GROUPED`):
-    each unit of `heads` then lies along the same number of rows.
+    `heads` maps a block's query and value groups to the group of its heads: one for
+    each block, but one for all blocks in T5, whose relative biases belong to heads
+    across layers. It is empty if heads are cut whole (`rules.GROUPED`): each unit of
+    `heads` then lies along the same number of rows.
     """
 
     family: str
@@ -62,12 +73,18 @@ class SlicePlan:
 
     @staticmethod
     def from_model(model: PreTrainedModel) -> "SlicePlan":
-        """Plan a model with any of its usual heads. Raises PruneError for a family or a weight without a rule."""
+        """Plan a model with any of its usual heads. Raises PruneError for a family or a
+        weight without a rule."""
         family = str(model.config.model_type)
         if family not in FAMILIES:
             raise PruneError(
-                f"{type(model).__name__}: no slice plan for {family!r}; there is one for {', '.join(FAMILIES)}"
-                + (did_you_mean(family, FAMILIES) if family.startswith("deberta") else "")
+                f"{type(model).__name__}: no slice plan for {family!r}; there is one "
+                f"for {', '.join(FAMILIES)}"
+                + (
+                    did_you_mean(family, FAMILIES)
+                    if family.startswith("deberta")
+                    else ""
+                )
             )
         sizes = Sizes.from_config(model.config)
         groups: dict[Group, int] = {LAYERS: sizes.layers}
@@ -86,13 +103,17 @@ class SlicePlan:
 
     @property
     def own_layers(self) -> bool:
-        """Check whether each layer has its own weights, as in all families but ALBERT."""
+        """Check whether each layer has its own weights, as in all families but
+        ALBERT."""
         return any(cut.layer is not None for cut in self.cuts.values())
 
     @property
     def stack(self) -> str:
-        """The name of the list of layers, in a model whose layers have weights of their own."""
-        name, cut = next((name, cut) for name, cut in self.cuts.items() if cut.layer is not None)
+        """The name of the list of layers, in a model whose layers have weights of their
+        own."""
+        name, cut = next(
+            (name, cut) for name, cut in self.cuts.items() if cut.layer is not None
+        )
         return name[: cut.span[0] - 1]
 
     def blocks(self, axis: str) -> list[Group]:
@@ -100,7 +121,8 @@ class SlicePlan:
         return [group for group in self.groups if group.axis == axis]
 
     def along(self, group: Group) -> list[tuple[str, Cut, Slice, int]]:
-        """List the places of a group's units: weight, its cut, the slice, and the part of the dimension."""
+        """List the places of a group's units: weight, its cut, the slice, and the part
+        of the dimension."""
         return [
             (name, cut, each, part)
             for name, cut in self.cuts.items()
@@ -118,14 +140,17 @@ class SlicePlan:
         }
 
 
-def _cut(name: str, tensor: Tensor, config: Any, sizes: Sizes, groups: dict[Group, int]) -> Cut:
-    """Describe how one weight is cut, and add the number of units of its groups to `groups`."""
+def _cut(
+    name: str, tensor: Tensor, config: Any, sizes: Sizes, groups: dict[Group, int]
+) -> Cut:
+    """Describe how one weight is cut, and add the number of units of its groups to
+    `groups`."""
     family = str(config.model_type)
     found = place(family, name)
     if found is None or len(found.axes) != tensor.dim():
         raise PruneError(
-            f"{name} {tuple(tensor.shape)}: the slice plan of {family} does not know this weight; expected a "
-            "transformers model with one of its usual heads"
+            f"{name} {tuple(tensor.shape)}: the slice plan of {family} does not know "
+            "this weight; expected a transformers model with one of its usual heads"
         )
     slices = []
     for dim, axes in enumerate(found.axes):
@@ -137,9 +162,14 @@ def _cut(name: str, tensor: Tensor, config: Any, sizes: Sizes, groups: dict[Grou
             count, rest = config.num_key_value_heads, count % config.num_key_value_heads
         known = {groups.setdefault(group, count) for group in parts}
         if rest or known != {count}:
-            raise PruneError(f"{name} {tuple(tensor.shape)}: has {count} units along {parts[0]}, elsewhere {known}")
+            raise PruneError(
+                f"{name} {tuple(tensor.shape)}: has {count} units along {parts[0]}, "
+                f"elsewhere {known}"
+            )
         slices.append(Slice(dim, parts))
-    queries = QUERIES.get(found.role) if any("query" in axes for axes in found.axes) else None
+    queries = (
+        QUERIES.get(found.role) if any("query" in axes for axes in found.axes) else None
+    )
     return Cut(found.role, found.block, found.layer, found.span, tuple(slices), queries)
 
 
@@ -148,7 +178,8 @@ def _group(axis: str, block: str, family: str, sizes: Sizes) -> Group:
         axis = "hidden"
     if axis not in PER_BLOCK or (axis == "heads" and family == "t5"):
         return Group(axis)
-    return Group(axis, block.partition(".")[0] if axis == "bottleneck" else block)  # all FFNs of a layer write to it
+    # all FFNs of a layer write to it
+    return Group(axis, block.partition(".")[0] if axis == "bottleneck" else block)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

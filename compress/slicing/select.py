@@ -16,15 +16,17 @@ from compress.slicing.rules import FIRST_IS_OWN, ROTARY
 from compress.slicing.sizes import Sizes, select_layers
 
 Importance = Mapping[Group, Tensor]
-"""A number for each unit of a group; higher is more important. For `query` and `value`, a number for each row."""
+"""A number for each unit of a group; higher is more important. For `query` and `value`,
+a number for each row."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The source's layer of each layer, and the kept units of each group, in the order of the result.
+    """The source's layer of each layer, and the kept units of each group, in the order
+    of the result.
 
-    A group that is not in `indices` keeps all its units. -1 is a new unit that starts at zero, in a head that is larger
-    than the source's.
+    A group that is not in `indices` keeps all its units. -1 is a new unit that starts
+    at zero, in a head that is larger than the source's.
     """
 
     sizes: Sizes
@@ -33,17 +35,27 @@ class Kept:
 
 
 def choose(
-    plan: SlicePlan, importance: Importance | None, sizes: Sizes, *, layers: str | Sequence[int] | None = None
+    plan: SlicePlan,
+    importance: Importance | None,
+    sizes: Sizes,
+    *,
+    layers: str | Sequence[int] | None = None,
 ) -> Kept:
     """Keep the most important units of every group, in the source's order.
 
-    importance: None: units are sorted already (`reorder_units`), so keep the first. layers: the rule or list that
-    `sizes.select_layers` takes; None: the most important, or evenly spread if `importance` has none for layers. A head
-    is as important as its rows of values together if `importance` has none for heads. Raises PruneError if `sizes` are
-    not within the plan's.
+    importance: None: units are sorted already (`reorder_units`), so keep the first.
+    layers: the rule or list that `sizes.select_layers` takes; None: the most important,
+    or evenly spread if `importance` has none for layers. A head is as important as its
+    rows of values together if `importance` has none for heads. Raises PruneError if
+    `sizes` are not within the plan's.
     """
     _check_sizes(plan, sizes)
-    if layers is None and importance is not None and LAYERS in importance and plan.own_layers:
+    if (
+        layers is None
+        and importance is not None
+        and LAYERS in importance
+        and plan.own_layers
+    ):
         of_layers = importance[LAYERS].float().clone()
         if plan.family in FIRST_IS_OWN:
             of_layers[0] = torch.inf
@@ -54,68 +66,115 @@ def choose(
     indices: dict[Group, Tensor] = {}
     for group, count in counts(plan, sizes).items():
         if count < plan.groups[group]:
-            indices[group] = torch.arange(count) if importance is None else top_units(importance[group], count)
+            indices[group] = (
+                torch.arange(count)
+                if importance is None
+                else top_units(importance[group], count)
+            )
     if sizes.heads < plan.sizes.heads:
         for heads in set(plan.heads.values()):
             if importance is None:
                 indices[heads] = torch.arange(sizes.heads)
             else:
-                indices[heads] = top_units(head_importance(plan, importance, heads), sizes.heads)
-    return Kept(sizes, tuple(chosen), indices | _choose_rows(plan, sizes, indices, importance))
+                indices[heads] = top_units(
+                    head_importance(plan, importance, heads), sizes.heads
+                )
+    return Kept(
+        sizes, tuple(chosen), indices | _choose_rows(plan, sizes, indices, importance)
+    )
 
 
 def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
-    """Count the units of each group in a model of these sizes, except tokens, and except heads and their rows unless
-    heads are cut whole."""
+    """Count the units of each group in a model of these sizes, except tokens, and
+    except heads and their rows unless heads are cut whole."""
     widths = {
-        "hidden": sizes.hidden, "embedding": sizes.embedding, "ffn": sizes.ffn, "bottleneck": sizes.bottleneck,
+        "hidden": sizes.hidden,
+        "embedding": sizes.embedding,
+        "ffn": sizes.ffn,
+        "bottleneck": sizes.bottleneck,
         "shared": sizes.bottleneck,
-    }  # fmt: skip
-    found = {group: count for group in plan.groups if (count := widths.get(group.axis)) is not None}
+    }
+    found = {
+        group: count
+        for group in plan.groups
+        if (count := widths.get(group.axis)) is not None
+    }
     if not plan.heads:
-        found |= {each: plan.groups[each] * sizes.heads // plan.sizes.heads for each in plan.blocks("heads")}
+        found |= {
+            each: plan.groups[each] * sizes.heads // plan.sizes.heads
+            for each in plan.blocks("heads")
+        }
     return found
 
 
 def _check_sizes(plan: SlicePlan, sizes: Sizes) -> None:
     if not sizes.within(plan.sizes):
-        raise PruneError(f"{sizes}: not within the model's {plan.sizes}; pruning can only take away")
+        raise PruneError(
+            f"{sizes}: not within the model's {plan.sizes}; pruning can only take away"
+        )
     size, source_size = sizes.head_size, plan.sizes.head_size
     if plan.family in ROTARY and size % source_size and source_size % size:
         raise PruneError(
-            f"heads of {size}: the model's heads of {source_size} have rotary positions, so their size can only change "
-            "by a whole factor"
+            f"heads of {size}: the model's heads of {source_size} have rotary "
+            "positions, so their size can only change by a whole factor"
         )
-    if sizes.layers < plan.sizes.layers and not plan.own_layers and len(plan.blocks("ffn")) > 1:
-        raise PruneError("layers: the groups of layers of this model share weights; its depth cannot be cut")
+    if (
+        sizes.layers < plan.sizes.layers
+        and not plan.own_layers
+        and len(plan.blocks("ffn")) > 1
+    ):
+        raise PruneError(
+            "layers: the groups of layers of this model share weights; its depth "
+            "cannot be cut"
+        )
 
 
 def check_layers(family: str, layers: Sequence[int]) -> None:
-    """Raise PruneError if a layer would move to a place where its family has other weights."""
+    """Raise PruneError if a layer would move to a place where its family has other
+    weights."""
     if family in FIRST_IS_OWN and (layers[0] != 0 or 0 in layers[1:]):
         raise PruneError(
-            f"layers {list(layers)}: the first layer of {family}, and no other, has no norm before its attention, "
-            "so it stays the first; choose layers by even, first or importance, or list them from 0 on"
+            f"layers {list(layers)}: the first layer of {family}, and no other, has no "
+            "norm before its attention, so it stays the first; choose layers by even, "
+            "first or importance, or list them from 0 on"
         )
 
 
 def top_units(importance: Tensor, count: int) -> Tensor:
-    """Return the indices of the most important units, ascending; the first of equals."""
-    return importance.float().cpu().argsort(descending=True, stable=True)[:count].sort().values
+    """Return the indices of the most important units, ascending; the first of
+    equals."""
+    return (
+        importance.float()
+        .cpu()
+        .argsort(descending=True, stable=True)[:count]
+        .sort()
+        .values
+    )
 
 
 def head_importance(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
-    """Return the importance of heads, or if there is none the sum over their rows of values in all blocks."""
+    """Return the importance of heads, or if there is none the sum over their rows of
+    values in all blocks."""
     if heads in importance:
         return importance[heads]
-    rows = [importance[group] for group, of in plan.heads.items() if of == heads and group.axis == "value"]
-    return torch.stack([each.float().view(plan.sizes.heads, -1).sum(1) for each in rows]).sum(0)
+    rows = [
+        importance[group]
+        for group, of in plan.heads.items()
+        if of == heads and group.axis == "value"
+    ]
+    return torch.stack(
+        [each.float().view(plan.sizes.heads, -1).sum(1) for each in rows]
+    ).sum(0)
 
 
 def _choose_rows(
-    plan: SlicePlan, sizes: Sizes, indices: Mapping[Group, Tensor], importance: Importance | None
+    plan: SlicePlan,
+    sizes: Sizes,
+    indices: Mapping[Group, Tensor],
+    importance: Importance | None,
 ) -> dict[Group, Tensor]:
-    """Choose rows of queries and values: those of the kept heads, the best (or first) if heads get smaller."""
+    """Choose rows of queries and values: those of the kept heads, the best (or first)
+    if heads get smaller."""
     if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
         return {}
     K, size = plan.sizes.head_size, sizes.head_size
@@ -124,21 +183,30 @@ def _choose_rows(
         kept_H = indices.get(heads, torch.arange(plan.sizes.heads))
         if group.axis == "query" and plan.family in ROTARY:
             inside_K = rotary_rows(K, size)
-            chosen[group] = torch.where(inside_K < 0, -1, kept_H[:, None] * K + inside_K).flatten()
+            chosen[group] = torch.where(
+                inside_K < 0, -1, kept_H[:, None] * K + inside_K
+            ).flatten()
             continue
         inside_HK = torch.arange(min(K, size)).expand(len(kept_H), -1)
         if size < K and importance is not None:
             of_HK = importance[group].float().cpu().view(-1, K)[kept_H]
-            inside_HK = of_HK.argsort(dim=1, descending=True, stable=True)[:, :size].sort(dim=1).values
+            inside_HK = (
+                of_HK.argsort(dim=1, descending=True, stable=True)[:, :size]
+                .sort(dim=1)
+                .values
+            )
         rows_HK = kept_H[:, None] * K + inside_HK
         if size > K:
-            rows_HK = torch.cat([rows_HK, rows_HK.new_full((len(kept_H), size - K), -1)], 1)
+            rows_HK = torch.cat(
+                [rows_HK, rows_HK.new_full((len(kept_H), size - K), -1)], 1
+            )
         chosen[group] = rows_HK.flatten()
     return chosen
 
 
 def rotary_rows(size: int, wanted: int) -> Tensor:
-    """Choose rows of a head of `size` for one of `wanted` rows, by the speed of their rotation; -1: a new row."""
+    """Choose rows of a head of `size` for one of `wanted` rows, by the speed of their
+    rotation; -1: a new row."""
     if wanted <= size:
         half = torch.arange(0, size // 2, size // wanted)
         return torch.cat([half, half + size // 2])
@@ -171,33 +239,53 @@ _READ = {
 
 @torch.no_grad()
 def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importance:
-    """Compute each unit's importance: the norm of the weights that write it times that of those that read it.
+    """Compute each unit's importance: the norm of the weights that write it times that
+    of those that read it.
 
-    For the width of an embedding, it is the norm of the table's columns. Layers have none.
+    For the width of an embedding, it is the norm of the table's columns. Layers have
+    none.
     """
     plan = plan or SlicePlan.from_model(model)
     weights = parameters_of(model)
     found: dict[Group, Tensor] = {}
     for group in plan.groups:
         if group.axis in _WRITE and group not in plan.heads.values():
-            found[group] = _sum_squares(plan, weights, group, _WRITE[group.axis], first=True)
+            found[group] = _sum_squares(
+                plan, weights, group, _WRITE[group.axis], first=True
+            )
             if _READ[group.axis]:
-                found[group] = found[group] * _sum_squares(plan, weights, group, _READ[group.axis], first=False)
+                found[group] = found[group] * _sum_squares(
+                    plan, weights, group, _READ[group.axis], first=False
+                )
             found[group] = found[group].sqrt()
     return found
 
 
 def _sum_squares(
-    plan: SlicePlan, weights: dict[str, Tensor], group: Group, roles: tuple[str, ...], *, first: bool
+    plan: SlicePlan,
+    weights: dict[str, Tensor],
+    group: Group,
+    roles: tuple[str, ...],
+    *,
+    first: bool,
 ) -> Tensor:
-    """Sum the squares of weights of these roles along each unit; of queries and keys in one matrix, count one."""
+    """Sum the squares of weights of these roles along each unit; of queries and keys in
+    one matrix, count one."""
     total = torch.zeros(plan.groups[group])
     for name, cut, each, part in plan.along(group):
         if cut.role not in roles or not name.endswith("weight"):
             continue
-        if cut.role == "qkv" and group.axis == "query" and (part == cut.queries) != first:
+        if (
+            cut.role == "qkv"
+            and group.axis == "query"
+            and (part == cut.queries) != first
+        ):
             continue
         matrix = weights[name].detach().float().chunk(len(each.groups), each.dim)[part]
-        squares = matrix.pow(2).sum([dim for dim in range(matrix.dim()) if dim != each.dim]).cpu()
+        squares = (
+            matrix.pow(2)
+            .sum([dim for dim in range(matrix.dim()) if dim != each.dim])
+            .cpu()
+        )
         total += squares.view(len(total), -1).sum(1)
     return total

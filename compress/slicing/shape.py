@@ -17,7 +17,9 @@ _NAMES = {
     "head_size": ("attention_head_size", "head_dim", "d_kv"),
 }
 
-ConfigLike = Annotated[Any, LikeCheck("a config of transformers", ("model_type", "num_labels"))]
+ConfigLike = Annotated[
+    Any, LikeCheck("a config of transformers", ("model_type", "num_labels"))
+]
 WITHOUT_LAYERS = ("static-embedding",)
 """Families without layers, which only look up tokens."""
 
@@ -27,8 +29,9 @@ WITHOUT_LAYERS = ("static-embedding",)
 class Shape:
     """The sizes of a transformer.
 
-    layers N, hidden D, heads H, head_size K, ffn, embedding E (equal to D unless factorised), vocabulary V, classes.
-    decoder_layers: of an encoder-decoder, whose encoder has `layers`; None for other models.
+    layers N, hidden D, heads H, head_size K, ffn, embedding E (equal to D unless
+    factorised), vocabulary V, classes. decoder_layers: of an encoder-decoder, whose
+    encoder has `layers`; None for other models.
     """
 
     family: str
@@ -44,37 +47,68 @@ class Shape:
 
     @check_arguments
     def stack(self, signal: str) -> int:
-        """Count the layers of a signal; in an encoder-decoder the decoder's for `layers`, else the encoder's."""
-        return self.decoder_layers if signal == "layers" and self.decoder_layers is not None else self.layers
+        """Count the layers of a signal; in an encoder-decoder the decoder's for
+        `layers`, else the encoder's."""
+        return (
+            self.decoder_layers
+            if signal == "layers" and self.decoder_layers is not None
+            else self.layers
+        )
 
     @staticmethod
     @check_arguments
     def from_config(
         config: ConfigLike,
     ) -> "Shape":
-        """Read a transformers config, in which every family has its own names for these sizes."""
+        """Read a transformers config, in which every family has its own names for these
+        sizes."""
         hidden = _find(config, "hidden")
-        sizes = {"layers": 0, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}
+        sizes = {
+            "layers": 0,
+            "heads": 1,
+            "head_size": hidden,
+            "ffn": 0,
+            "embedding": hidden,
+        }
         if config.model_type not in WITHOUT_LAYERS:
             heads = _find(config, "heads")
             sizes = {
-                "layers": _find(config, "layers"), "heads": heads, "ffn": _find(config, "ffn", 4 * hidden),
-                "head_size": _find(config, "head_size", getattr(config, "true_hidden_size", hidden) // heads),
+                "layers": _find(config, "layers"),
+                "heads": heads,
+                "ffn": _find(config, "ffn", 4 * hidden),
+                "head_size": _find(
+                    config,
+                    "head_size",
+                    getattr(config, "true_hidden_size", hidden) // heads,
+                ),
                 "embedding": _find(config, "embedding", hidden),
-            }  # fmt: skip
+            }
         return Shape(
-            family=config.model_type, hidden=hidden, vocabulary=config.vocab_size, classes=config.num_labels,
-            decoder_layers=_find(config, "decoder_layers") if config.is_encoder_decoder else None, **sizes,
-        )  # fmt: skip
+            family=config.model_type,
+            hidden=hidden,
+            vocabulary=config.vocab_size,
+            classes=config.num_labels,
+            decoder_layers=_find(config, "decoder_layers")
+            if config.is_encoder_decoder
+            else None,
+            **sizes,
+        )
 
 
 _POSITIONS = (
-    *("position_embeddings", "position_embedding", "char_position_embeddings", "embed_positions", "positions_embed"),
+    *(
+        "position_embeddings",
+        "position_embedding",
+        "char_position_embeddings",
+        "embed_positions",
+        "positions_embed",
+    ),
     "wpe",
 )
 """The last parts of the names of tables of positions."""
 _SHIFTED = {"mra": 2, "nystromformer": 2, "yoso": 2}
-"""Rows that a family's table has before the first position, where nothing in the table says so."""
+"""Rows that a family's table has before the first position, where nothing in the table
+says so."""
 _COUNTED = {
     "codegen": "n_positions",
     "ctrl": "n_positions",
@@ -87,20 +121,26 @@ _COUNTED = {
 
 
 def positions(model: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None if they are relative or computed."""
+    """Return the number of tokens that a model has positions for; None if they are
+    relative or computed."""
     setting = _COUNTED.get(model.config.model_type)
     if setting is not None:
         return int(getattr(model.config, setting))
     limits = list[int]()
     for name, module in model.named_modules():
         weight: Any = getattr(module, "weight", None)
-        if name.rpartition(".")[2] in _POSITIONS and "vision" not in name and getattr(weight, "ndim", 0) == 2:
+        if (
+            name.rpartition(".")[2] in _POSITIONS
+            and "vision" not in name
+            and getattr(weight, "ndim", 0) == 2
+        ):
             limits.append(len(weight) - _first_position(model, module))
     return min(limits, default=None)
 
 
 def token_rows(model: Any) -> int | None:
-    """Return the number of token ids that a model has vectors for; None for one that hashes characters."""
+    """Return the number of token ids that a model has vectors for; None for one that
+    hashes characters."""
     try:
         weight = getattr(model.get_input_embeddings(), "weight", None)
     except NotImplementedError:  # CANINE
@@ -113,14 +153,23 @@ def _first_position(model: Any, table: Any) -> int:
     offset = getattr(table, "offset", None)
     if offset is not None:  # BART and OPT
         return int(offset)
-    padding = getattr(table, "padding_idx", None)  # RoBERTa and similar models count from behind the padding index
-    return _SHIFTED.get(model.config.model_type, 0) if padding is None else int(padding) + 1
+    # RoBERTa and similar models count from behind the padding index
+    padding = getattr(table, "padding_idx", None)
+    return (
+        _SHIFTED.get(model.config.model_type, 0)
+        if padding is None
+        else int(padding) + 1
+    )
 
 
 def find_setting(config: Any, size: str) -> str | None:
-    """Return the config's name of a size, such as DistilBERT's `dim`; None if it has none."""
-    for name in _NAMES[size]:  # GPT-2 leaves `n_inner` empty where it is four times its width
-        if getattr(config, name, None) is not None or (name == "n_inner" and hasattr(config, name)):
+    """Return the config's name of a size, such as DistilBERT's `dim`; None if it has
+    none."""
+    # GPT-2 leaves `n_inner` empty where it is four times its width
+    for name in _NAMES[size]:
+        if getattr(config, name, None) is not None or (
+            name == "n_inner" and hasattr(config, name)
+        ):
             return name
     return None
 
@@ -144,6 +193,13 @@ def _find(config: Any, size: str, default: int | None = None) -> int:
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
     """Read the sizes that a config.json states, by our names for them."""
-    names = {**_NAMES, "vocabulary": ("vocab_size",), "positions": ("max_position_embeddings", "n_positions")}
-    sizes = ((size, next((config[name] for name in own if config.get(name)), None)) for size, own in names.items())
+    names = {
+        **_NAMES,
+        "vocabulary": ("vocab_size",),
+        "positions": ("max_position_embeddings", "n_positions"),
+    }
+    sizes = (
+        (size, next((config[name] for name in own if config.get(name)), None))
+        for size, own in names.items()
+    )
     return {size: value for size, value in sizes if isinstance(value, int)}

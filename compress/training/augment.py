@@ -1,21 +1,28 @@
-"""Augment a task's rows by replacing words with others that fit. Jiao et al. 2020, arXiv:1909.10351, Algorithm 1.
+"""Augment a task's rows by replacing words with others that fit. Jiao et al. 2020,
+arXiv:1909.10351, Algorithm 1.
 
-A word may be replaced if it consists of letters a-z and is no stop word. A single token is masked, in
-`[CLS] masked text [SEP] text [SEP]`, and replaced by one of the model's most probable whole words; a word of several
-tokens is replaced by one of the words with the nearest vectors.
+A word may be replaced if it consists of letters a-z and is no stop word. A single token
+is masked, in `[CLS] masked text [SEP] text [SEP]`, and replaced by one of the model's
+most probable whole words; a word of several tokens is replaced by one of the words with
+the nearest vectors.
 
 Deviations from the paper and from the authors' data_augmentation.py:
-- each side of a pair is varied while the other stays as it is; theirs varies the second side beside the last variant
-  of the first, because the row is changed in place.
-- unless a GloVe file is given, word vectors are the means of the model's input embeddings over a word's tokens, for the
-  words of the texts and of the vocabulary; a word is not its own neighbour.
-- the rest of a text stays as written; theirs is lower-cased and joined by spaces, the same tokens to an uncased model.
+- each side of a pair is varied while the other stays as it is; theirs varies the second
+  side beside the last variant of the first, because the row is changed in place.
+- unless a GloVe file is given, word vectors are the means of the model's input
+  embeddings over a word's tokens, for the words of the texts and of the vocabulary; a
+  word is not its own neighbour.
+- the rest of a text stays as written; theirs is lower-cased and joined by spaces, the
+  same tokens to an uncased model.
 - special tokens are never candidates; a word without candidates stays.
-- stop words are the authors' and scikit-learn's English ones, so that 207 more words stay, such as `serious`.
+- stop words are the authors' and scikit-learn's English ones, so that 207 more words
+  stay, such as `serious`.
 - words with accents stay; theirs, with an uncased model, removes the accents first.
-- neighbours are words of letters a-z in lower case; theirs takes any token of the file, looks words up as they are
-  written, and gives capitalised words capitalised neighbours.
-- questions about a text, and tagged words, which the authors' code does not support, are varied like pairs and texts.
+- neighbours are words of letters a-z in lower case; theirs takes any token of the file,
+  looks words up as they are written, and gives capitalised words capitalised
+  neighbours.
+- questions about a text, and tagged words, which the authors' code does not support,
+  are varied like pairs and texts.
 - words after the 128th token of a text stay as they are.
 """
 
@@ -71,28 +78,41 @@ def augment(
     classes_only: bool = False,
     limit: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield each row of the split, followed by up to `copies` different variants of each of its texts.
+    """Yield each row of the split, followed by up to `copies` different variants of
+    each of its texts.
 
-    Texts are `text`, `text_pair`, the `question` but not its context, which contains the answers, and `words`, each of
-    which keeps its tag; the other columns are copied.
+    Texts are `text`, `text_pair`, the `question` but not its context, which contains
+    the answers, and `words`, each of which keeps its tag; the other columns are copied.
 
     lm           a model with a masked language model's head, which uses `tokenizer`
-    probability  of replacing a word, p_t; `candidates`: the number of words that may replace it, K; both Sec. 4.2's
-    beside       show the original text beside the masked one (authors' code); without it half the cost
-    together     words of a text that are masked in one pass; 1 is the paper's, more is that many times cheaper
+    probability  of replacing a word, p_t; `candidates`: the number of words that may
+                 replace it, K; both Sec. 4.2's
+    beside       show the original text beside the masked one (authors' code); without
+                 it half the cost
+    together     words of a text that are masked in one pass; 1 is the paper's, more is
+                 that many times cheaper
     vectors      a GloVe text file, of which the first 100,000 rows are read
-    classes_only vary tasks of classes only, no numbers, spans or tags: the paper's prediction stage, which takes STS-B
+    classes_only vary tasks of classes only, no numbers, spans or tags: the paper's
+    prediction stage, which takes STS-B
                  and SQuAD as they are
     limit        the most rows that get variants, chosen at random
 
-    Only the texts and a batch of rows are held in memory. The same generator gives the same rows. Raises DataError for
-    a model that cannot fill in masks, and for invalid numbers.
+    Only the texts and a batch of rows are held in memory. The same generator gives the
+    same rows. Raises DataError for a model that cannot fill in masks, and for invalid
+    numbers.
     """
     source = CandidateOptions(candidates, vectors, together=together, beside=beside)
     return _vary(
-        split, lm, tokenizer, source, rng=rng, copies=copies, probability=probability, classes_only=classes_only,
+        split,
+        lm,
+        tokenizer,
+        source,
+        rng=rng,
+        copies=copies,
+        probability=probability,
+        classes_only=classes_only,
         limit=limit,
-    )  # fmt: skip
+    )
 
 
 def near_words(
@@ -109,18 +129,28 @@ def near_words(
     limit: int | None = None,
     partners: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Augment as `augment` does, but replace every word by words with near vectors, as if it had several tokens.
+    """Augment as `augment` does, but replace every word by words with near vectors, as
+    if it had several tokens.
 
-    partners     also pair each text of a pair with up to so many similar texts of other pairs; these rows have no
-                 label, so they are for stages in which a teacher answers
+    partners     also pair each text of a pair with up to so many similar texts of other
+                 pairs; these rows have no label, so they are for stages in which a
+                 teacher answers
 
-    This is not in the paper, which asks a language model first. It takes seconds, with any encoder. Raises DataError.
+    This is not in the paper, which asks a language model first. It takes seconds, with
+    any encoder. Raises DataError.
     """
     source = CandidateOptions(candidates, vectors, masked=False)
     varied = _vary(
-        split, encoder, tokenizer, source, rng=rng, copies=copies, probability=probability, classes_only=classes_only,
+        split,
+        encoder,
+        tokenizer,
+        source,
+        rng=rng,
+        copies=copies,
+        probability=probability,
+        classes_only=classes_only,
         limit=limit,
-    )  # fmt: skip
+    )
     return chain(varied, _pair_anew(split, partners, rng) if partners else ())
 
 
@@ -138,31 +168,54 @@ def _vary(
 ) -> Iterator[dict[str, Any]]:
     if copies < 1 or source.most < 1 or source.together < 1 or not 0 < probability <= 1:
         raise DataError(
-            f"augmentation: copies {copies}, candidates {source.most}, together {source.together}, probability "
-            f"{probability}: expected at least 1 of the first three, and a probability above 0 and at most 1"
+            f"augmentation: copies {copies}, candidates {source.most}, together "
+            f"{source.together}, probability {probability}: expected at least 1 of the "
+            "first three, and a probability above 0 and at most 1"
         )
-    label = split.features.arrow_schema.field("label").type if "label" in split.column_names else pa.null()
+    label = (
+        split.features.arrow_schema.field("label").type
+        if "label" in split.column_names
+        else pa.null()
+    )
     if classes_only and not (pa.types.is_integer(label) or pa.types.is_list(label)):
         yield from split
         return
     chosen = np.zeros(len(split), bool)
     chosen[rng.permutation(len(split))[:limit]] = True
     columns = _read_texts(split)
-    texts = pc.unique(pa.chunked_array([c for each in columns.values() for c in each.filter(pa.array(chosen)).chunks]))
+    texts = pc.unique(
+        pa.chunked_array(
+            [
+                c
+                for each in columns.values()
+                for c in each.filter(pa.array(chosen)).chunks
+            ]
+        )
+    )
     table = find_candidates(texts, model, tokenizer, source)
-    places = {name: pc.index_in(column, texts).to_numpy() for name, column in columns.items()}
+    places = {
+        name: pc.index_in(column, texts).to_numpy() for name, column in columns.items()
+    }
     for start in range(0, len(split), ROWS_AT_ONCE):
         batch = slice(start, start + ROWS_AT_ONCE)
         rows = split.select(range(start, min(batch.stop, len(split)))).to_list()
-        slots = {name: _read_slots(table, at[batch][chosen[batch]]) for name, at in places.items()}
+        slots = {
+            name: _read_slots(table, at[batch][chosen[batch]])
+            for name, at in places.items()
+        }
         for row, varied in zip(rows, chosen[batch].tolist(), strict=True):
             yield row
             for name in slots if varied else ():
                 is_text = isinstance(row[name], str)
                 text = row[name] if is_text else " ".join(row[name])
                 if not is_text and any(" " in word for word in row[name]):
-                    raise DataError(f"augmentation: a word contains a space, as in {row[name]}; leave `augment` out")
-                for variant in variants(text, next(slots[name]), rng, copies, probability):
+                    raise DataError(
+                        f"augmentation: a word contains a space, as in {row[name]}; "
+                        "leave `augment` out"
+                    )
+                for variant in variants(
+                    text, next(slots[name]), rng, copies, probability
+                ):
                     yield row | {name: variant if is_text else variant.split(" ")}
 
 
@@ -170,8 +223,11 @@ WIDER: Final = 4
 """Partners are drawn from this many times as many texts, the most similar ones."""
 
 
-def _pair_anew(split: Dataset, partners: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    """Yield each row with one of its texts replaced by texts of the same column that share words with it.
+def _pair_anew(
+    split: Dataset, partners: int, rng: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    """Yield each row with one of its texts replaced by texts of the same column that
+    share words with it.
 
     The words are weighted by tf-idf. Pairs that are in the split are left out.
     """
@@ -179,42 +235,61 @@ def _pair_anew(split: Dataset, partners: int, rng: np.random.Generator) -> Itera
     from sklearn.neighbors import NearestNeighbors
 
     if "text_pair" not in split.column_names:
-        raise DataError("augmentation: `partners` are for pairs of texts, and this task has none; leave it out")
+        raise DataError(
+            "augmentation: `partners` are for pairs of texts, and this task has none; "
+            "leave it out"
+        )
     columns = {name: split[name][:] for name in ("text", "text_pair")}
     known = set(zip(*columns.values(), strict=True))
-    words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+").fit(chain(*columns.values()))
+    words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+").fit(
+        chain(*columns.values())
+    )
     similar: dict[str, dict[str, list[str]]] = {}
     for name, column in columns.items():
         texts = list(dict.fromkeys(column))
         vectors = words.transform(texts)
-        search = NearestNeighbors(n_neighbors=min(WIDER * partners + 1, len(texts)), metric="cosine").fit(vectors)
+        search = NearestNeighbors(
+            n_neighbors=min(WIDER * partners + 1, len(texts)), metric="cosine"
+        ).fit(vectors)
         nearest = search.kneighbors(vectors, return_distance=False)
-        similar[name] = {text: [texts[n] for n in near] for text, near in zip(texts, nearest, strict=True)}
+        similar[name] = {
+            text: [texts[n] for n in near]
+            for text, near in zip(texts, nearest, strict=True)
+        }
     for row in split.to_iterable_dataset():
-        unlabelled = row | ({"label": missing_label(row["label"])} if "label" in row else {})
+        unlabelled = row | (
+            {"label": missing_label(row["label"])} if "label" in row else {}
+        )
         for name in columns:
             made = [unlabelled | {name: text} for text in similar[name][row[name]]]
-            fresh = [each for each in made if (each["text"], each["text_pair"]) not in known]
+            fresh = [
+                each for each in made if (each["text"], each["text_pair"]) not in known
+            ]
             for at in rng.permutation(len(fresh))[:partners]:
                 yield fresh[at]
 
 
 def missing_label(label: Any) -> Any:
-    """Return what stands for no label where others are like this one; `Distillation` fills in the teacher's answer."""
+    """Return what stands for no label where others are like this one; `Distillation`
+    fills in the teacher's answer."""
     if isinstance(label, list):
         return [float("nan")] * len(label)
     return float("nan") if isinstance(label, float) else IGNORE_INDEX
 
 
-def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float) -> list[str]:
-    """Make up to `copies` different variants of a text, in which each word is replaced with `probability`."""
+def variants(
+    text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float
+) -> list[str]:
+    """Make up to `copies` different variants of a text, in which each word is replaced
+    with `probability`."""
     if not words:
         return []
     counts = [len(some) for *_, some in words]
     replaced = rng.random((copies, len(words))) < probability
     picked = np.where(replaced, rng.integers(counts, size=replaced.shape), -1).tolist()
     cuts = [0, *(at for start, end, _ in words for at in (start, end)), len(text)]
-    parts = [text[start:end] for start, end in pairwise(cuts)]  # fixed text and words, alternating
+    # fixed text and words, alternating
+    parts = [text[start:end] for start, end in pairwise(cuts)]
     copied = []
     for picks in picked:
         copy = parts.copy()
@@ -229,32 +304,46 @@ def _read_texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
     """Return the columns of texts; words are joined by spaces."""
     names = [name for name in TEXTS if name in split.column_names]
     tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_AT_ONCE))
-    columns = {name: [chunk for table in tables for chunk in table[name].chunks] for name in names}
+    columns = {
+        name: [chunk for table in tables for chunk in table[name].chunks]
+        for name in names
+    }
     if "words" in columns:
         columns["words"] = [pc.binary_join(chunk, " ") for chunk in columns["words"]]
-    return {name: pa.chunked_array(chunks, pa.string()) for name, chunks in columns.items()}
+    return {
+        name: pa.chunked_array(chunks, pa.string()) for name, chunks in columns.items()
+    }
 
 
 def _read_slots(candidates: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
     table = candidates.take(pa.array(places.astype(np.int64)))
-    for columns in zip(*(table[name].to_pylist() for name in ("starts", "ends", "candidates")), strict=True):
+    for columns in zip(
+        *(table[name].to_pylist() for name in ("starts", "ends", "candidates")),
+        strict=True,
+    ):
         yield list(zip(*columns, strict=True))
 
 
 FEW_ROWS: Final = 10_000
 """The most training rows for which variants are tried."""
 COPIES, COPIES_BESIDE_TEXTS, QUICK_COPIES = 20, 8, 4
-"""Variants of a row, over all of its texts; beside the texts of a corpus; and with `quick` effort."""
+"""Variants of a row, over all of its texts; beside the texts of a corpus; and with
+`quick` effort."""
 PARTNERS, QUICK_PARTNERS = 5, 1
 """New pairs for each text of a pair."""
 
 
-def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 1) -> Recipe:
-    """Let each stage with `augment: auto` and no fixed length read more rows than the task's own.
+def add_stages(
+    recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 1
+) -> Recipe:
+    """Let each stage with `augment: auto` and no fixed length read more rows than the
+    task's own.
 
-    If there are few rows, the stage reads variants of them from its first step on, and new pairs of their texts where
-    its teacher can answer for these. If there is a corpus for the task, a stage is added that goes on with the corpus
-    and variants, and whose student is kept if it is better; unless the effort is `quick`, only that one reads variants.
+    If there are few rows, the stage reads variants of them from its first step on, and
+    new pairs of their texts where its teacher can answer for these. If there is a
+    corpus for the task, a stage is added that goes on with the corpus and variants, and
+    whose student is kept if it is better; unless the effort is `quick`, only that one
+    reads variants.
 
     rows, texts   number of training rows, and of texts of each row that may be varied
     """
@@ -263,20 +352,36 @@ def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False, texts: int = 
         if isinstance(stage, Prune) or stage.augment != "auto":
             stages.append(stage)
             continue
-        few, quick = texts > 0 and rows <= FEW_ROWS and stage.open_ended, stage.effort == "quick"
+        few, quick = (
+            texts > 0 and rows <= FEW_ROWS and stage.open_ended,
+            stage.effort == "quick",
+        )
         beside = corpus and stage.open_ended and stage.may_read_texts
-        more: dict[str, Any] = {"augment": None, "cache_teacher": "auto" if stage.cache_teacher else False}
+        more: dict[str, Any] = {
+            "augment": None,
+            "cache_teacher": "auto" if stage.cache_teacher else False,
+        }
         if few:
-            copies = QUICK_COPIES if quick else COPIES_BESIDE_TEXTS if beside else COPIES
+            copies = (
+                QUICK_COPIES if quick else COPIES_BESIDE_TEXTS if beside else COPIES
+            )
             options = {"copies": max(1, copies // texts)}
             if texts == 2 and stage.may_read_texts:
                 options["partners"] = QUICK_PARTNERS if quick else PARTNERS
             more["augment"] = Call("tinybert.near_words", options)
-        later = beside and not quick  # the stage that reads the corpus reads the variants too
-        stages.append(stage.model_copy(update=more if few and not later else {"augment": None}))
+        # the stage that reads the corpus reads the variants too
+        later = beside and not quick
+        stages.append(
+            stage.model_copy(update=more if few and not later else {"augment": None})
+        )
         if beside:
             added = more if later else more | {"augment": None}
-            added |= {"name": stage.name + suffix, "improve": True, "student": None, "corpus": True}
+            added |= {
+                "name": stage.name + suffix,
+                "improve": True,
+                "student": None,
+                "corpus": True,
+            }
             stages.append(stage.model_copy(update=added))
     return recipe.model_copy(update={"stages": tuple(stages)})
 
@@ -288,24 +393,32 @@ CORPUS_COLUMNS: Final = ("text", "text_pair", "question", "context")
 
 
 def asks_language_model(call: Call) -> bool:
-    """Return True if this augmentation needs a language model (its parameter `lm`) rather than any encoder."""
+    """Return True if this augmentation needs a language model (its parameter `lm`)
+    rather than any encoder."""
     try:
         return "lm" in inspect.signature(call.function).parameters
-    except ObjectiveError:  # no such function, which is reported where recipes are checked
+    except ObjectiveError:
+        # no such function, which is reported where recipes are checked
         return True
 
 
 def trains_language_model(recipe: Recipe) -> bool:
-    """Return True if a stage needs the teacher's language model, which is trained if the teacher has none."""
+    """Return True if a stage needs the teacher's language model, which is trained if
+    the teacher has none."""
     return any(
         (isinstance(stage.augment, Call) and asks_language_model(stage.augment))
-        or (stage.kind == "distill" and stage.teacher == "general" and stage.head == "masked_lm")
+        or (
+            stage.kind == "distill"
+            and stage.teacher == "general"
+            and stage.head == "masked_lm"
+        )
         for stage in recipe.training
     )
 
 
 def reads_corpus(recipe: Recipe) -> bool:
-    """Return True if a stage reads unlabelled text, or the teacher's language model may be trained on it."""
+    """Return True if a stage reads unlabelled text, or the teacher's language model may
+    be trained on it."""
     return (
         trains_language_model(recipe)
         or any(stage.data == "text" for stage in recipe.stages)
@@ -314,21 +427,47 @@ def reads_corpus(recipe: Recipe) -> bool:
 
 
 def augment_split(
-    split: Dataset, call: Call, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, lm_digest: str, seed: int
+    split: Dataset,
+    call: Call,
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    lm_digest: str,
+    seed: int,
 ) -> Dataset:
-    """Return the rows that `call` (split, language model, tokenizer, rng) makes of a split, with the split's columns.
+    """Return the rows that `call` (split, language model, tokenizer, rng) makes of a
+    split, with the split's columns.
 
-    They are written to the cache once for the same split, tokenizer, model, options and seed.
+    They are written to the cache once for the same split, tokenizer, model, options and
+    seed.
     """
-    read, options = (split._fingerprint, fingerprint(tokenizer)), json.dumps(dict(call.options), sort_keys=True)
-    key = cache.digest("augmented", ENCODING, *read, call.by, options, *source_files(call.code), lm_digest, str(seed))
+    read, options = (
+        (split._fingerprint, fingerprint(tokenizer)),
+        json.dumps(dict(call.options), sort_keys=True),
+    )
+    key = cache.digest(
+        "augmented",
+        ENCODING,
+        *read,
+        call.by,
+        options,
+        *source_files(call.code),
+        lm_digest,
+        str(seed),
+    )
 
     def batches() -> Iterator[pa.RecordBatch]:
-        rows = iter(call.function(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options))
+        rows = iter(
+            call.function(
+                split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options
+            )
+        )
         while batch := list(islice(rows, ROWS_AT_ONCE)):
             yield pa.RecordBatch.from_pylist(batch, schema=split.features.arrow_schema)
 
-    return cache.rows("augmented", key, batches, empty=f"{call.by} makes no row of this split.")
+    return cache.rows(
+        "augmented", key, batches, empty=f"{call.by} makes no row of this split."
+    )
 
 
 def task_text(data: TaskData, split: Dataset) -> Corpus:
@@ -337,8 +476,14 @@ def task_text(data: TaskData, split: Dataset) -> Corpus:
 
     def documents() -> Iterator[str]:
         for batch in split.select_columns(names or ["words"]).iter(ROWS_AT_ONCE):
-            columns = [batch[name] for name in names] or [[" ".join(words) for words in batch["words"]]]
+            columns = [batch[name] for name in names] or [
+                [" ".join(words) for words in batch["words"]]
+            ]
             for texts in zip(*columns, strict=True):
                 yield "\n".join(texts)
 
-    return Corpus(f"{data.name}, its texts", cache.digest("texts of", split._fingerprint), documents)
+    return Corpus(
+        f"{data.name}, its texts",
+        cache.digest("texts of", split._fingerprint),
+        documents,
+    )

@@ -1,7 +1,9 @@
-"""Compile the layers of a student and its teacher on a GPU, where a stage is long enough to repay it.
+"""Compile the layers of a student and its teacher on a GPU, where a stage is long
+enough to repay it.
 
-Layer norms, activations, residuals and casts take more than half of a layer's time on a GPU, because each reads and
-writes all hidden states; compiled, they are fused. One layer is compiled for all, for every batch size and length.
+Layer norms, activations, residuals and casts take more than half of a layer's time on a
+GPU, because each reads and writes all hidden states; compiled, they are fused. One
+layer is compiled for all, for every batch size and length.
 """
 
 from collections.abc import Iterator
@@ -16,12 +18,14 @@ from compress.models.signals import ATTENTION
 from compress.training.step import Distillation, Step
 
 LEAST_STEPS = 1000
-"""Number of steps from which a stage's layers are compiled, which takes up to a minute."""
+"""Number of steps from which a stage's layers are compiled, which takes up to a
+minute."""
 
 
 @cache
 def can_compile() -> bool:
-    """Return True on a GPU on which torch's compiler works: it needs Triton, a C compiler and Python's headers."""
+    """Return True on a GPU on which torch's compiler works: it needs Triton, a C
+    compiler and Python's headers."""
     if not torch.cuda.is_available():
         return False
     try:
@@ -33,16 +37,25 @@ def can_compile() -> bool:
 
 @contextmanager
 def compile_layers(step: Step, steps: int) -> Iterator[None]:
-    """Compile every layer of the step's models in this context, when it first runs, if the stage repays that.
+    """Compile every layer of the step's models in this context, when it first runs, if
+    the stage repays that.
 
-    It does on a GPU with a working compiler, in a distillation of many steps that reads no attention. Reading attention
-    records the inputs of each layer's attention in a list, for which every layer would be compiled anew.
+    It does on a GPU with a working compiler, in a distillation of many steps that reads
+    no attention. Reading attention records the inputs of each layer's attention in a
+    list, for which every layer would be compiled anew.
     """
     models: list[object] = []
     if isinstance(step, Distillation) and steps >= LEAST_STEPS and can_compile():
-        reads_attention = (step.objective.student_wants | step.objective.teacher_wants) & ATTENTION
+        reads_attention = (
+            step.objective.student_wants | step.objective.teacher_wants
+        ) & ATTENTION
         models = [] if reads_attention else [step.student, step.teacher]
-    modules = [each for model in models if isinstance(model, nn.Module) for each in model.modules()]
+    modules = [
+        each
+        for model in models
+        if isinstance(model, nn.Module)
+        for each in model.modules()
+    ]
     layers = [each for each in modules if isinstance(each, GradientCheckpointingLayer)]
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)

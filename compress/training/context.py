@@ -33,10 +33,11 @@ HELD_OUT_TOKENS: Final = 200_000
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """Provide what stages work on: the task's data, unlabelled text if there is any, and how batches are collated.
+    """Provide what stages work on: the task's data, unlabelled text if there is any,
+    and how batches are collated.
 
-    Stages that augment the task's rows use `masked_lm()`, the teacher's language model, or `base_teacher`, the teacher
-    as the user named it.
+    Stages that augment the task's rows use `masked_lm()`, the teacher's language model,
+    or `base_teacher`, the teacher as the user named it.
     """
 
     task_data: TaskData | None
@@ -50,7 +51,8 @@ class TrainingContext:
     time_limit: TimeLimit | None = None
 
     def seconds(self, stage: str) -> float | None:
-        """Return the seconds that the time limit leaves to this stage; None without a limit."""
+        """Return the seconds that the time limit leaves to this stage; None without a
+        limit."""
         return None if self.time_limit is None else self.time_limit.seconds(stage)
 
     @property
@@ -69,50 +71,98 @@ class TrainingContext:
         return self.corpus or task_text(self.data, self.data.train)
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
-        """Encode the rows to train on, or with `held_out` those on which a language model is scored."""
+        """Encode the rows to train on, or with `held_out` those on which a language
+        model is scored."""
         lm: Teacher | None = None
         if isinstance(stage.augment, Call) and not held_out:
             if self.masked_lm is None or self.base_teacher is None:
-                raise DataError("a stage with `augment` needs a teacher: give --teacher")
+                raise DataError(
+                    "a stage with `augment` needs a teacher: give --teacher"
+                )
             # the language model may have to be trained first, by all processes together
-            lm = self.masked_lm() if asks_language_model(stage.augment) else self.base_teacher
+            lm = (
+                self.masked_lm()
+                if asks_language_model(stage.augment)
+                else self.base_teacher
+            )
             lm.model.to(PartialState().device)
         with PartialState().main_process_first():  # the others read from the cache
             if stage.data == "text":
                 return self._text_rows(stage, seed, held_out)
             split = self.data.validation if held_out else self.data.train
             if isinstance(stage.augment, Call) and lm is not None:
-                self.console.print(f"{stage.name}: augmenting the rows by {stage.augment.by}; they are cached")
-                split = augment_split(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
+                self.console.print(
+                    f"{stage.name}: augmenting the rows by {stage.augment.by}; they "
+                    "are cached"
+                )
+                split = augment_split(
+                    split,
+                    stage.augment,
+                    lm.model,
+                    lm.tokenizer,
+                    lm_digest=lm.digest,
+                    seed=seed,
+                )
             if stage.corpus and not held_out:
                 without = len(split)
                 split = with_texts(split, self.data, self.corpus, seed=seed)
-                self.console.print(f"{stage.name}: adding {len(split) - without:,} texts of the corpus")
+                self.console.print(
+                    f"{stage.name}: adding {len(split) - without:,} texts of the corpus"
+                )
             if stage.rows is not None:
                 return encode_task(
-                    split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
+                    split,
+                    self.data.task,
+                    self.tokenizer,
+                    stage.rows.function,
+                    stage.rows.options,
                     max_length=stage.length,
-                )  # fmt: skip
-            rows = encode(split, self.tokenizer, stage.length, prompts=self.data.task.prompts)
-            grouped = self.kind == "embedding" and compares_queries(stage.objective, self.kind) and not held_out
+                )
+            rows = encode(
+                split, self.tokenizer, stage.length, prompts=self.data.task.prompts
+            )
+            grouped = (
+                self.kind == "embedding"
+                and compares_queries(stage.objective, self.kind)
+                and not held_out
+            )
             return group_rows(split, rows) if grouped else rows
 
-    def sample(self, data: Literal["task", "text"], max_length: int, count: int, seed: int) -> Dataset:
-        """Encode a random sample of `count` rows of the task, or of unlabelled text, to find out what a model needs.
+    def sample(
+        self, data: Literal["task", "text"], max_length: int, count: int, seed: int
+    ) -> Dataset:
+        """Encode a random sample of `count` rows of the task, or of unlabelled text, to
+        find out what a model needs.
 
-        The task's rows are those of the validation split, and of the training split if there are fewer: a fine-tuned
-        model knows its training rows by heart, and the gradients of its loss there are noise (docs/LOG.md).
+        The task's rows are those of the validation split, and of the training split if
+        there are fewer: a fine-tuned model knows its training rows by heart, and the
+        gradients of its loss there are noise (docs/LOG.md).
         """
         with PartialState().main_process_first():
             if data == "text":
-                parts = [encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)]
+                parts = [
+                    encode_corpus(
+                        self.text,
+                        self.tokenizer,
+                        max_length,
+                        limit_tokens=count * max_length,
+                    )
+                ]
             else:
-                prompts, splits = self.data.task.prompts, (self.data.validation, self.data.train)
-                parts = [encode(split, self.tokenizer, max_length, prompts=prompts) for split in splits]
+                prompts, splits = (
+                    self.data.task.prompts,
+                    (self.data.validation, self.data.train),
+                )
+                parts = [
+                    encode(split, self.tokenizer, max_length, prompts=prompts)
+                    for split in splits
+                ]
         rng, left = np.random.default_rng(seed), count
         for at, rows in enumerate(parts):
             if left < len(rows):
-                parts[at] = rows.select(np.sort(rng.choice(len(rows), left, replace=False)))
+                parts[at] = rows.select(
+                    np.sort(rng.choice(len(rows), left, replace=False))
+                )
             left -= len(parts[at])
         return concatenate_datasets(parts)
 
@@ -120,21 +170,38 @@ class TrainingContext:
         if self.corpus is not None:
             text = self.corpus.part(held_out)
         else:
-            text = task_text(self.data, self.data.validation if held_out else self.data.train)
+            text = task_text(
+                self.data, self.data.validation if held_out else self.data.train
+            )
         limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.length, limit_tokens=limit)
         builder, options = stage.rows.function, stage.rows.options
         return build_rows(
-            text, self.tokenizer, builder, stage.rows.by, options,
-            max_length=stage.length, seed=seed, limit_tokens=limit,
-        )  # fmt: skip
+            text,
+            self.tokenizer,
+            builder,
+            stage.rows.by,
+            options,
+            max_length=stage.length,
+            seed=seed,
+            limit_tokens=limit,
+        )
 
 
-def use_bf16(number_format: str, recipe: Recipe, base_teacher: Teacher, console: Console) -> bool:
-    """Return True if this run computes in bfloat16; families that cannot are an exception, with a note."""
+def use_bf16(
+    number_format: str, recipe: Recipe, base_teacher: Teacher, console: Console
+) -> bool:
+    """Return True if this run computes in bfloat16; families that cannot are an
+    exception, with a note."""
     specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
-    unfit = {base_teacher.model.config.model_type, *(spec.family for spec in specs)} & set(FLOAT32_ONLY)
+    unfit = {
+        base_teacher.model.config.model_type,
+        *(spec.family for spec in specs),
+    } & set(FLOAT32_ONLY)
     if number_format == "bf16" and unfit:
-        print_note(console, f"{', '.join(unfit)} models run in float32 only: this run is slower for it")
+        print_note(
+            console,
+            f"{', '.join(unfit)} models run in float32 only: this run is slower for it",
+        )
     return number_format == "bf16" and not unfit

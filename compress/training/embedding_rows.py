@@ -1,8 +1,10 @@
 """Train only the rows of the word embedding that occur in the training data.
 
-A step over 400 tokens computes a dense gradient of the whole table, 30,522 rows for BERT, of which only a few hundred
-are not zero; writing, clipping and applying it costs as much as the student's own layers. Tokens that never occur have
-no gradient and no momentum, so leaving them out only exempts them from weight decay: they keep their values.
+A step over 400 tokens computes a dense gradient of the whole table, 30,522 rows for
+BERT, of which only a few hundred are not zero; writing, clipping and applying it costs
+as much as the student's own layers. Tokens that never occur have no gradient and no
+momentum, so leaving them out only exempts them from weight decay: they keep their
+values.
 
 Shapes: B batch, L tokens, D width of the embedding, V vocabulary, U tokens in use.
 """
@@ -25,20 +27,29 @@ WORTH_IT = 0.7
 
 
 class _InUse(nn.Module):
-    """An embedding whose parameter has the (U, D) rows in use only; in eval mode it embeds every token."""
+    """An embedding whose parameter has the (U, D) rows in use only; in eval mode it
+    embeds every token."""
 
     def __init__(self, whole: nn.Embedding, used: NDArray[np.int64]) -> None:
         super().__init__()
         self._whole = [whole]  # in a list, so that it is neither trained nor saved
         self.used: Tensor
         self.place: Tensor
-        self.register_buffer("used", torch.from_numpy(used).to(whole.weight.device), persistent=False)
-        place_V = torch.zeros(whole.num_embeddings, dtype=torch.long, device=whole.weight.device)
+        self.register_buffer(
+            "used", torch.from_numpy(used).to(whole.weight.device), persistent=False
+        )
+        place_V = torch.zeros(
+            whole.num_embeddings, dtype=torch.long, device=whole.weight.device
+        )
         place_V[self.used] = torch.arange(len(used), device=whole.weight.device)
         self.register_buffer("place", place_V, persistent=False)
         self.weight = nn.Parameter(whole.weight.detach()[self.used].clone())
         pad = whole.padding_idx
-        self.padding_idx = int(place_V[pad]) if pad is not None and bool((self.used == pad).any()) else None
+        self.padding_idx = (
+            int(place_V[pad])
+            if pad is not None and bool((self.used == pad).any())
+            else None
+        )
 
     @property
     def whole(self) -> nn.Embedding:
@@ -64,13 +75,18 @@ class _InUse(nn.Module):
 
 @contextmanager
 def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None]:
-    """Train only the embedding rows of tokens in `rows` in this context; afterwards the student has its whole table.
+    """Train only the embedding rows of tokens in `rows` in this context; afterwards the
+    student has its whole table.
 
-    Does nothing if most tokens occur, if the table is frozen, or if it is shared with an output layer, whose softmax
-    gives every row a gradient.
+    Does nothing if most tokens occur, if the table is frozen, or if it is shared with
+    an output layer, whose softmax gives every row a gradient.
     """
     whole = student.get_input_embeddings()
-    if isinstance(whole, nn.Embedding) and whole.weight.requires_grad and student.get_output_embeddings() is None:
+    if (
+        isinstance(whole, nn.Embedding)
+        and whole.weight.requires_grad
+        and student.get_output_embeddings() is None
+    ):
         used = np.flatnonzero(count_tokens(rows, whole.num_embeddings))
         if len(used) <= WORTH_IT * whole.num_embeddings:
             in_use = _InUse(whole, used)

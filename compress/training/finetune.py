@@ -1,4 +1,5 @@
-"""Fine-tune a teacher that has no head for the task, cache the result, and check teachers before they are used."""
+"""Fine-tune a teacher that has no head for the task, cache the result, and check
+teachers before they are used."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,12 @@ from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.models import heads
 from compress.models.folder import ModelFolder, identify
-from compress.models.loader import check_vocabulary, load_config, load_model, load_tokenizer
+from compress.models.loader import (
+    check_vocabulary,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 from compress.models.padding import hide_padding
 from compress.models.saved_head import has_saved_head
 from compress.models.teacher import Teacher, load
@@ -35,25 +41,35 @@ from compress.training.stage import run_stage
 SURE = 1.645
 """Standard errors by which a teacher must lead the majority answer: 95 %, one-sided."""
 WEAK, USELESS = 0.5, 0.1
-"""Shares of the way from the majority's score to 1: a teacher below the first is compared with a bag of words, and one
-below the second is refused."""
+"""Shares of the way from the majority's score to 1: a teacher below the first is
+compared with a bag of words, and one below the second is refused."""
 
 
-def with_head(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run) -> Teacher:
+def with_head(
+    teacher: Teacher, stage: Stage, context: TrainingContext, run: Run
+) -> Teacher:
     """Return `teacher` if it was trained for this task, else fine-tune it.
 
-    The result is cached under $COMPRESS_HOME/teachers; the key covers the checkpoint, the data, the stage's numbers,
-    seed and precision.
+    The result is cached under $COMPRESS_HOME/teachers; the key covers the checkpoint,
+    the data, the stage's numbers, seed and precision.
     """
     if teacher.trained:
         return teacher
     data = context.data
     folder = _train_once(
-        teacher, (data.name, data.fingerprint), stage, context, run,
-        load_model=lambda: load(teacher.name, teacher.folder, data.task, allow_pickle=teacher.pickled).model,
+        teacher,
+        (data.name, data.fingerprint),
+        stage,
+        context,
+        run,
+        load_model=lambda: (
+            load(
+                teacher.name, teacher.folder, data.task, allow_pickle=teacher.pickled
+            ).model
+        ),
         started=_describe_start(teacher, data.name),
         reused=f"{teacher.name}, fine-tuned on {data.name}",
-    )  # fmt: skip
+    )
     return replace(load(teacher.name, folder, data.task), tokenizer=teacher.tokenizer)
 
 
@@ -61,13 +77,17 @@ def _describe_start(teacher: Teacher, data: str) -> str:
     """Say why a teacher is fine-tuned, and what is dropped."""
     if teacher.other_head:
         return (
-            f"the head of {teacher.name}, {teacher.other_head}, is not for {data} and is dropped: fine-tuning it first"
+            f"the head of {teacher.name}, {teacher.other_head}, is not for {data} and "
+            "is dropped: fine-tuning it first"
         )
     return f"{teacher.name} has no head for {data}: fine-tuning it first"
 
 
-def is_ready(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run) -> bool:
-    """Return True if `with_head` has nothing to train: the teacher has a head, or an earlier run fine-tuned it."""
+def is_ready(
+    teacher: Teacher, stage: Stage, context: TrainingContext, run: Run
+) -> bool:
+    """Return True if `with_head` has nothing to train: the teacher has a head, or an
+    earlier run fine-tuned it."""
     key = context.data.name, context.data.fingerprint
     return teacher.trained or is_whole(cache_folder(teacher, key, stage, context, run))
 
@@ -83,10 +103,13 @@ def _train_once(
     started: str,
     reused: str,
 ) -> Path:
-    """Return the folder of the model that `stage` trains, from the cache if an earlier run has trained it.
+    """Return the folder of the model that `stage` trains, from the cache if an earlier
+    run has trained it.
 
-    load_model   loads the model to train, with a new head that is drawn from the run's seed
-    started      the message when it is trained; reused: the name of a model from the cache
+    load_model   loads the model to train, with a new head that is drawn from the run's
+                 seed
+    started      the message when it is trained; reused: the name of a model from the
+                 cache
     """
     cache, console = cache_folder(teacher, data, stage, context, run), context.console
     if from_first(lambda: is_whole(cache)):
@@ -97,22 +120,39 @@ def _train_once(
             set_seed(run.seed)
             run_stage(stage, load_model().requires_grad_(True), None, context, run)
         if run.main:
-            load_or_create(cache, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
+            load_or_create(
+                cache,
+                lambda folder: shutil.copytree(
+                    run.result(stage.name), folder, dirs_exist_ok=True
+                ),
+            )
     PartialState().wait_for_everyone()  # until the first process has cached it
     return cache
 
 
-def cache_folder(teacher: Teacher, data: tuple[str, str], stage: Stage, context: TrainingContext, run: Run) -> Path:
-    """Return the cache folder for what `stage` makes of this teacher. data: name and fingerprint of what it reads.
+def cache_folder(
+    teacher: Teacher,
+    data: tuple[str, str],
+    stage: Stage,
+    context: TrainingContext,
+    run: Run,
+) -> Path:
+    """Return the cache folder for what `stage` makes of this teacher. data: name and
+    fingerprint of what it reads.
 
-    Under a time limit, a teacher that was trained without one serves as well, unless one of this limit is there.
+    Under a time limit, a teacher that was trained without one serves as well, unless
+    one of this limit is there.
     """
     name, fingerprint = data
     numbers = stage.model_dump(exclude_defaults=True)
-    name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{name}"[-60:]).strip("-")
+    name = "".join(
+        c if c.isalnum() else "-" for c in f"{teacher.name}-{name}"[-60:]
+    ).strip("-")
 
     def folder(*minutes: float) -> Path:
-        key = io.hash_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *minutes])
+        key = io.hash_value(
+            [teacher.digest, fingerprint, numbers, run.seed, context.bf16, *minutes]
+        )
         return home() / "teachers" / f"{name}-{key[:12]}"
 
     if context.time_limit is None:
@@ -122,11 +162,18 @@ def cache_folder(teacher: Teacher, data: tuple[str, str], stage: Stage, context:
 
 
 def load_with_head(
-    name: str, folder: Path, head: Head, *, kind: Kind | None = None, allow_pickle: bool = False
+    name: str,
+    folder: Path,
+    head: Head,
+    *,
+    kind: Kind | None = None,
+    allow_pickle: bool = False,
 ) -> Teacher:
-    """Load tokenizer and model of a folder, in eval mode, with `head`; `trained` is False if the head is new.
+    """Load tokenizer and model of a folder, in eval mode, with `head`; `trained` is
+    False if the head is new.
 
-    Raises TeacherError for a folder that cannot be read, or whose encoder is incomplete.
+    Raises TeacherError for a folder that cannot be read, or whose encoder is
+    incomplete.
     """
     config = load_config(folder)
     tokenizer = load_tokenizer(folder, config)
@@ -142,31 +189,57 @@ def load_with_head(
     check_vocabulary(folder, tokenizer, loaded.model)
     hide_padding(loaded.model)
     trained = not loaded.has_new_head
-    return Teacher(name, folder, loaded.model, tokenizer, identify(folder), trained, pickled=allow_pickle)
+    return Teacher(
+        name,
+        folder,
+        loaded.model,
+        tokenizer,
+        identify(folder),
+        trained,
+        pickled=allow_pickle,
+    )
 
 
-def with_pretrained_head(teacher: Teacher, head: Head, stage: Stage, context: TrainingContext, run: Run) -> Teacher:
+def with_pretrained_head(
+    teacher: Teacher, head: Head, stage: Stage, context: TrainingContext, run: Run
+) -> Teacher:
     """Return `teacher` as it was pre-trained, with `head`.
 
-    A missing masked language model's head is trained by `stage` on the run's text, and the result is cached as in
-    `with_head`. Raises TeacherError for other missing heads.
+    A missing masked language model's head is trained by `stage` on the run's text, and
+    the result is cached as in `with_head`. Raises TeacherError for other missing heads.
     """
-    loaded = load_with_head(teacher.name, teacher.folder, head, kind=context.kind, allow_pickle=teacher.pickled)
+    loaded = load_with_head(
+        teacher.name,
+        teacher.folder,
+        head,
+        kind=context.kind,
+        allow_pickle=teacher.pickled,
+    )
     if loaded.trained:
         return loaded
     check_head(teacher, head, context.kind)
     text = context.text
     folder = _train_once(
-        teacher, (f"lm-{text.name}", text.fingerprint), stage, context, run,
-        load_model=lambda: load_with_head(teacher.name, teacher.folder, head, allow_pickle=teacher.pickled).model,
-        started=f"{teacher.name} has no language model's head: training one on {text.name}",
+        teacher,
+        (f"lm-{text.name}", text.fingerprint),
+        stage,
+        context,
+        run,
+        load_model=lambda: (
+            load_with_head(
+                teacher.name, teacher.folder, head, allow_pickle=teacher.pickled
+            ).model
+        ),
+        started=f"{teacher.name} has no language model's head: training one on "
+        f"{text.name}",
         reused=f"{teacher.name}, with a language model's head",
-    )  # fmt: skip
+    )
     return load_with_head(teacher.name, folder, head)
 
 
 def check_head(teacher: Teacher, head: Head, kind: Kind | None) -> None:
-    """Raise TeacherError if the checkpoint lacks a head that cannot be trained here; no weights are read.
+    """Raise TeacherError if the checkpoint lacks a head that cannot be trained here; no
+    weights are read.
 
     Raises StudentError for a family that has no such head.
     """
@@ -176,14 +249,16 @@ def check_head(teacher: Teacher, head: Head, kind: Kind | None) -> None:
     source, config = ModelFolder(teacher.folder), load_config(teacher.folder)
     if not has_saved_head(source, config, model_class, allow_pickle=teacher.pickled):
         raise TeacherError(
-            f"teacher {teacher.name} ({config.model_type}) has no {head} head, and only a masked language model's "
-            "can be trained here; give a checkpoint that was saved with one, or another recipe (`compress recipes`)"
+            f"teacher {teacher.name} ({config.model_type}) has no {head} head, and "
+            "only a masked language model's can be trained here; give a checkpoint "
+            "that was saved with one, or another recipe (`compress recipes`)"
         )
 
 
 @dataclass(frozen=True)
 class TeacherCheck:
-    """The validation scores of the teacher and of the majority answer, the teacher's logits, and warnings."""
+    """The validation scores of the teacher and of the majority answer, the teacher's
+    logits, and warnings."""
 
     scores: dict[str, float]
     majority: dict[str, float]
@@ -192,30 +267,54 @@ class TeacherCheck:
 
 
 def load_task_teacher(
-    teacher: Teacher, recipe: Recipe, context: TrainingContext, run: Run, *, strict: bool
+    teacher: Teacher,
+    recipe: Recipe,
+    context: TrainingContext,
+    run: Run,
+    *,
+    strict: bool,
 ) -> tuple[Teacher, TeacherCheck]:
-    """Load the teacher with a head for the task, fine-tune it by `recipe.teacher` if it has none, and check it.
+    """Load the teacher with a head for the task, fine-tune it by `recipe.teacher` if it
+    has none, and check it.
 
-    Prints the warnings of the check. If `strict`, raises TeacherError for a teacher no better than the majority answer.
+    Prints the warnings of the check. If `strict`, raises TeacherError for a teacher no
+    better than the majority answer.
     """
     task_teacher = with_head(teacher, recipe.teacher, context, run)
     task_teacher.model.to(PartialState().device)
     task, length = context.data.task, recipe.stages[-1].length
-    rows = Evaluator.from_split(task, context.data.validation, task_teacher.tokenizer, length).rows
-    check = check_teacher(task_teacher, context.data, rows, context.collate, bf16=context.bf16, strict=strict)
+    rows = Evaluator.from_split(
+        task, context.data.validation, task_teacher.tokenizer, length
+    ).rows
+    check = check_teacher(
+        task_teacher,
+        context.data,
+        rows,
+        context.collate,
+        bf16=context.bf16,
+        strict=strict,
+    )
     for note in check.notes:
         warn(context.console, note)
     return task_teacher, check
 
 
 def check_teacher(
-    teacher: Teacher, data: TaskData, rows: Dataset, collate: Batching, *, bf16: bool, strict: bool = True
+    teacher: Teacher,
+    data: TaskData,
+    rows: Dataset,
+    collate: Batching,
+    *,
+    bf16: bool,
+    strict: bool = True,
 ) -> TeacherCheck:
-    """Score the teacher on the validation split before a student learns from it. Raises TeacherError with the remedy.
+    """Score the teacher on the validation split before a student learns from it. Raises
+    TeacherError with the remedy.
 
-    A teacher is refused if its logits are not finite, or if its score does not lead that of the most frequent label by
-    more than chance, as with an untrained head or permuted labels. Unless `strict`, such a score is only a warning. A
-    small lead is a warning in any case.
+    A teacher is refused if its logits are not finite, or if its score does not lead
+    that of the most frequent label by more than chance, as with an untrained head or
+    permuted labels. Unless `strict`, such a score is only a warning. A small lead is a
+    warning in any case.
     """
     logits = metrics.logits(teacher.model, rows, collate, bf16=bf16)
     return check_logits(teacher.name, logits, data, rows=rows, strict=strict)
@@ -232,26 +331,45 @@ def check_logits(
 ) -> TeacherCheck:
     """Check a teacher by its logits on the validation split; see `check_teacher`.
 
-    rows     the encoded split, from which tokenwise tasks read the position of each logit
+    rows     the encoded split, from which tokenwise tasks read the position of each
+             logit
     remedy   what the user should do, if it is not fine-tuning
     """
     if not np.isfinite(logits).all():
-        bad, what = int((~np.isfinite(logits)).any(axis=1).sum()), "tokens" if data.task.tokenwise else "rows"
-        raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation {what}")
-    evaluator = Evaluator(data.task, data.validation, data.validation if rows is None else rows)
-    scores, majority = evaluator.scores(logits), baselines.majority(data, data.validation)
+        bad, what = (
+            int((~np.isfinite(logits)).any(axis=1).sum()),
+            "tokens" if data.task.tokenwise else "rows",
+        )
+        raise TeacherError(
+            f"teacher {name}: its logits are not finite on {bad} of {len(logits)} "
+            f"validation {what}"
+        )
+    evaluator = Evaluator(
+        data.task, data.validation, data.validation if rows is None else rows
+    )
+    scores, majority = (
+        evaluator.scores(logits),
+        baselines.majority(data, data.validation),
+    )
     metric = data.task.metric
     ahead, error = baselines.lead_over_majority(data, evaluator, logits)
     ranking = data.task.kind == "ranking"
-    rows, other = ("queries", "a random order") if ranking else ("rows", "always giving the most frequent answer")
-    figures = f"{metric} {scores[metric]:.3f} on the {len(evaluator):,} validation {rows}"
+    rows, other = (
+        ("queries", "a random order")
+        if ranking
+        else ("rows", "always giving the most frequent answer")
+    )
+    figures = (
+        f"{metric} {scores[metric]:.3f} on the {len(evaluator):,} validation {rows}"
+    )
     figures = f"{figures}, {other} gets {majority[metric]:.3f}"
     way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
     if ahead > SURE * error and way >= USELESS:
         others = baselines.baselines(data, data.validation) if way < WEAK else {}
         notes = [
-            f"teacher {name} teaches little: {figures}, and {other}, without a model, {baseline[metric]:.3f}: train a "
-            "better teacher, or learn from the labels alone"
+            f"teacher {name} teaches little: {figures}, and {other}, without a model, "
+            f"{baseline[metric]:.3f}: train a better teacher, or learn from the labels "
+            "alone"
             for other, baseline in others.items()
             if baseline[metric] >= scores[metric]
         ]
@@ -259,9 +377,16 @@ def check_logits(
     if 0 < ahead <= SURE * error:
         least = f"a lead below {SURE * error:.3f}" if np.isfinite(error) else "any lead"
         figures += f"; on so few rows {least} is no more than chance"
-    problem = f"teacher {name} is no teacher for this task: {figures}. {remedy or _suggest_remedy(evaluator, logits)}"
+    problem = (
+        f"teacher {name} is no teacher for this task: {figures}. "
+        f"{remedy or _suggest_remedy(evaluator, logits)}"
+    )
     if strict:
-        raise TeacherError(f"{problem}. --gate warn continues with a warning" if remedy is None else problem)
+        raise TeacherError(
+            f"{problem}. --gate warn continues with a warning"
+            if remedy is None
+            else problem
+        )
     return TeacherCheck(scores, majority, logits, (problem,))
 
 
@@ -274,14 +399,24 @@ def _suggest_remedy(evaluator: Evaluator, logits: NDArray[np.float32]) -> str:
         labels = np.asarray(evaluator.split["label"][:])
         counts = confusion_matrix(labels, logits.argmax(1), labels=range(task.outputs))
         truth, output = linear_sum_assignment(-counts)
-        matched, as_is = counts[truth, output].sum() / counts.sum(), np.trace(counts) / counts.sum()
-        if matched > max(np.bincount(labels.astype(int)).max() / len(labels), as_is) + 0.1:
-            pairs = ", ".join(f"output {o} means {task.labels[t]}" for t, o in zip(truth, output, strict=True))
+        matched, as_is = (
+            counts[truth, output].sum() / counts.sum(),
+            np.trace(counts) / counts.sum(),
+        )
+        if (
+            matched
+            > max(np.bincount(labels.astype(int)).max() / len(labels), as_is) + 0.1
+        ):
+            pairs = ", ".join(
+                f"output {o} means {task.labels[t]}"
+                for t, o in zip(truth, output, strict=True)
+            )
             return (
-                f"Its labels are in another order: with {pairs} it scores {matched:.3f}. Correct id2label in its "
-                "config.json"
+                f"Its labels are in another order: with {pairs} it scores "
+                f"{matched:.3f}. Correct id2label in its config.json"
             )
     return (
-        "Fine-tune it on this task first (give the checkpoint without its task head, and this tool does it), or check "
-        "that teacher, tokenizer and labels belong to this data"
+        "Fine-tune it on this task first (give the checkpoint without its task head, "
+        "and this tool does it), or check that teacher, tokenizer and labels belong to "
+        "this data"
     )

@@ -1,4 +1,5 @@
-"""An objective is a weighted sum of terms; a term is one paper's loss applied to mapped layers.
+"""An objective is a weighted sum of terms; a term is one paper's loss applied to mapped
+layers.
 
 Shapes: B batch, L tokens, D hidden, H heads.
 """
@@ -33,8 +34,12 @@ class Loss:
     reading: Reading
     masked: bool = True
 
-    def __call__(self, student: Tensor, target: Any, mask_BL: Tensor, /, **options: Any) -> Tensor:
-        return self.function(student, target, *([mask_BL] if self.masked else []), **options)
+    def __call__(
+        self, student: Tensor, target: Any, mask_BL: Tensor, /, **options: Any
+    ) -> Tensor:
+        return self.function(
+            student, target, *([mask_BL] if self.masked else []), **options
+        )
 
 
 _MASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -64,47 +69,62 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
     reading = loss.reading
     over_tokens = reading.signal == "logits" and reading.per != "example"
     for size in ("vocabulary",) if over_tokens else _MUST_AGREE[reading.signal]:
-        own, other, name = getattr(student, size), getattr(teacher, size), "width" if size == "hidden" else size
-        if own == other or name in reading.bridges or (name == "width" and term.project):
+        own, other, name = (
+            getattr(student, size),
+            getattr(teacher, size),
+            "width" if size == "hidden" else size,
+        )
+        if (
+            own == other
+            or name in reading.bridges
+            or (name == "width" and term.project)
+        ):
             continue
         remedy = {
             "width": "add `project: true` to learn a linear map between them",
-            "heads": f"give the student {other} heads, or use a loss that accepts any number of heads: "
-            "tinybert.attention, minilm.query_relations, minilm.key_relations, minilm.value_relations",
+            "heads": f"give the student {other} heads, or use a loss that accepts any "
+            "number of heads: tinybert.attention, minilm.query_relations, "
+            "minilm.key_relations, minilm.value_relations",
             "head_size": "compare relations instead: minilm.value_relations",
             "classes": "both need the same labels",
             "vocabulary": "both need the same tokenizer",
         }[name]
         raise ObjectiveError(
-            f"{term.name} compares {reading.signal}, but the student has {name.replace('_', ' ')} {own} and the "
-            f"teacher {other}: {remedy}"
+            f"{term.name} compares {reading.signal}, but the student has "
+            f"{name.replace('_', ' ')} {own} and the teacher {other}: {remedy}"
         )
     if "heads" in reading.bridges and "heads" in (known := options(loss.function)):
         relation_heads = term.options.get("heads", known["heads"].default)
         for side, shape in (("student", student), ("teacher", teacher)):
             if relation_heads and shape.heads * shape.head_size % relation_heads:
                 raise ObjectiveError(
-                    f"{term.name}: {relation_heads} relation heads do not divide the {side}'s attention width "
-                    f"{shape.heads * shape.head_size}; choose `heads` so that they do"
+                    f"{term.name}: {relation_heads} relation heads do not divide the "
+                    f"{side}'s attention width {shape.heads * shape.head_size}; choose "
+                    "`heads` so that they do"
                 )
 
 
-def layer_pairs(layers: str | Sequence[tuple[int, int]], M: int, N: int) -> list[tuple[int, int]]:
-    """Return 0-based (student layer, teacher layer) pairs for M student and N teacher layers. Raises ObjectiveError.
+def layer_pairs(
+    layers: str | Sequence[tuple[int, int]], M: int, N: int
+) -> list[tuple[int, int]]:
+    """Return 0-based (student layer, teacher layer) pairs for M student and N teacher
+    layers. Raises ObjectiveError.
 
-    uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not divide N
+    uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not
+             divide N
     skip     uniform without the final layer: PKD-Skip
     first    m -> m; top: m -> N - M + m: TinyBERT's bottom and top strategies
     last     the last layer of each: MiniLM
-    spread   uniform; for a student deeper than its teacher floor((n + 1) M / N) - 1 -> n for each teacher layer n
+    spread   uniform; for a student deeper than its teacher floor((n + 1) M / N) - 1 ->
+             n for each teacher layer n
     pairs    explicit pairs; negative numbers count from the end
     """
     if not isinstance(layers, str):
         for student, teacher in layers:
             if not (-M <= student < M and -N <= teacher < N):
                 raise ObjectiveError(
-                    f"layers: [{student}, {teacher}] does not exist: the student has {M} layers, the teacher {N}, "
-                    "numbered from 0"
+                    f"layers: [{student}, {teacher}] does not exist: the student has "
+                    f"{M} layers, the teacher {N}, numbered from 0"
                 )
         pairs = [(student % M, teacher % N) for student, teacher in layers]
     elif layers == "last":
@@ -113,8 +133,9 @@ def layer_pairs(layers: str | Sequence[tuple[int, int]], M: int, N: int) -> list
         pairs = [((n + 1) * M // N - 1, n) for n in range(N)]
     elif M > N:
         raise ObjectiveError(
-            f"layers: {layers} gives each of the {M} student layers one of the teacher, which has {N}: expected a "
-            f"student of at most {N} layers, or explicit pairs"
+            f"layers: {layers} gives each of the {M} student layers one of the "
+            f"teacher, which has {N}: expected a student of at most {N} layers, or "
+            "explicit pairs"
         )
     elif layers == "first":
         pairs = [(m, m) for m in range(M)]
@@ -123,32 +144,46 @@ def layer_pairs(layers: str | Sequence[tuple[int, int]], M: int, N: int) -> list
     else:
         pairs = [(m, (m + 1) * N // M - 1) for m in range(M - (layers == "skip"))]
     if not pairs:
-        raise ObjectiveError(f"layers: {layers!r} leaves no layer to compare of the student's {M}")
+        raise ObjectiveError(
+            f"layers: {layers!r} leaves no layer to compare of the student's {M}"
+        )
     return pairs
 
 
-def pairs_of_subnet(pairs: Sequence[tuple[int, int]], layers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the (student layer, teacher layer) pairs of a subnet that has these layers, in the subnet's numbering.
+def pairs_of_subnet(
+    pairs: Sequence[tuple[int, int]], layers: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return the (student layer, teacher layer) pairs of a subnet that has these
+    layers, in the subnet's numbering.
 
-    Each layer keeps the teacher layer that it has in the whole student. If no layer of the subnet has one, its last
-    layer takes that of the student's last compared layer.
+    Each layer keeps the teacher layer that it has in the whole student. If no layer of
+    the subnet has one, its last layer takes that of the student's last compared layer.
     """
-    own = [(m, teacher) for m, source in enumerate(layers) for student, teacher in pairs if student == source]
+    own = [
+        (m, teacher)
+        for m, source in enumerate(layers)
+        for student, teacher in pairs
+        if student == source
+    ]
     return own if own or not pairs else [(len(layers) - 1, max(pairs)[1])]
 
 
 OWN_LABELS: Mapping[str, str] = MappingProxyType({"ranking": "lce.relevance"})
-"""The loss that replaces `bert.labels`, the task's own loss, for kinds of task that it has no formula for."""
+"""The loss that replaces `bert.labels`, the task's own loss, for kinds of task that it
+has no formula for."""
 MASKED = -1e4
-"""Score of padding in a softmax over positions: its exp is 0 in float32, even after a temperature."""
+"""Score of padding in a softmax over positions: its exp is 0 in float32, even after a
+temperature."""
 
 PROJECTABLE = frozenset({"embeddings", "layers", "encoder_layers"})
 
 
 def find_loss(term: Term) -> Loss:
-    """Return the loss that a term names: a paper's, or the user's own if it has been imported.
+    """Return the loss that a term names: a paper's, or the user's own if it has been
+    imported.
 
-    Raises ObjectiveError if there is none, if it does not declare what it reads, or is not called like a loss.
+    Raises ObjectiveError if there is none, if it does not declare what it reads, or is
+    not called like a loss.
     """
     if term.code is not None or not isinstance(term.loss, str):
         function: Any = term.code or term.loss
@@ -156,33 +191,56 @@ def find_loss(term: Term) -> Loss:
         function = find(term.loss, called="loss", mark="reading")
     marked = getattr(function, "reading", None)
     if isinstance(marked, Reading) and term.reads is not None:
-        raise ObjectiveError(f"{term.name} already declares that it reads {marked.signal}: remove `reads`")
+        raise ObjectiveError(
+            f"{term.name} already declares that it reads {marked.signal}: remove "
+            "`reads`"
+        )
     if not isinstance(marked, Reading):
         if term.reads is None:
             raise ObjectiveError(
-                f"{term.name} does not declare what it reads: decorate it, as in @compress.reads('logits'), or add "
-                "`reads: logits` to the term"
+                f"{term.name} does not declare what it reads: decorate it, as in "
+                "@compress.reads('logits'), or add `reads: logits` to the term"
             )
         marked = Reading(term.reads, per=USUAL_ITEMS.get(term.reads, "token"))
     return Loss(function, marked, masked=_takes_mask(function, term.name, marked))
 
 
 def _takes_mask(function: Any, name: str, reading: Reading) -> bool:
-    """Return True if a loss takes the mask. Raises ObjectiveError if its parameters are not those of a loss."""
-    expected = f"expected def {name.rpartition('.')[2]}(student, {reading.against}[, mask], *, option=...)"
+    """Return True if a loss takes the mask. Raises ObjectiveError if its parameters are
+    not those of a loss."""
+    expected = (
+        f"expected def {name.rpartition('.')[2]}(student, {reading.against}[, mask], "
+        "*, option=...)"
+    )
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:  # not callable, or written in C
-        raise ObjectiveError(f"{name}: its arguments cannot be read; {expected}") from error
-    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    stray = [each for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        raise ObjectiveError(
+            f"{name}: its arguments cannot be read; {expected}"
+        ) from error
+    places = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    stray = [
+        each
+        for each in parameters
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
     if len(places) not in (2, 3) or stray:
-        raise ObjectiveError(f"{name} takes {inspect.signature(function)}; {expected}: options come after the *")
+        raise ObjectiveError(
+            f"{name} takes {inspect.signature(function)}; {expected}: options come "
+            "after the *"
+        )
     return len(places) == 3
 
 
-def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> list[str]:
-    """List every problem of these terms that can be found without models: unknown losses, options, invalid settings.
+def check_terms(
+    terms: Sequence[Term], where: str, *, absent: bool = False
+) -> list[str]:
+    """List every problem of these terms that can be found without models: unknown
+    losses, options, invalid settings.
 
     absent: skip the user's own functions that have not been imported.
     """
@@ -198,24 +256,35 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
             continue
         reading = loss.reading
         if reading.signal not in NAMES:
-            problems.append(f"{place}: {term.name} reads {reading.signal!r}.{did_you_mean(reading.signal, NAMES)}")
+            problems.append(
+                f"{place}: {term.name} reads "
+                f"{reading.signal!r}.{did_you_mean(reading.signal, NAMES)}"
+            )
         wrong = check_options(term.options, options(loss.function), SETTINGS[1:])
         problems += [f"{place}: {term.name}{problem}" for problem in wrong]
         if term.project and reading.signal not in PROJECTABLE:
-            problems.append(f"{place}: {term.name} reads {reading.signal}, which cannot be projected; remove `project`")
+            problems.append(
+                f"{place}: {term.name} reads {reading.signal}, which cannot be "
+                "projected; remove `project`"
+            )
         if term.layers != "uniform" and reading.signal not in LAYERED:
-            problems.append(f"{place}: {term.name} reads {reading.signal}, which is not per layer; remove `layers`")
+            problems.append(
+                f"{place}: {term.name} reads {reading.signal}, which is not per layer; "
+                "remove `layers`"
+            )
     return problems
 
 
 @check_arguments
 class Objective(nn.Module):
-    """Sum weighted terms. It owns the learned projections; the losses are the papers' pure functions.
+    """Sum weighted terms. It owns the learned projections; the losses are the papers'
+    pure functions.
 
-    `kind` selects the terms that serve this kind of task. `teacher` may be None if every term reads labels only.
-    `unit` divides logits and labels before they are compared: for a regression the standard deviation of the labels,
-    so that weights of terms and learning rates suit labels of any size.
-    Raises ObjectiveError for a loss that cannot compare these two shapes.
+    `kind` selects the terms that serve this kind of task. `teacher` may be None if
+    every term reads labels only. `unit` divides logits and labels before they are
+    compared: for a regression the standard deviation of the labels, so that weights of
+    terms and learning rates suit labels of any size. Raises ObjectiveError for a loss
+    that cannot compare these two shapes.
     """
 
     def __init__(
@@ -232,11 +301,15 @@ class Objective(nn.Module):
         own = OWN_LABELS.get(kind or "")
         self.terms = [
             replace(term, loss=own) if own and term.loss == "bert.labels" else term
-            for term in terms if term.serves(kind)
-        ]  # fmt: skip
+            for term in terms
+            if term.serves(kind)
+        ]
         if not self.terms:
             given = ", ".join(term.name for term in terms) or "none was given"
-            raise ObjectiveError(f"terms: no term of this objective serves a {kind or 'single'} task: {given}")
+            raise ObjectiveError(
+                f"terms: no term of this objective serves a {kind or 'single'} task: "
+                f"{given}"
+            )
         problems = check_terms(self.terms, "")
         if problems:
             raise ObjectiveError("\n".join(problems))
@@ -245,14 +318,24 @@ class Objective(nn.Module):
         for term, reading in zip(self.terms, self.readings, strict=True):
             if kind is not None and reading.kinds and kind not in reading.kinds:
                 about = " or ".join(sorted(reading.kinds))
-                raise ObjectiveError(f"{term.name} is about {about} tasks, this one is {kind}: add `only: {about}`")
+                raise ObjectiveError(
+                    f"{term.name} is about {about} tasks, this one is {kind}: add "
+                    f"`only: {about}`"
+                )
         names = [term.name for term in self.terms]
         earlier = [names[:at].count(name) for at, name in enumerate(names)]
-        self.names = [f"{name}#{n + 1}" if n else name for name, n in zip(names, earlier, strict=True)]
+        self.names = [
+            f"{name}#{n + 1}" if n else name
+            for name, n in zip(names, earlier, strict=True)
+        ]
         self.student_wants = frozenset(reading.signal for reading in self.readings)
-        self.teacher_wants = frozenset(r.signal for r in self.readings if r.against == "teacher")
+        self.teacher_wants = frozenset(
+            r.signal for r in self.readings if r.against == "teacher"
+        )
         if self.teacher_wants and teacher is None:
-            raise ObjectiveError(f"{', '.join(self.names)}: needs a teacher, none was given")
+            raise ObjectiveError(
+                f"{', '.join(self.names)}: needs a teacher, none was given"
+            )
         self.pairs: list[list[tuple[int, int]]] = []
         self.projections = nn.ModuleDict()
         self.maps = [  # the name that terms share, or the term's own
@@ -265,14 +348,19 @@ class Objective(nn.Module):
             if reading.against == "teacher" and teacher is not None:
                 check_sizes(term, loss, student, teacher)
                 if reading.signal in LAYERED:
-                    counts = (shape.stack(reading.signal) for shape in (student, teacher))
+                    counts = (
+                        shape.stack(reading.signal) for shape in (student, teacher)
+                    )
                     self.pairs[-1] = layer_pairs(term.layers, *counts)
                 if term.project and name not in self.projections:
-                    self.projections[name] = nn.Linear(student.hidden, teacher.hidden, bias=False)
+                    self.projections[name] = nn.Linear(
+                        student.hidden, teacher.hidden, bias=False
+                    )
 
     @property
     def reads_only_labelled(self) -> bool:
-        """Return True if logits are read at labelled positions only, as in masked language modelling."""
+        """Return True if logits are read at labelled positions only, as in masked
+        language modelling."""
         items = {reading.per for reading in self.readings if reading.signal == "logits"}
         return items == {"label"}
 
@@ -286,16 +374,24 @@ class Objective(nn.Module):
     ) -> dict[str, Tensor]:
         """Return {term name: weighted loss, ..., "total": their sum}, float32 scalars.
 
-        `targets` is the batch, from which losses read `labels` or another column. If this is one part of a batch that
-        is split over processes or accumulated, `items` gives the mean number of items of each kind (Reading.per) over
-        all parts: the mean of `total` over the parts is then the loss of the whole batch. `pairs` overrides the layers
-        that each term compares, for a subnet with some of the student's layers.
+        `targets` is the batch, from which losses read `labels` or another column. If
+        this is one part of a batch that is split over processes or accumulated, `items`
+        gives the mean number of items of each kind (Reading.per) over all parts: the
+        mean of `total` over the parts is then the loss of the whole batch. `pairs`
+        overrides the layers that each term compares, for a subnet with some of the
+        student's layers.
         """
         targets = targets or {}
         parts: dict[str, Tensor] = {}
-        counts = self.items({**targets, "attention_mask": student.mask_BL}) if items is not None else {}
+        counts = (
+            self.items({**targets, "attention_mask": student.mask_BL})
+            if items is not None
+            else {}
+        )
         for i, name in enumerate(self.names):
-            parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets, (pairs or self.pairs)[i])
+            parts[name] = self.terms[i].weight * self._value(
+                i, student, teacher, targets, (pairs or self.pairs)[i]
+            )
             if items is not None:
                 per = self.readings[i].per
                 parts[name] = weigh_part(parts[name], counts[per], items[per])
@@ -303,16 +399,23 @@ class Objective(nn.Module):
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Count the items of each kind in a batch of this objective's task."""
-        counts = count_items(batch["attention_mask"], batch.get("labels"), per_token=self.kind == "tagging")
+        counts = count_items(
+            batch["attention_mask"],
+            batch.get("labels"),
+            per_token=self.kind == "tagging",
+        )
         if "query" in batch:
             same_BB = batch["query"][:, None] == batch["query"]
             counts["query"] = (1 / same_BB.sum(1)).sum()
             if "labels" in batch:
-                counts["preference"] = preferences(batch["query"], batch["labels"]).sum().float()
+                counts["preference"] = (
+                    preferences(batch["query"], batch["labels"]).sum().float()
+                )
         return counts
 
     def check_shapes(self, student: Shape, teacher: Shape) -> None:
-        """Raise ObjectiveError if a term cannot compare these shapes, such as those of a subnet."""
+        """Raise ObjectiveError if a term cannot compare these shapes, such as those of
+        a subnet."""
         for term, loss in zip(self.terms, self.losses, strict=True):
             if loss.reading.against == "teacher":
                 check_sizes(term, loss, student, teacher)
@@ -337,16 +440,23 @@ class Objective(nn.Module):
         elif reading.mask == "answers":
             mask_BL = answers(targets["query"], targets["text"], targets["asker"])
         own = getattr(student, reading.signal)
-        target = targets[reading.against] if reading.against != "teacher" else getattr(teacher, reading.signal)
+        target = (
+            targets[reading.against]
+            if reading.against != "teacher"
+            else getattr(teacher, reading.signal)
+        )
         if reading.signal == "logits":
-            own, target, mask_BL = self._select_rows(reading, own, target, mask_BL, labels)
+            own, target, mask_BL = self._select_rows(
+                reading, own, target, mask_BL, labels
+            )
             if not own.numel():  # nothing is labelled in this part of the batch
                 return own.float().sum()
             if self.unit != 1:
                 own, target = own.float() / self.unit, target.float() / self.unit
 
         def project(hidden_BLD: Tensor) -> Tensor:
-            """Apply the term's linear map; a student narrower than the map uses its first columns."""
+            """Apply the term's linear map; a student narrower than the map uses its
+            first columns."""
             if not term.project:
                 return hidden_BLD
             map_TD = self.projections[self.maps[i]].weight
@@ -355,51 +465,98 @@ class Objective(nn.Module):
         compared = [(own, target, mask_BL)]
         if reading.signal in LAYERED:
             self._check_layers(i, len(own), len(target), pairs)
-            compared = [(own[m], target[n], self._mask_seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
-        values = [loss(project(of_student), other, mask, **term.options) for of_student, other, mask in compared]
+            compared = [
+                (
+                    own[m],
+                    target[n],
+                    self._mask_seen(i, student, teacher, mask_BL, (m, n)),
+                )
+                for m, n in pairs
+            ]
+        values = [
+            loss(project(of_student), other, mask, **term.options)
+            for of_student, other, mask in compared
+        ]
         for value in values:
             if not isinstance(value, Tensor) or value.dim():
-                what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise ObjectiveError(f"{term.name} returns {what}; expected one number, a tensor without dimensions")
+                what = (
+                    f"a tensor of shape {tuple(value.shape)}"
+                    if isinstance(value, Tensor)
+                    else type(value).__name__
+                )
+                raise ObjectiveError(
+                    f"{term.name} returns {what}; expected one number, a tensor "
+                    "without dimensions"
+                )
         over_layers = torch.stack(values)
         return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
 
-    def _check_layers(self, i: int, student: int, teacher: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Raise ObjectiveError if a layer has not shown what the term reads, as one without attention."""
-        deepest = max((m for m, _ in pairs), default=-1), max((n for _, n in pairs), default=-1)
-        for side, shown, number in zip(("student", "teacher"), (student, teacher), deepest, strict=True):
+    def _check_layers(
+        self, i: int, student: int, teacher: int, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Raise ObjectiveError if a layer has not shown what the term reads, as one
+        without attention."""
+        deepest = (
+            max((m for m, _ in pairs), default=-1),
+            max((n for _, n in pairs), default=-1),
+        )
+        for side, shown, number in zip(
+            ("student", "teacher"), (student, teacher), deepest, strict=True
+        ):
             if shown <= number:
                 raise ObjectiveError(
-                    f"{self.terms[i].name} compares {self.readings[i].signal} of layer {number} of the {side}, which "
-                    f"shows those of {shown} layers: choose others with `layers`, or compare layers and logits"
+                    f"{self.terms[i].name} compares {self.readings[i].signal} of layer "
+                    f"{number} of the {side}, which shows those of {shown} layers: "
+                    "choose others with `layers`, or compare layers and logits"
                 )
 
     def _mask_seen(
-        self, i: int, student: Signals, teacher: Signals | None, mask_BL: Tensor, pair: tuple[int, int]
+        self,
+        i: int,
+        student: Signals,
+        teacher: Signals | None,
+        mask_BL: Tensor,
+        pair: tuple[int, int],
     ) -> Tensor:
-        """Return the mask of real tokens, or of the pairs seen in both layers, if one has local or causal attention."""
+        """Return the mask of real tokens, or of the pairs seen in both layers, if one
+        has local or causal attention."""
         if self.readings[i].signal not in ATTENTION:
             return mask_BL
         sides = zip((student, teacher), pair, strict=True)
-        local = [seen for side, n in sides if side is not None and (seen := side.attention[n].seen_BLL) is not None]
+        local = [
+            seen
+            for side, n in sides
+            if side is not None and (seen := side.attention[n].seen_BLL) is not None
+        ]
         if not local:
             return mask_BL
         if not self.readings[i].windows:
             raise ObjectiveError(
-                f"{self.terms[i].name} compares attention of all pairs of tokens, but layer {pair[0]} of the student "
-                f"or {pair[1]} of the teacher attends within a window that is shorter than these texts, or to earlier "
-                "tokens only: declare windows=True in `reads` if the loss accepts a mask (B, L, L), or for a window "
-                "select global layers with `layers`, or lower max_length"
+                f"{self.terms[i].name} compares attention of all pairs of tokens, but "
+                f"layer {pair[0]} of the student or {pair[1]} of the teacher attends "
+                "within a window that is shorter than these texts, or to earlier "
+                "tokens only: declare windows=True in `reads` if the loss accepts a "
+                "mask (B, L, L), or for a window select global layers with `layers`, "
+                "or lower max_length"
             )
-        return torch.stack([mask_BL[:, :, None].bool() & mask_BL[:, None, :].bool(), *local]).all(0)
+        return torch.stack(
+            [mask_BL[:, :, None].bool() & mask_BL[:, None, :].bool(), *local]
+        ).all(0)
 
     def _select_rows(
-        self, reading: Reading, logits: Tensor, target: Tensor, mask_BL: Tensor, labels: Tensor | None
+        self,
+        reading: Reading,
+        logits: Tensor,
+        target: Tensor,
+        mask_BL: Tensor,
+        labels: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Reshape logits, target and mask to one distribution per row, for tasks that have several per example.
+        """Reshape logits, target and mask to one distribution per row, for tasks that
+        have several per example.
 
-        tagging (B, L, C) -> (R, C) at the R labelled tokens; qa (B, L, 2) -> (2 B, L), starts and ends, so that a mean
-        over rows is the mean of both, as in Sanh et al. and Devlin et al.
+        tagging (B, L, C) -> (R, C) at the R labelled tokens; qa (B, L, 2) -> (2 B, L),
+        starts and ends, so that a mean over rows is the mean of both, as in Sanh et al.
+        and Devlin et al.
         """
         chosen = None
         if reading.per == "label" and logits.dim() == 2 and labels is not None:
@@ -407,75 +564,108 @@ class Objective(nn.Module):
         elif reading.per == "example" and self.kind == "tagging":
             chosen = mask_BL.bool() if labels is None else labels != IGNORE_INDEX
         elif reading.per == "example" and self.kind == "qa":
-            target = over_positions(target, mask_BL) if reading.against == "teacher" else target.flatten()
+            target = (
+                over_positions(target, mask_BL)
+                if reading.against == "teacher"
+                else target.flatten()
+            )
             return over_positions(logits, mask_BL), target, mask_BL
         if chosen is None:
             return logits, target, mask_BL
-        logits, target = (each[chosen] if each.shape[:2] == chosen.shape else each for each in (logits, target))
+        logits, target = (
+            each[chosen] if each.shape[:2] == chosen.shape else each
+            for each in (logits, target)
+        )
         return logits, target, mask_BL.new_ones(len(logits))
 
-    def _check_batch(self, i: int, student: Signals, targets: Mapping[str, Tensor]) -> None:
-        """Raise ObjectiveError if the batch or the student's output lacks what the loss reads."""
+    def _check_batch(
+        self, i: int, student: Signals, targets: Mapping[str, Tensor]
+    ) -> None:
+        """Raise ObjectiveError if the batch or the student's output lacks what the loss
+        reads."""
         name, reading = self.terms[i].name, self.readings[i]
         needed = [reading.against, *_MASKED_BY.get(reading.mask, ())]
         for column in needed:
             if column != "teacher" and column not in targets:
-                raise ObjectiveError(f"{name} needs {column}, and this batch has none: use it on data that has them")
+                raise ObjectiveError(
+                    f"{name} needs {column}, and this batch has none: use it on data "
+                    "that has them"
+                )
         value = getattr(student, reading.signal)
         if value is None or (isinstance(value, tuple) and not value):
-            raise ObjectiveError(f"{name} reads {reading.signal}, and this model has none: give the stage its `head`")
+            raise ObjectiveError(
+                f"{name} reads {reading.signal}, and this model has none: give the "
+                "stage its `head`"
+            )
         per_example = reading.per == "example" and self.kind not in ("tagging", "qa")
         if reading.signal == "logits" and per_example and value.dim() != 2:
             raise ObjectiveError(
-                f"{name} averages over examples, but these logits are one per token: use a token loss, such as "
-                "distilbert.soft_targets or bert.masked_lm"
+                f"{name} averages over examples, but these logits are one per token: "
+                "use a token loss, such as distilbert.soft_targets or bert.masked_lm"
             )
 
 
 def over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
-    """Reshape (B, L, 2) to (2 B, L): scores of starting, and of ending, at each position; padding never wins."""
+    """Reshape (B, L, 2) to (2 B, L): scores of starting, and of ending, at each
+    position; padding never wins."""
     return logits_BL2.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
 
 
 def preferences(query_B: Tensor, labels: Tensor) -> Tensor:
-    """Mark pairs of rows of one query of which the first is more relevant than the second, (B, B)."""
+    """Mark pairs of rows of one query of which the first is more relevant than the
+    second, (B, B)."""
     relevance_B = labels.view(-1)
     return (query_B[:, None] == query_B) & (relevance_B[:, None] > relevance_B)
 
 
 def answers(query_B: Tensor, text_B: Tensor, asker_B: Tensor) -> Tensor:
-    """Mark the passages (last axis) of each query, (B, B): see `Reading.mask`; the rows of passages are -1.
+    """Mark the passages (last axis) of each query, (B, B): see `Reading.mask`; the rows
+    of passages are -1.
 
-    query_B  the group of each row; text_B: the number of its text; asker_B: that of its group's query
+    query_B  the group of each row; text_B: the number of its text; asker_B: that of its
+             group's query
     """
     asks_B = text_B == asker_B
     judged_BB = (asker_B[:, None] == asker_B) & asks_B[:, None] & ~asks_B
     own_BB = judged_BB & (query_B[:, None] == query_B)
-    copies_BB = judged_BB.float() @ (text_B[:, None] == text_B).float() > 0  # of what any group of this query has
+    # of what any group of this query has
+    copies_BB = judged_BB.float() @ (text_B[:, None] == text_B).float() > 0
     unknown_BB = ~asks_B[:, None] | asks_B | copies_BB
     return own_BB.long() - (unknown_BB & ~own_BB).long()
 
 
 def compares_queries(terms: Sequence[Term], kind: str | None) -> bool:
-    """Check whether a term of this kind of task needs batches of queries with their passages."""
-    return any(term.serves(kind) and find_loss(term).reading.mask == "answers" for term in terms)
+    """Check whether a term of this kind of task needs batches of queries with their
+    passages."""
+    return any(
+        term.serves(kind) and find_loss(term).reading.mask == "answers"
+        for term in terms
+    )
 
 
 def weigh_part(value: Tensor, count: Tensor | int, mean: Tensor) -> Tensor:
-    """Weigh a mean over the `count` items of one part of a batch, of which the parts have `mean` items on average.
+    """Weigh a mean over the `count` items of one part of a batch, of which the parts
+    have `mean` items on average.
 
     The mean over the parts is then that over all items.
     """
     return value * count / mean.where(mean > 0, 1)
 
 
-def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:
+def count_items(
+    mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False
+) -> dict[str, Tensor]:
     """Count the items of each kind (Reading.per) in a batch, as float scalars.
 
-    per_token: each labelled token is an example, or each real one of a batch without labels.
+    per_token: each labelled token is an example, or each real one of a batch without
+    labels.
     """
     lengths_B = mask_BL.sum(-1).float()
-    labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORE_INDEX).sum().float()
+    labelled = (
+        lengths_B.new_zeros(())
+        if labels is None
+        else (labels != IGNORE_INDEX).sum().float()
+    )
     examples = lengths_B.new_tensor(float(mask_BL.shape[0]))
     if per_token:
         examples = lengths_B.sum() if labels is None else labelled

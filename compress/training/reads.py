@@ -1,8 +1,10 @@
 """Declare what a loss compares, with the decorator `reads`.
 
-A loss can read the fields of `models.signals.Signals`: logits, embeddings, layers, scores, queries, keys, values. It is
-a pure function (student, target, mask_BL, *, options) -> float32 scalar, and may leave out the mask if it needs none. A
-loss on attention gets mask_BLL for layers with local attention, such as ModernBERT's, or causal attention, as GPT-2's.
+A loss can read the fields of `models.signals.Signals`: logits, embeddings, layers,
+scores, queries, keys, values. It is a pure function (student, target, mask_BL, *,
+options) -> float32 scalar, and may leave out the mask if it needs none. A loss on
+attention gets mask_BLL for layers with local attention, such as ModernBERT's, or causal
+attention, as GPT-2's.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +21,9 @@ Mask = Literal["tokens", "labels", "queries", "preferences", "answers"]
 Difference = Literal["width", "heads", "head_size"]
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Loss = TypeVar("Loss", bound=Callable[..., Any])
-USUAL_ITEMS: Mapping[str, Item] = MappingProxyType({"logits": "example", "pair": "example", "scores": "pair"})
+USUAL_ITEMS: Mapping[str, Item] = MappingProxyType(
+    {"logits": "example", "pair": "example", "scores": "pair"}
+)
 """Default items that a mean runs over, by signal; tokens for all others."""
 
 
@@ -28,18 +32,23 @@ class Reading:
     """Describe what a loss compares.
 
     signal    the student's signal it reads
-    against   teacher: the same signal of the teacher; otherwise the column of the batch, such as labels
-    per       the items that its mean runs over, which keep the mean exact when a batch is split over processes or
-              accumulated: examples, real tokens, pairs of real tokens, labelled positions; queries, or pairs of
-              passages of a query of which the first is more relevant
-    mask      what the mask argument marks: real tokens, or tokens with a label (labels != -100); in rankings, (B, B),
-              rows of the same query (queries), or those where the first row (first axis) is more relevant
-              (preferences); for vectors, (B, B), which passages (last axis) answer a query (answers): 1 one that is
-              judged with it, 0 one of another query, -1 no passage, or one that may be judged with it in another place
+    against   teacher: the same signal of the teacher; otherwise the column of the
+              batch, such as labels
+    per       the items that its mean runs over, which keep the mean exact when a batch
+              is split over processes or accumulated: examples, real tokens, pairs of
+              real tokens, labelled positions; queries, or pairs of passages of a query
+              of which the first is more relevant
+    mask      what the mask argument marks: real tokens, or tokens with a label (labels
+              != -100); in rankings, (B, B), rows of the same query (queries), or those
+              where the first row (first axis) is more relevant (preferences); for
+              vectors, (B, B), which passages (last axis) answer a query (answers): 1
+              one that is judged with it, 0 one of another query, -1 no passage, or one
+              that may be judged with it in another place
     bridges   differences between student and teacher that the formula supports
     layers    whether the values of several compared layers are summed or averaged
-    windows   the formula supports a mask (B, L, L) of the tokens (last axis) that each token sees in both layers, for
-              local and causal attention; other losses refuse such layers
+    windows   the formula supports a mask (B, L, L) of the tokens (last axis) that each
+              token sees in both layers, for local and causal attention; other losses
+              refuse such layers
     kinds     the task kinds that the formula is for, such as embedding; empty: any
     """
 
@@ -70,10 +79,20 @@ def reads(
         @compress.reads("logits")
         def margin(student, teacher, *, temperature=1.0): ...
 
-    The default of `per` is example for logits, pair for attention scores, and token for the rest.
+    The default of `per` is example for logits, pair for attention scores, and token for
+    the rest.
     """
     per = per or USUAL_ITEMS.get(signal, "token")
-    reading = Reading(signal, against, per, mask, frozenset(bridges), layers, windows, frozenset(kinds))
+    reading = Reading(
+        signal,
+        against,
+        per,
+        mask,
+        frozenset(bridges),
+        layers,
+        windows,
+        frozenset(kinds),
+    )
 
     @check_arguments
     def mark(loss: Loss) -> Loss:

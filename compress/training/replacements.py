@@ -1,9 +1,11 @@
-"""Find candidates to replace each word of a text, by a masked language model and by word vectors, and cache them.
+"""Find candidates to replace each word of a text, by a masked language model and by
+word vectors, and cache them.
 
-Jiao et al. 2020, arXiv:1909.10351, Algorithm 1, lines 4-9. `augment` draws from them and lists the deviations.
+Jiao et al. 2020, arXiv:1909.10351, Algorithm 1, lines 4-9. `augment` draws from them
+and lists the deviations.
 
-Shapes: B passes, L tokens, R masked positions, V vocabulary, M candidates, W words that are looked up, P words of a
-pool, D width of a word vector.
+Shapes: B passes, L tokens, R masked positions, V vocabulary, M candidates, W words that
+are looked up, P words of a pool, D width of a word vector.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 
 WORDS_PER_BATCH: Final = 512
 GLOVE_ROWS: Final = 100_000
-"""Rows of a vector file that are read, the most frequent words, as in the authors' code."""
+"""Rows of a vector file that are read, the most frequent words, as in the authors'
+code."""
 
 PLAIN: Final = re.compile(r"[a-z]+")
 
@@ -51,10 +54,12 @@ def nearest(
     file: str | None,
     single_tokens: bool = False,
 ) -> dict[str, list[str]]:
-    """Find the `most` words with the largest cosine to each occurring word of several tokens, or also of one token.
+    """Find the `most` words with the largest cosine to each occurring word of several
+    tokens, or also of one token.
 
-    Vectors come from a GloVe text file, or are the means of the tokens' input embeddings, for the occurring words and
-    those of the vocabulary. Only words of letters a-z that have a vector are included. Raises DataError.
+    Vectors come from a GloVe text file, or are the means of the tokens' input
+    embeddings, for the occurring words and those of the vocabulary. Only words of
+    letters a-z that have a vector are included. Raises DataError.
     """
     words = {word for word in occurring if PLAIN.fullmatch(word)}
     if not words:
@@ -62,13 +67,20 @@ def nearest(
     if file:
         pool, vectors_PD = _glove(Path(file))
     else:
-        vocabulary = {str(tokenizer.decode([token])).strip().lower() for token in range(len(tokenizer))}
+        vocabulary = {
+            str(tokenizer.decode([token])).strip().lower()
+            for token in range(len(tokenizer))
+        }
         pool = sorted(words | {word for word in vocabulary if PLAIN.fullmatch(word)})
         vectors_PD = _embed_words(pool, model, tokenizer)
     place = {word: at for at, word in enumerate(pool)}
     queries = sorted(words & place.keys())
     if queries and not single_tokens:
-        queries = [word for word, ids in zip(queries, _pieces(queries, tokenizer), strict=True) if len(ids) > 1]
+        queries = [
+            word
+            for word, ids in zip(queries, _pieces(queries, tokenizer), strict=True)
+            if len(ids) > 1
+        ]
     vectors_PD = normalize(vectors_PD, dim=-1)
     near: dict[str, list[str]] = {}
     for start in range(0, len(queries), WORDS_PER_BATCH):
@@ -80,25 +92,37 @@ def nearest(
     return near
 
 
-def _pieces(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def _pieces(
+    words: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
     """Return the token ids of words inside a text, that is after a space."""
-    ids: list[list[int]] = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
+    ids: list[list[int]] = tokenizer(
+        [f" {word}" for word in words], add_special_tokens=False
+    )["input_ids"]
     return ids
 
 
 @torch.inference_mode()
-def _embed_words(words: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Sum the input embeddings of each word's tokens, (P, D): the direction is that of their mean."""
+def _embed_words(
+    words: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Tensor:
+    """Sum the input embeddings of each word's tokens, (P, D): the direction is that of
+    their mean."""
     table: Any = model.get_input_embeddings()
     pieces = _pieces(words, tokenizer)
-    flat = torch.tensor([token for ids in pieces for token in ids], device=table.weight.device)
-    owner = torch.repeat_interleave(torch.arange(len(words)), torch.tensor([len(ids) for ids in pieces]))
+    flat = torch.tensor(
+        [token for ids in pieces for token in ids], device=table.weight.device
+    )
+    owner = torch.repeat_interleave(
+        torch.arange(len(words)), torch.tensor([len(ids) for ids in pieces])
+    )
     total_PD = torch.zeros(len(words), table.weight.shape[1])
     return total_PD.index_add_(0, owner, table.weight[flat].float().cpu())
 
 
 def _glove(path: Path) -> tuple[list[str], Tensor]:
-    """Read the words and vectors of a text file with a word and its numbers on each line. Raises DataError."""
+    """Read the words and vectors of a text file with a word and its numbers on each
+    line. Raises DataError."""
     words, rows = [], []
     try:
         with path.open(encoding="utf-8") as file:
@@ -109,19 +133,29 @@ def _glove(path: Path) -> tuple[list[str], Tensor]:
                     rows.append(np.array(numbers, np.float32))
                     if len(rows[-1]) != len(rows[0]):
                         raise DataError(
-                            f"{path}, line {number}: {len(rows[-1])} numbers where others have {len(rows[0])}"
+                            f"{path}, line {number}: {len(rows[-1])} numbers where "
+                            f"others have {len(rows[0])}"
                         )
     except OSError as error:
-        raise DataError(f"{path}: word vectors cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"{path}: word vectors cannot be read: {error.strerror}"
+        ) from error
     except ValueError as error:
-        raise DataError(f"{path}, line {number}: expected a word and its numbers, separated by spaces") from error
+        raise DataError(
+            f"{path}, line {number}: expected a word and its numbers, separated by "
+            "spaces"
+        ) from error
     if not words:
-        raise DataError(f"{path}: contains no words; expected a word and its numbers on each line, as GloVe has them")
+        raise DataError(
+            f"{path}: contains no words; expected a word and its numbers on each line, "
+            "as GloVe has them"
+        )
     return words, torch.from_numpy(np.stack(rows))
 
 
 ENCODING: Final = "2"
-"""Part of every cache key: raise it when `find_candidates` writes other rows for the same texts."""
+"""Part of every cache key: raise it when `find_candidates` writes other rows for the
+same texts."""
 
 LONGEST: Final = 128
 """Tokens of a text that are read; words after them stay as they are."""
@@ -134,7 +168,17 @@ _NEGATED = (
     *("ai", "are", "could", "did", "do", "does", "had", "has", "have", "is"),
     *("might", "must", "need", "sha", "should", "was", "were", "wo", "would"),
 )
-CONTRACTED: Final = frozenset(f"{verb}n" for verb in _NEGATED) | {"d", "ll", "m", "ma", "o", "s", "t", "ve", "y"}
+CONTRACTED: Final = frozenset(f"{verb}n" for verb in _NEGATED) | {
+    "d",
+    "ll",
+    "m",
+    "ma",
+    "o",
+    "s",
+    "t",
+    "ve",
+    "y",
+}
 """The parts of contractions that are cut at their apostrophes."""
 OTHERS: Final = frozenset({"did", "does", "doing", "having", "just", "theirs"})
 """The rest of the authors' stop words that scikit-learn's list lacks."""
@@ -142,7 +186,8 @@ OTHERS: Final = frozenset({"did", "does", "doing", "having", "just", "theirs"})
 
 @dataclass(frozen=True)
 class Word:
-    """A word at text[start:end]; `token`: its index among the text's tokens, None if it has several tokens."""
+    """A word at text[start:end]; `token`: its index among the text's tokens, None if it
+    has several tokens."""
 
     start: int
     end: int
@@ -155,7 +200,8 @@ class CandidateOptions:
 
     most      candidates per word
     vectors   a GloVe file; None: the model's embeddings
-    masked    mask words of a single token, `together` of a text in one pass, with the original text `beside` or not
+    masked    mask words of a single token, `together` of a text in one pass, with the
+              original text `beside` or not
     """
 
     most: int
@@ -166,44 +212,85 @@ class CandidateOptions:
 
 
 def find_candidates(
-    texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: CandidateOptions
+    texts: pa.Array,
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    options: CandidateOptions,
 ) -> pa.Table:
-    """Return one row for each of `texts`: `starts` and `ends` of the words that have candidates, and `candidates`.
+    """Return one row for each of `texts`: `starts` and `ends` of the words that have
+    candidates, and `candidates`.
 
-    They are computed once for the same texts, model and options, then memory-mapped. Raises DataError for a model or
-    tokenizer that cannot fill in masks, and for an invalid file of vectors.
+    They are computed once for the same texts, model and options, then memory-mapped.
+    Raises DataError for a model or tokenizer that cannot fill in masks, and for an
+    invalid file of vectors.
     """
     if not tokenizer.is_fast:
-        raise DataError(f"{type(tokenizer).__name__} gives no offsets of tokens in a text: use a fast tokenizer")
+        raise DataError(
+            f"{type(tokenizer).__name__} gives no offsets of tokens in a text: use a "
+            "fast tokenizer"
+        )
     if options.masked and (tokenizer.mask_token_id is None or not has_lm_head(lm)):
-        raise DataError(f"{type(lm).__name__} fills in no masks: give a model with a masked language model's head")
+        raise DataError(
+            f"{type(lm).__name__} fills in no masks: give a model with a masked "
+            "language model's head"
+        )
     if options.vectors and not Path(options.vectors).is_file():
         raise DataError(f"{options.vectors}: there is no such file of word vectors")
     weights, words = hashlib.sha256(), hashlib.sha256()
     for parameter in lm.parameters():
-        weights.update(parameter.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+        weights.update(
+            parameter.detach()
+            .cpu()
+            .flatten()
+            .contiguous()
+            .view(torch.uint8)
+            .numpy()
+            .data
+        )
     for text in texts:
         words.update(text.as_py().encode() + b"\0")
-    parts = [weights.hexdigest(), words.hexdigest(), tokenize.fingerprint(tokenizer), repr(options)]
-    key = cache.digest(ENCODING, *parts, *([Path(options.vectors)] if options.vectors else []))
+    parts = [
+        weights.hexdigest(),
+        words.hexdigest(),
+        tokenize.fingerprint(tokenizer),
+        repr(options),
+    ]
+    key = cache.digest(
+        ENCODING, *parts, *([Path(options.vectors)] if options.vectors else [])
+    )
     entry = cache.load_or_create(
         cache.home() / "candidates" / key,
-        lambda folder: cache.write(folder / "rows.arrow", _find(texts, lm, tokenizer, options)),
+        lambda folder: cache.write(
+            folder / "rows.arrow", _find(texts, lm, tokenizer, options)
+        ),
     )
     return cache.table(entry / "rows.arrow")
 
 
 def _find(
-    texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: CandidateOptions
+    texts: pa.Array,
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    options: CandidateOptions,
 ) -> Iterator[pa.RecordBatch]:
     masks = _Masks.from_model(lm, tokenizer, options) if options.masked else None
     occurring = {word.lower() for text in texts for word in WORD.findall(text.as_py())}
-    near = nearest(occurring, lm, tokenizer, most=options.most, file=options.vectors, single_tokens=not options.masked)
+    near = nearest(
+        occurring,
+        lm,
+        tokenizer,
+        most=options.most,
+        file=options.vectors,
+        single_tokens=not options.masked,
+    )
     with Progress("words in place of words", len(texts), "texts") as bar:
         for start in range(0, len(texts), TEXTS_PER_WRITE):
             chunk = texts[start : start + TEXTS_PER_WRITE].to_pylist()
             ids, words = _words(chunk, tokenizer, masks.room if masks else LONGEST)
-            tokens = [[word.token for word in each if word.token is not None] for each in words]
+            tokens = [
+                [word.token for word in each if word.token is not None]
+                for each in words
+            ]
             filled = masks.fill(ids, tokens) if masks else {}
             rows: list[list[tuple[int, int, list[str]]]] = []
             for at, (text, each) in enumerate(zip(chunk, words, strict=True)):
@@ -217,7 +304,8 @@ def _find(
                         rows[-1].append((word.start, word.end, candidates))
             kinds = (pa.int32(), pa.int32(), pa.list_(pa.string()))
             columns = [
-                pa.array([[word[n] for word in row] for row in rows], pa.list_(kind)) for n, kind in enumerate(kinds)
+                pa.array([[word[n] for word in row] for row in rows], pa.list_(kind))
+                for n, kind in enumerate(kinds)
             ]
             yield pa.record_batch(columns, names=["starts", "ends", "candidates"])
             bar.advance(len(chunk))
@@ -226,13 +314,17 @@ def _find(
 def _words(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
 ) -> tuple[list[list[int]], list[list[Word]]]:
-    """Return the first `room` token ids of each text (the last, if its tokenizer cuts off the beginning), and the words
-    among them that may be replaced."""
+    """Return the first `room` token ids of each text (the last, if its tokenizer cuts
+    off the beginning), and the words among them that may be replaced."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     stop_words = ENGLISH_STOP_WORDS | CONTRACTED | OTHERS
     encoded = tokenizer(
-        list(texts), add_special_tokens=False, truncation=True, max_length=room, return_offsets_mapping=True
+        list(texts),
+        add_special_tokens=False,
+        truncation=True,
+        max_length=room,
+        return_offsets_mapping=True,
     )
     words: list[list[Word]] = []
     for text, spans in zip(texts, encoded["offset_mapping"], strict=True):
@@ -255,7 +347,8 @@ def _words(
 
 @dataclass(frozen=True)
 class _Masks:
-    """Fill in words by a masked language model, whose linear layers are in bfloat16 if that is faster here."""
+    """Fill in words by a masked language model, whose linear layers are in bfloat16 if
+    that is faster here."""
 
     lm: Any
     words: Words
@@ -265,26 +358,45 @@ class _Masks:
     bf16: bool
 
     @classmethod
-    def from_model(cls, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, options: CandidateOptions) -> _Masks:
+    def from_model(
+        cls,
+        lm: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        options: CandidateOptions,
+    ) -> _Masks:
         bf16 = precision.choose("auto") == "bf16"
         if bf16:
             lm = copy.deepcopy(lm)
             precision.cast_linear_layers(lm)
         words = Words.from_tokenizer(tokenizer)
         tokens = (words.starts_V & ~words.special_V).nonzero().flatten().tolist()
-        names = {token: name for token in tokens if (name := str(tokenizer.decode([token])).strip())}
-        return cls(lm.eval(), words, Frame.from_tokenizer(tokenizer), options, names, bf16)
+        names = {
+            token: name
+            for token in tokens
+            if (name := str(tokenizer.decode([token])).strip())
+        }
+        return cls(
+            lm.eval(), words, Frame.from_tokenizer(tokenizer), options, names, bf16
+        )
 
     @property
     def room(self) -> int:
         """The number of tokens of a text that fit the model."""
         known, beside = positions(self.lm), self.options.beside
-        return LONGEST if known is None else min(LONGEST, (known - self.frame.room(beside)) // (1 + beside))
+        return (
+            LONGEST
+            if known is None
+            else min(LONGEST, (known - self.frame.room(beside)) // (1 + beside))
+        )
 
-    def fill(self, texts: Sequence[list[int]], tokens: Sequence[list[int]]) -> dict[tuple[int, int], list[str]]:
-        """Return {(text, token): candidate words} for the given tokens of each text, each masked once.
+    def fill(
+        self, texts: Sequence[list[int]], tokens: Sequence[list[int]]
+    ) -> dict[tuple[int, int], list[str]]:
+        """Return {(text, token): candidate words} for the given tokens of each text,
+        each masked once.
 
-        Words that are masked in one pass are not neighbours if there are enough of them.
+        Words that are masked in one pass are not neighbours if there are enough of
+        them.
         """
         passes = [
             (at, places[first::stride])
@@ -302,25 +414,38 @@ class _Masks:
             best_RM = iter(self._best(batch, texts).tolist())
             for at, places in batch:
                 for place in places:
-                    found[at, place] = [self.names[token] for token in next(best_RM) if token in self.names]
+                    found[at, place] = [
+                        self.names[token]
+                        for token in next(best_RM)
+                        if token in self.names
+                    ]
         return found
 
     @torch.inference_mode()
-    def _best(self, batch: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]) -> Tensor:
-        """Return token ids (R, M), most probable first; R in the order of the passes and of the places in each."""
+    def _best(
+        self, batch: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]
+    ) -> Tensor:
+        """Return token ids (R, M), most probable first; R in the order of the passes
+        and of the places in each."""
         rows, beside = [], self.options.beside
         for at, places in batch:
             masked = list(texts[at])
             for place in places:
                 masked[place] = self.words.need_mask("augmentation")
-            rows.append(self.frame.pair(masked, texts[at]) if beside else self.frame.single(masked))
+            rows.append(
+                self.frame.pair(masked, texts[at])
+                if beside
+                else self.frame.single(masked)
+            )
         before = len((self.frame.paired if beside else self.frame.alone).ids[0])
         device = next(self.lm.parameters()).device
         padding = {"input_ids": self.words.pad, "attention_mask": 0}
         columns = {"attention_mask": [[1] * len(row["input_ids"]) for row in rows]}
         columns |= {name: [row[name] for row in rows] for name in rows[0]}
         inputs = {
-            name: pad_sequence([torch.tensor(row) for row in column], True, padding.get(name, 0)).to(device)
+            name: pad_sequence(
+                [torch.tensor(row) for row in column], True, padding.get(name, 0)
+            ).to(device)
             for name, column in columns.items()
         }
         at_BL = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
@@ -329,4 +454,8 @@ class _Masks:
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             logits_RV = read(self.lm, inputs, frozenset({"logits"}), at_BL=at_BL).logits
         assert logits_RV is not None
-        return logits_RV[:, : self.words.size].topk(min(self.options.most, self.words.size)).indices
+        return (
+            logits_RV[:, : self.words.size]
+            .topk(min(self.options.most, self.words.size))
+            .indices
+        )

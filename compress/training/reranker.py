@@ -1,4 +1,5 @@
-"""Score the passages of queries with a cross-encoder, so that vectors can learn from its scores."""
+"""Score the passages of queries with a cross-encoder, so that vectors can learn from
+its scores."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,10 +38,14 @@ def load_reranker(folder: Path, *, allow_pickle: bool = False) -> Teacher:
     return load(str(folder), folder, task, allow_pickle=allow_pickle)
 
 
-def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> TaskData:
-    """Return the data with a cross-encoder's score of every passage that a training query is judged with.
+def score_passages(
+    data: TaskData, reranker: Teacher, *, bf16: bool = False
+) -> TaskData:
+    """Return the data with a cross-encoder's score of every passage that a training
+    query is judged with.
 
-    A query without an irrelevant passage is given those that BM25 ranks highest, as `data.ranking` does for rerankers.
+    A query without an irrelevant passage is given those that BM25 ranks highest, as
+    `data.ranking` does for rerankers.
 
     bf16  compute in bfloat16, unless the family of the cross-encoder cannot
 
@@ -49,13 +54,15 @@ def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> 
     split = data.train
     if not any(split["passage"][:]):
         raise TeacherError(
-            f"teacher {reranker.name}: is a cross-encoder, which scores passages of queries, and {data.name} has no "
-            "queries; expected a table with the columns query and positive, or query, passage and relevance"
+            f"teacher {reranker.name}: is a cross-encoder, which scores passages of "
+            f"queries, and {data.name} has no queries; expected a table with the "
+            "columns query and positive, or query, passage and relevance"
         )
     if any(map(len, split["scores"][:])):
         raise TeacherError(
-            f"teacher {reranker.name}: is a cross-encoder, but {data.name} has a teacher's scores already: remove "
-            "their column, or name a sentence encoder as the teacher"
+            f"teacher {reranker.name}: is a cross-encoder, but {data.name} has a "
+            "teacher's scores already: remove their column, or name a sentence encoder "
+            "as the teacher"
         )
 
     bf16 = bf16 and reranker.model.config.model_type not in FLOAT32_ONLY
@@ -72,28 +79,59 @@ def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> 
         rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
         model: Any = reranker.model
         collate = Collate(reranker.tokenizer, left=pads_left(model))
-        scores = metrics.logits(model.to(PartialState().device), rows, collate, bf16=bf16)[:, 0]
+        scores = metrics.logits(
+            model.to(PartialState().device), rows, collate, bf16=bf16
+        )[:, 0]
         cuts = np.cumsum([len(others) for others in related])[:-1]
-        columns = texts, related, relevance, [part.tolist() for part in np.split(scores, cuts)], split["passage"][:]
+        columns = (
+            texts,
+            related,
+            relevance,
+            [part.tolist() for part in np.split(scores, cuts)],
+            split["passage"][:],
+        )
         table = pa.table(
-            [pa.array(cells, kind.type) for cells, kind in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+            [
+                pa.array(cells, kind.type)
+                for cells, kind in zip(columns, SCHEMA, strict=True)
+            ],
+            schema=SCHEMA,
         )
         yield from table.to_batches()
 
-    key = cache.digest("reranked", ENCODING, split._fingerprint, reranker.digest, str(bf16))
-    return replace(data, train=cache.rows("reranked", key, batches, empty="the training split has no texts."))
+    key = cache.digest(
+        "reranked", ENCODING, split._fingerprint, reranker.digest, str(bf16)
+    )
+    return replace(
+        data,
+        train=cache.rows(
+            "reranked", key, batches, empty="the training split has no texts."
+        ),
+    )
 
 
-def _with_negatives(split: Dataset) -> tuple[list[str], list[list[int]], list[list[float]]]:
-    """Return the texts of a split, the texts that each is judged with, and their relevance."""
-    texts, related, relevance = (split[name][:] for name in ("text", "related", "relevance"))
-    lacking = [row for row, judged in enumerate(relevance) if judged and min(judged) > 0]
+def _with_negatives(
+    split: Dataset,
+) -> tuple[list[str], list[list[int]], list[list[float]]]:
+    """Return the texts of a split, the texts that each is judged with, and their
+    relevance."""
+    texts, related, relevance = (
+        split[name][:] for name in ("text", "related", "relevance")
+    )
+    lacking = [
+        row for row, judged in enumerate(relevance) if judged and min(judged) > 0
+    ]
     if lacking:
         passages = np.flatnonzero(split["passage"][:])
         most = max(len(related[row]) for row in lacking)
         index = WordIndex.from_texts([texts[row] for row in passages])
         found, _ = index.search([texts[row] for row in lacking], NEGATIVES + most)
         for row, places in zip(lacking, passages[found].tolist(), strict=True):
-            others = [other for other in places if other not in related[row] and other != row][:NEGATIVES]
-            related[row], relevance[row] = [*related[row], *others], [*relevance[row], *[0.0] * len(others)]
+            others = [
+                other for other in places if other not in related[row] and other != row
+            ][:NEGATIVES]
+            related[row], relevance[row] = (
+                [*related[row], *others],
+                [*relevance[row], *[0.0] * len(others)],
+            )
     return texts, related, relevance

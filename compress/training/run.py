@@ -1,14 +1,19 @@
-"""Keep the state of a run in one directory that can be resumed after a kill at any moment.
+"""Keep the state of a run in one directory that can be resumed after a kill at any
+moment.
 
-    recipe.yaml   the resolved recipe (search.yaml for a search), written before anything runs
-    run.json      identity of the run: teacher, data, seed, precision, versions, command, number of processes; when it
-                  was finished
-    seconds.json  time spent by all processes until their last checkpoint or finished stage
+    recipe.yaml   the resolved recipe (search.yaml for a search), written before
+                  anything runs
+    run.json      identity of the run: teacher, data, seed, precision, versions,
+                  command, number of processes; when it was finished
+    seconds.json  time spent by all processes until their last checkpoint or finished
+                  stage
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
     tensorboard/  the same for TensorBoard
-    stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into place when complete; they are
+    stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into
+    place when complete; they are
                                                    removed when the run is finished
-    stages/<name>/model/                           the stage's result, written in the same way
+    stages/<name>/model/                           the stage's result, written in the
+    same way
     bundle/, report.html                           the final results
 
 A stage is done when its `model/` exists and is intact; there is no other cursor.
@@ -30,7 +35,15 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 from compress.config.stages import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
-from compress.io import atomic_file, keep_if_intact, load_json, lock, make_folder, name_disk_errors, write_json
+from compress.io import (
+    atomic_file,
+    keep_if_intact,
+    load_json,
+    lock,
+    make_folder,
+    name_disk_errors,
+    write_json,
+)
 from compress.outputs import check_name
 from compress.provenance import resume_command
 
@@ -50,18 +63,34 @@ def from_first(compute: Callable[[], T]) -> T:
     return value
 
 
-_IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns", "code")
+_IDENTITY = (
+    "teacher",
+    "prompt",
+    "data",
+    "corpus",
+    "seed",
+    "precision",
+    "columns",
+    "code",
+)
 """The settings that must be the same to resume a run, besides the recipe."""
 _FACTS, _LOCK = "run.json", ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
-"""Files that are written before anything runs: a directory with no other files may be used again."""
+"""Files that are written before anything runs: a directory with no other files may be
+used again."""
 _SPENT = "costs.json"
-"""The time that a search has spent, which is not worth keeping if the search failed at once."""
+"""The time that a search has spent, which is not worth keeping if the search failed at
+once."""
 _SECONDS = "seconds.json"
 _NO_FACTS = "The run cannot be identified without it: start again in another --out"
 _LEFTOVERS = (
-    "stages/*/checkpoints", "stages/*/best.safetensors", "stages/*/.partial", ".*.partial", ".*.retired", ".timing-*",
-)  # fmt: skip
+    "stages/*/checkpoints",
+    "stages/*/best.safetensors",
+    "stages/*/.partial",
+    ".*.partial",
+    ".*.retired",
+    ".timing-*",
+)
 """Files that only an unfinished run needs, or that a killed process has left."""
 
 
@@ -95,13 +124,16 @@ class Run:
         name: str = "recipe.yaml",
         track: str | None = None,
     ) -> "Run":
-        """Create the directory, or with `resume` continue the run in it. Raises RunError.
+        """Create the directory, or with `resume` continue the run in it. Raises
+        RunError.
 
-        identity   identifies the run (teacher, data, corpus, seed, precision, columns), with any facts to record
+        identity   identifies the run (teacher, data, corpus, seed, precision, columns),
+                   with any facts to record
         name       the file that the recipe is written to
         track      a tracker, which may be another one after a resume
 
-        The directory of a run that ended before it had any results may be used again by another run.
+        The directory of a run that ended before it had any results may be used again by
+        another run.
         """
         if not main:
             return Run(path, identity["seed"], main=False)
@@ -109,7 +141,10 @@ class Run:
         try:
             make_folder(path)
         except OSError as error:
-            raise RunError(f"{path}: cannot be made ({error.strerror}); choose an --out that can be written") from error
+            raise RunError(
+                f"{path}: cannot be made ({error.strerror}); choose an --out that can "
+                "be written"
+            ) from error
         lock, before = _locked(path), 0.0
         try:
             if resumable:
@@ -117,44 +152,72 @@ class Run:
                 before = _seconds(path / _SECONDS)
             else:
                 (path / _SPENT).unlink(missing_ok=True)
-                papers = {name: recipe.to_yaml(), _FACTS: json.dumps(dict(identity), indent=1) + "\n"}
+                papers = {
+                    name: recipe.to_yaml(),
+                    _FACTS: json.dumps(dict(identity), indent=1) + "\n",
+                }
                 for paper, content in papers.items():
                     with atomic_file(path / paper) as partial:
                         partial.write_text(content, encoding="utf-8")
         except BaseException:
             lock.close()
             raise
-        return Run(path, identity["seed"], main=True, before=before, track=track, _opened=time.monotonic(), _lock=lock)
+        return Run(
+            path,
+            identity["seed"],
+            main=True,
+            before=before,
+            track=track,
+            _opened=time.monotonic(),
+            _lock=lock,
+        )
 
     @staticmethod
     def check(path: Path, *, resume: bool = False) -> bool:
         """Return True if the directory holds a run to resume, without writing anything.
 
-        Raises RunError if the directory belongs to something else, if there is nothing to resume, or if the run began
-        with another number of processes.
+        Raises RunError if the directory belongs to something else, if there is nothing
+        to resume, or if the run began with another number of processes.
         """
         check_name(path, "out")
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
         entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-        papers = {_LOCK, _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}  # what a run begins with
+        # what a run begins with
+        papers = {_LOCK, _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
         used = bool(entries - papers) or (bool(entries) and _LOCK not in entries)
         resumable = (path / _FACTS).is_file() and used
         if used and not resumable:
-            raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
+            raise RunError(
+                f"{path}: is not empty and not a run of compress; choose another --out"
+            )
         if resumable and not resume:
-            raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
+            raise RunError(
+                f"{path}: holds a run already; --resume continues it, another --out "
+                "starts a new one"
+            )
         if resume and not (path / _LOCK).exists():
             raise RunError(
-                f"{path}: holds no run that --resume could continue; check --out, or begin one there without --resume"
+                f"{path}: holds no run that --resume could continue; check --out, or "
+                "begin one there without --resume"
             )
         if resumable:
             check_processes(path)
-        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        existing = next(
+            folder for folder in (path, *path.absolute().parents) if folder.exists()
+        )
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-            read_only = hasattr(os, "statvfs") and os.statvfs(existing).f_flag & os.ST_RDONLY
-            why = os.strerror((errno.EROFS if read_only else errno.EACCES) if existing.is_dir() else errno.ENOTDIR)
-            raise RunError(f"{path}: cannot be made ({why}); choose an --out that can be written")
+            read_only = (
+                hasattr(os, "statvfs") and os.statvfs(existing).f_flag & os.ST_RDONLY
+            )
+            why = os.strerror(
+                (errno.EROFS if read_only else errno.EACCES)
+                if existing.is_dir()
+                else errno.ENOTDIR
+            )
+            raise RunError(
+                f"{path}: cannot be made ({why}); choose an --out that can be written"
+            )
         if (path / _LOCK).is_file():
             with (path / _LOCK).open(encoding="utf-8") as file:
                 _lock(path, file, shared=True)
@@ -165,46 +228,66 @@ class Run:
         return self.path / "stages" / name
 
     def result(self, name: str) -> Path:
-        """Return the folder of the stage's result, which exists once the stage is done."""
+        """Return the folder of the stage's result, which exists once the stage is
+        done."""
         return self.stage(name) / "model"
 
     def done(self, name: str, console: "Console") -> bool:
-        """Return True, in all processes, if the stage's result is intact; a damaged one is removed, with a warning."""
-        return from_first(lambda: keep_if_intact(self.result(name), partial(warn, console)))
+        """Return True, in all processes, if the stage's result is intact; a damaged one
+        is removed, with a warning."""
+        return from_first(
+            lambda: keep_if_intact(self.result(name), partial(warn, console))
+        )
 
-    def remaining(self, stages: Sequence[AnyStage], console: "Console") -> tuple[Path | None, list[AnyStage]]:
-        """Return the result of the last stage that is done, or None, and the stages still to run."""
+    def remaining(
+        self, stages: Sequence[AnyStage], console: "Console"
+    ) -> tuple[Path | None, list[AnyStage]]:
+        """Return the result of the last stage that is done, or None, and the stages
+        still to run."""
         for at in reversed(range(len(stages))):
             if self.done(stages[at].name, console):
                 return self.result(stages[at].name), list(stages[at + 1 :])
         return None, list(stages)
 
     def confirm(self, **digests: str) -> None:
-        """Record the digests of the run's inputs, or compare them with the recorded ones. Raises RunError."""
-        if self.main and self._lock is None:  # part of another run, such as one student of a search
+        """Record the digests of the run's inputs, or compare them with the recorded
+        ones. Raises RunError."""
+        # part of another run, such as one student of a search
+        if self.main and self._lock is None:
             return
         facts = load_json(self.path / _FACTS, _NO_FACTS)
         known = facts.get("digests", {})
         differences = [
-            f"the {name} ({facts.get(name, 'which it begins as')}) has changed since the run began: its SHA-256 was "
-            f"{known[name]}, now {now}"
+            f"the {name} ({facts.get(name, 'which it begins as')}) has changed since "
+            f"the run began: its SHA-256 was {known[name]}, now {now}"
             for name, now in digests.items()
             if known.get(name, now) != now
         ]
         if differences:
-            raise RunError(f"{self.path}: {'; '.join(differences)}. Restore it, or choose another --out for a new run")
+            raise RunError(
+                f"{self.path}: {'; '.join(differences)}. Restore it, or choose another "
+                "--out for a new run"
+            )
         if self.main and not digests.keys() <= known.keys():
             write_json(self.path / _FACTS, {**facts, "digests": {**known, **digests}})
 
     def save_seconds(self) -> None:
-        """Save the time that the run has taken so far, for a process that resumes it."""
+        """Save the time that the run has taken so far, for a process that resumes
+        it."""
         if self._lock is not None:
-            write_json(self.path / _SECONDS, {"seconds": round(self.before + time.monotonic() - self._opened, 3)})
+            write_json(
+                self.path / _SECONDS,
+                {"seconds": round(self.before + time.monotonic() - self._opened, 3)},
+            )
 
     def finish(self) -> None:
-        """Record that the run is finished, and remove what only an unfinished run needs."""
+        """Record that the run is finished, and remove what only an unfinished run
+        needs."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        write_json(self.path / _FACTS, {**load_json(self.path / _FACTS, _NO_FACTS), "finished": now})
+        write_json(
+            self.path / _FACTS,
+            {**load_json(self.path / _FACTS, _NO_FACTS), "finished": now},
+        )
         _remove(_leftovers(self.path))
 
     def close(self) -> None:
@@ -213,58 +296,80 @@ class Run:
 
 
 def count_processes() -> int:
-    """Count the processes of this launch: more than one if accelerate or torchrun has started them."""
+    """Count the processes of this launch: more than one if accelerate or torchrun has
+    started them."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_processes(path: Path) -> None:
-    """Raise RunError if there is an unfinished run in a folder that began with another number of processes.
+    """Raise RunError if there is an unfinished run in a folder that began with another
+    number of processes.
 
-    Each has dropout of its own and its own share of a batch, so that the weights would not be those of an uninterrupted
-    run.
+    Each has dropout of its own and its own share of a batch, so that the weights would
+    not be those of an uninterrupted run.
     """
     now = count_processes()
     facts = load_json(path / _FACTS, _NO_FACTS) if (path / _FACTS).is_file() else {}
     began = facts.get("processes", now)  # runs of earlier versions have not recorded it
     if began != now and "finished" not in facts:
-        launch = "without accelerate and torchrun" if began == 1 else f"launched as {began} processes"
+        launch = (
+            "without accelerate and torchrun"
+            if began == 1
+            else f"launched as {began} processes"
+        )
         raise RunError(
-            f"{path}: began with {began} process{'es' * (began > 1)}, and {now} would continue it, which gives other "
-            f"weights than an uninterrupted run. Resume it {launch}, or choose another --out for a new run"
+            f"{path}: began with {began} process{'es' * (began > 1)}, and {now} would "
+            "continue it, which gives other weights than an uninterrupted run. Resume "
+            f"it {launch}, or choose another --out for a new run"
         )
 
 
 def is_finished(path: Path) -> bool:
     """Return True if a folder holds a finished run."""
-    return (path / _FACTS).is_file() and "finished" in load_json(path / _FACTS, _NO_FACTS)
+    return (path / _FACTS).is_file() and "finished" in load_json(
+        path / _FACTS, _NO_FACTS
+    )
 
 
 def continuation(path: Path) -> str:
-    """Return the command that resumes the run in a folder; '' if it is not known, or the run was not begun by one."""
+    """Return the command that resumes the run in a folder; '' if it is not known, or
+    the run was not begun by one."""
     try:
-        return resume_command(path, str(load_json(path / _FACTS, _NO_FACTS).get("command", "")))
+        return resume_command(
+            path, str(load_json(path / _FACTS, _NO_FACTS).get("command", ""))
+        )
     except DamagedError:
         return ""
 
 
 def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int:
-    """Remove checkpoints and the files of killed processes from a run; return the number of bytes freed.
+    """Remove checkpoints and the files of killed processes from a run; return the
+    number of bytes freed.
 
-    Bundle, report, log and the stages' results stay. dry_run: only count. Raises RunError for a directory without a
-    run, for a run that another process works on, and unless `unfinished` for a run that is not finished, whose
-    interrupted stage would start from its beginning.
+    Bundle, report, log and the stages' results stay. dry_run: only count. Raises
+    RunError for a directory without a run, for a run that another process works on, and
+    unless `unfinished` for a run that is not finished, whose interrupted stage would
+    start from its beginning.
     """
     if not (path / _FACTS).is_file() or not (path / _LOCK).exists():
-        raise RunError(f"{path}: holds no run of compress; expected the --out of a run or a search")
+        raise RunError(
+            f"{path}: holds no run of compress; expected the --out of a run or a search"
+        )
     with closing(_locked(path)):
         finished = "finished" in load_json(path / _FACTS, _NO_FACTS)
         if not finished and not unfinished:
             raise RunError(
-                f"{path}: is not finished, and --resume would need its checkpoints. Finish it, or give --unfinished: "
-                "the stage that was interrupted then starts from its beginning"
+                f"{path}: is not finished, and --resume would need its checkpoints. "
+                "Finish it, or give --unfinished: the stage that was interrupted then "
+                "starts from its beginning"
             )
         leftovers = _leftovers(path)
-        size = sum(file.stat().st_size for each in leftovers for file in (each, *each.rglob("*")) if file.is_file())
+        size = sum(
+            file.stat().st_size
+            for each in leftovers
+            for file in (each, *each.rglob("*"))
+            if file.is_file()
+        )
         if not dry_run:
             _remove(leftovers)
     return size
@@ -281,7 +386,9 @@ def _seconds(file: Path) -> float:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    return sorted(leftover for pattern in _LEFTOVERS for leftover in path.rglob(pattern))
+    return sorted(
+        leftover for pattern in _LEFTOVERS for leftover in path.rglob(pattern)
+    )
 
 
 def _remove(paths: Sequence[Path]) -> None:
@@ -309,19 +416,28 @@ def _locked(path: Path) -> IO[str]:
 
 
 def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
-    """Lock the file without waiting. Raises RunError if another process holds the lock."""
+    """Lock the file without waiting. Raises RunError if another process holds the
+    lock."""
     try:
         lock(file, shared=shared)
     except BlockingIOError:
         file.seek(0)
         owner = file.read().strip() or "unknown"
-        raise RunError(f"{path}: another process (pid {owner}) is running this run; wait for it, or stop it") from None
+        raise RunError(
+            f"{path}: another process (pid {owner}) is running this run; wait for it, "
+            "or stop it"
+        ) from None
 
 
-def _check_same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str) -> None:
-    """Raise RunError, naming every difference, if the run in the folder is not this one."""
+def _check_same(
+    path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str
+) -> None:
+    """Raise RunError, naming every difference, if the run in the folder is not this
+    one."""
     if not (path / name).is_file():
-        raise RunError(f"{path}: is a run of another kind, without {name}; choose another --out")
+        raise RunError(
+            f"{path}: is a run of another kind, without {name}; choose another --out"
+        )
     before = load_json(path / _FACTS, _NO_FACTS)
     differences = [
         f"{name} was {before.get(name)!r}, now {identity.get(name)!r}"
@@ -331,4 +447,7 @@ def _check_same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name:
     if (path / name).read_text(encoding="utf-8", errors="replace") != recipe.to_yaml():
         differences.append(f"the {Path(name).stem} differs (compare its {name})")
     if differences:
-        raise RunError(f"{path}: is another run: {'; '.join(differences)}. Choose another --out, or repeat its options")
+        raise RunError(
+            f"{path}: is another run: {'; '.join(differences)}. Choose another --out, "
+            "or repeat its options"
+        )

@@ -1,9 +1,11 @@
 """Choose the length and learning rate of stages whose recipe says `auto`.
 
-The rate is warmed up, held, and lowered linearly to zero (warmup-stable-decay: Hu et al. 2024, arXiv:2404.06395;
-Haegele et al. 2024, arXiv:2405.18392). It is held until neither the score on the validation split nor the distance to
-the teacher has improved for a while, within limits that depend on the number of rows. The decision is a function of the
-evaluations alone, which checkpoints contain: a resumed stage decides like an uninterrupted one.
+The rate is warmed up, held, and lowered linearly to zero (warmup-stable-decay: Hu et
+al. 2024, arXiv:2404.06395; Haegele et al. 2024, arXiv:2405.18392). It is held until
+neither the score on the validation split nor the distance to the teacher has improved
+for a while, within limits that depend on the number of rows. The decision is a function
+of the evaluations alone, which checkpoints contain: a resumed stage decides like an
+uninterrupted one.
 """
 
 import json
@@ -15,7 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from compress.io import make_folder, write_json
 from compress.training.run import from_first
@@ -24,10 +31,11 @@ Effort = Literal["quick", "normal", "best"]
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
 """Factors on the least and the most steps."""
 LEAST, MOST = 400, 1500
-"""The least steps, and the most unless three epochs are more; chosen from a few runs (docs/LOG.md), not from a grid."""
+"""The least steps, and the most unless three epochs are more; chosen from a few runs
+(docs/LOG.md), not from a grid."""
 VARIED = 1500, 3000
-"""The same on variants of few rows, where steps that the validation split does not ask for are useful; the least unless
-three epochs are less."""
+"""The same on variants of few rows, where steps that the validation split does not ask
+for are useful; the least unless three epochs are less."""
 EPOCHS, MANY_EPOCHS = 3, 40
 """The most epochs over many rows, and over few rows, which gain nothing from more."""
 WARMUP = 0.05
@@ -35,15 +43,17 @@ WARMUP = 0.05
 DECAY = 0.25
 """Share of all steps in which the rate falls."""
 PATIENCE, LOOKS = 0.2, 2
-"""The hold ends after this share of the steps so far, and at least so many evaluations, without an improvement."""
+"""The hold ends after this share of the steps so far, and at least so many evaluations,
+without an improvement."""
 SCORE_GAIN, DISTANCE_GAIN = 0.1, 0.02
-"""The least improvements: a rise of the smoothed score in units of 1 / sqrt(rows scored), a fifth of the largest
-standard error of a proportion, and a relative fall of the smoothed distance."""
+"""The least improvements: a rise of the smoothed score in units of 1 / sqrt(rows
+scored), a fifth of the largest standard error of a proportion, and a relative fall of
+the smoothed distance."""
 SMOOTHED = 3
 """Number of evaluations that are averaged."""
 WIDTH, RATE = 768, 5e-5
-"""BERT-base is fine-tuned at 5e-5 (Devlin et al. 2019, A.3); other widths scale the rate by 1 / width, as for Adam in
-Yang et al. 2022, arXiv:2203.03466, Table 3."""
+"""BERT-base is fine-tuned at 5e-5 (Devlin et al. 2019, A.3); other widths scale the
+rate by 1 / width, as for Adam in Yang et al. 2022, arXiv:2203.03466, Table 3."""
 
 
 def learning_rate(hidden: int) -> float:
@@ -53,9 +63,11 @@ def learning_rate(hidden: int) -> float:
 
 @dataclass(frozen=True)
 class Length:
-    """Limit an open-ended stage: its least and most optimiser steps, and the steps between evaluations.
+    """Limit an open-ended stage: its least and most optimiser steps, and the steps
+    between evaluations.
 
-    gain: the least rise of the smoothed score that is an improvement; infinite if only the distance decides.
+    gain: the least rise of the smoothed score that is an improvement; infinite if only
+    the distance decides.
     """
 
     least: int
@@ -75,23 +87,36 @@ class Length:
         varied: bool = False,
         per_query: float = 1,
     ) -> "Length":
-        """Plan a stage whose epoch takes `per_epoch` steps, and whose evaluations score `rows` rows.
+        """Plan a stage whose epoch takes `per_epoch` steps, and whose evaluations score
+        `rows` rows.
 
-        graded: the score is a metric of the task. whole: train for at least an epoch. varied: the rows are variants.
-        per_query: rows of a query, which teach hardly more than one: the least steps grow with it, up to an epoch.
-        Evaluations take about a tenth of the time of training, if the forward pass of a row takes a third of its
-        training step.
+        graded: the score is a metric of the task. whole: train for at least an epoch.
+        varied: the rows are variants. per_query: rows of a query, which teach hardly
+        more than one: the least steps grow with it, up to an epoch. Evaluations take
+        about a tenth of the time of training, if the forward pass of a row takes a
+        third of its training step.
         """
         factor = EFFORTS[effort]
         epochs = EPOCHS * per_epoch
-        least_steps, most_steps = (min(VARIED[0], epochs), VARIED[1]) if varied else (LEAST, max(epochs, MOST))
-        least_steps = max(least_steps, min(math.ceil(least_steps * per_query), per_epoch))
+        least_steps, most_steps = (
+            (min(VARIED[0], epochs), VARIED[1])
+            if varied
+            else (LEAST, max(epochs, MOST))
+        )
+        least_steps = max(
+            least_steps, min(math.ceil(least_steps * per_query), per_epoch)
+        )
         most = min(most_steps * factor, MANY_EPOCHS * per_epoch)
         shortest = min(least_steps * factor, most)
         least = max(shortest, per_epoch * factor) if whole else shortest
         every = min(max(rows / 3 / (0.1 * batch), shortest / 12), most)
         gain = SCORE_GAIN / math.sqrt(rows) if graded and rows else math.inf
-        return Length(max(1, math.ceil(least)), max(1, math.ceil(most)), max(1, math.ceil(every)), gain)
+        return Length(
+            max(1, math.ceil(least)),
+            max(1, math.ceil(most)),
+            max(1, math.ceil(every)),
+            gain,
+        )
 
     @property
     def warmup(self) -> int:
@@ -103,10 +128,11 @@ class Length:
         return max(1, self.most - math.ceil(self.most * DECAY))
 
     def decay_start(self, history: Sequence[Mapping[str, float]]) -> int | None:
-        """Return the step after which the rate falls, given the evaluations so far; None if it does not fall yet.
+        """Return the step after which the rate falls, given the evaluations so far;
+        None if it does not fall yet.
 
-        `history` holds `step`, `eval_score` (higher is better) and, where there is a teacher, `eval_distance` (lower is
-        better), in the order of their steps.
+        `history` holds `step`, `eval_score` (higher is better) and, where there is a
+        teacher, `eval_distance` (lower is better), in the order of their steps.
         """
         first = round(self.least * (1 - DECAY))
         best_score, best_distance, improved, looks = -math.inf, math.inf, 0, 0
@@ -116,18 +142,30 @@ class Length:
                 break
             window = history[max(0, at + 1 - SMOOTHED) : at + 1]
             score = sum(point["eval_score"] for point in window) / len(window)
-            distance = sum(point.get("eval_distance", math.inf) for point in window) / len(window)
+            distance = sum(
+                point.get("eval_distance", math.inf) for point in window
+            ) / len(window)
             looks += 1
-            if score > best_score + self.gain or distance < best_distance * (1 - DISTANCE_GAIN):
+            if score > best_score + self.gain or distance < best_distance * (
+                1 - DISTANCE_GAIN
+            ):
                 improved, looks = step, 0
-                best_score, best_distance = max(score, best_score), min(distance, best_distance)
+                best_score, best_distance = (
+                    max(score, best_score),
+                    min(distance, best_distance),
+                )
             if step >= first and looks >= LOOKS and step - improved >= PATIENCE * step:
                 return step
         return None
 
     def end(self, start: int | None) -> int:
-        """Return the last step of a stage whose rate falls from `start` on; the most steps if that is not known."""
-        return self.most if start is None else min(self.most, start + math.ceil(start * DECAY / (1 - DECAY)))
+        """Return the last step of a stage whose rate falls from `start` on; the most
+        steps if that is not known."""
+        return (
+            self.most
+            if start is None
+            else min(self.most, start + math.ceil(start * DECAY / (1 - DECAY)))
+        )
 
     def factor(self, step: int, start: int | None) -> float:
         """Return the share of the peak rate at this step, counted from 0."""
@@ -135,12 +173,15 @@ class Length:
         risen = min(1.0, (step + 1) / max(1, self.warmup))
         if step < start:
             return risen
-        return min(risen, max(0.0, (self.end(start) - step) / (self.end(start) - start)))
+        return min(
+            risen, max(0.0, (self.end(start) - step) / (self.end(start) - start))
+        )
 
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """Limit the time of a run: what is left until `ends` (`time.monotonic`) is split evenly over the stages to come."""
+    """Limit the time of a run: what is left until `ends` (`time.monotonic`) is split
+    evenly over the stages to come."""
 
     ends: float
     stages: tuple[str, ...]
@@ -150,13 +191,19 @@ class TimeLimit:
     def seconds(self, stage: str) -> float:
         """Return the seconds that this stage may take from now on."""
         left = max(0.0, self.ends - time.monotonic())
-        return left / (len(self.stages) - self.stages.index(stage)) if stage in self.stages else left
+        return (
+            left / (len(self.stages) - self.stages.index(stage))
+            if stage in self.stages
+            else left
+        )
 
 
 class AutoLength(TrainerCallback):
-    """Lower the rate and end the stage according to its evaluations, or as soon as only that still fits in `seconds`.
+    """Lower the rate and end the stage according to its evaluations, or as soon as only
+    that still fits in `seconds`.
 
-    If the time limit decides, the step is saved in `record`, so that a resumed stage ends at the same step.
+    If the time limit decides, the step is saved in `record`, so that a resumed stage
+    ends at the same step.
     """
 
     def __init__(self, length: Length, seconds: float | None, record: Path) -> None:
@@ -166,7 +213,11 @@ class AutoLength(TrainerCallback):
 
     def is_open(self, step: int) -> bool:
         """Return True if the stage may still end before its most steps."""
-        return self.start is None and self.length.least < self.length.most and step < self.length.last_start
+        return (
+            self.start is None
+            and self.length.least < self.length.most
+            and step < self.length.last_start
+        )
 
     def schedule(self, optimizer: Any) -> LambdaLR:
         """Make the scheduler for this rate."""
@@ -176,25 +227,47 @@ class AutoLength(TrainerCallback):
         return self.length.factor(step, self.start)
 
     def resume(self, state: TrainerState) -> int:
-        """Repeat the decision of a checkpoint's evaluations and its time limit; return the last step."""
+        """Repeat the decision of a checkpoint's evaluations and its time limit; return
+        the last step."""
         self.start = None if self.seconds is None else from_first(self._read_record)
         if self.start is None:
-            self.start = self.length.decay_start([entry for entry in state.log_history if "eval_score" in entry])
+            self.start = self.length.decay_start(
+                [entry for entry in state.log_history if "eval_score" in entry]
+            )
         return self.length.end(self.start)
 
     def _read_record(self) -> int | None:
-        """Read the step that an earlier process saved; None if there is no readable record."""
+        """Read the step that an earlier process saved; None if there is no readable
+        record."""
         try:
-            return max(1, int(json.loads(self.record.read_text(encoding="utf-8"))["start"]))
+            return max(
+                1, int(json.loads(self.record.read_text(encoding="utf-8"))["start"])
+            )
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
         self.began, self.first = time.perf_counter(), state.global_step
         state.max_steps = self.resume(state)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.seconds is None or self.start is not None or state.global_step >= self.length.last_start:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        if (
+            self.seconds is None
+            or self.start is not None
+            or state.global_step >= self.length.last_start
+        ):
             return
         spent = time.perf_counter() - self.began
         fall = self.length.end(state.global_step) - state.global_step
@@ -207,11 +280,26 @@ class AutoLength(TrainerCallback):
             make_folder(self.record.parent)
             write_json(self.record, {"start": self.start})
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
         if self.start is None:
             state.max_steps = self.resume(state)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Discard the best weights of the hold: weights of the fall are better, even if a noisy score hides it."""
-        if state.global_step == (self.length.last_start if self.start is None else self.start):
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        """Discard the best weights of the hold: weights of the fall are better, even if
+        a noisy score hides it."""
+        if state.global_step == (
+            self.length.last_start if self.start is None else self.start
+        ):
             state.best_metric, state.best_global_step = None, None

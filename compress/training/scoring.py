@@ -1,4 +1,5 @@
-"""Score a student during training: by the task's metric, as a language model, or by its objective on held-out rows."""
+"""Score a student during training: by the task's metric, as a language model, or by its
+objective on held-out rows."""
 
 import math
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ NEGATIVE_LOSS = "negative loss"
 
 @dataclass(frozen=True)
 class Scoring:
-    """A function that scores a student on `rows` rows. graded: by a metric of the task rather than by a loss.
+    """A function that scores a student on `rows` rows. graded: by a metric of the task
+    rather than by a loss.
 
     measure: what the score is: a metric of the task, LOG_LIKELIHOOD or NEGATIVE_LOSS.
     """
@@ -43,9 +45,11 @@ class Scoring:
 
 
 def improves(new: Mapping[str, float], old: Mapping[str, float], rows: int) -> bool:
-    """Return True if a student has improved in its score, or if that is not significant in its distance.
+    """Return True if a student has improved in its score, or if that is not significant
+    in its distance.
 
-    Changes within the largest standard error of a proportion of the `rows` that are scored are not significant.
+    Changes within the largest standard error of a proportion of the `rows` that are
+    scored are not significant.
     """
     rise = new["score"] - old["score"]
     if abs(rise) > 0.5 / math.sqrt(rows) or "distance" not in old:
@@ -54,46 +58,79 @@ def improves(new: Mapping[str, float], old: Mapping[str, float], rows: int) -> b
 
 
 def choose_scoring(
-    stage: Stage, step: Step, corrupt: Corrupt | None, context: TrainingContext, *, seed: int, teacher_logits: Any
+    stage: Stage,
+    step: Step,
+    corrupt: Corrupt | None,
+    context: TrainingContext,
+    *,
+    seed: int,
+    teacher_logits: Any,
 ) -> Scoring | None:
     """Choose the score that selects the best weights of this stage.
 
-    It is the task's metric, or a language model's perplexity on held-out text. A stage of open length that has neither
-    is scored by its objective on the validation split.
+    It is the task's metric, or a language model's perplexity on held-out text. A stage
+    of open length that has neither is scored by its objective on the validation split.
     """
     if stage.evaluate == 0:
         return None
     reads_logits = _reads_logits(step)
     if stage.data == "task" and stage.head == "task" and reads_logits:
-        evaluator = Evaluator.from_split(context.data.task, context.data.validation, context.tokenizer, stage.length)
-        return Scoring(scorer(context, evaluator, teacher_logits), len(evaluator), measure=context.data.task.metric)
+        evaluator = Evaluator.from_split(
+            context.data.task, context.data.validation, context.tokenizer, stage.length
+        )
+        return Scoring(
+            scorer(context, evaluator, teacher_logits),
+            len(evaluator),
+            measure=context.data.task.metric,
+        )
     if stage.data == "task" and stage.head == "seq2seq":
-        return Scoring(text_scorer(context, stage), len(context.data.validation), measure=context.data.task.metric)
-    is_language_model = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
+        return Scoring(
+            text_scorer(context, stage),
+            len(context.data.validation),
+            measure=context.data.task.metric,
+        )
+    is_language_model = (
+        stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
+    )
     by_language = corrupt is not None and is_language_model and reads_logits
     if not by_language and not stage.open_ended:
         return None
     rows = context.rows(stage, seed, held_out=True)
     if corrupt is not None and by_language:
-        return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False, measure=LOG_LIKELIHOOD)
+        return Scoring(
+            language_scorer(context, rows, corrupt),
+            len(rows),
+            graded=False,
+            measure=LOG_LIKELIHOOD,
+        )
     score = objective_scorer(step, context, rows, stage.batch, corrupt)
     return Scoring(score, len(rows), graded=False, measure=NEGATIVE_LOSS)
 
 
 def _reads_logits(step: Any) -> bool:
-    """Return True unless the step, or the one that it wraps, compares hidden states or attention alone."""
+    """Return True unless the step, or the one that it wraps, compares hidden states or
+    attention alone."""
     while isinstance(step, WrappedStep):
         step = step.wrapped
-    return not isinstance(step, Distillation) or "logits" in step.objective.student_wants
+    return (
+        not isinstance(step, Distillation) or "logits" in step.objective.student_wants
+    )
 
 
 def text_scorer(context: TrainingContext, stage: Stage) -> Score:
-    """Return student -> the task's metrics of the answers that it generates on the validation split."""
-    task, split, options = context.data.task, context.data.validation, stage.rows.options if stage.rows else {}
+    """Return student -> the task's metrics of the answers that it generates on the
+    validation split."""
+    task, split, options = (
+        context.data.task,
+        context.data.validation,
+        stage.rows.options if stage.rows else {},
+    )
     labels = np.asarray(split["label"][:])
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        answers = find("t5.answers")(student, split, task, context.tokenizer, max_length=stage.length, **options)
+        answers = find("t5.answers")(
+            student, split, task, context.tokenizer, max_length=stage.length, **options
+        )
         values = metrics.scores(task, answers, labels)
         return values | {"score": values[task.metric]}
 
@@ -101,9 +138,14 @@ def text_scorer(context: TrainingContext, stage: Stage) -> Score:
 
 
 def objective_scorer(
-    step: Step, context: TrainingContext, rows: Dataset, batch: int, corrupt: Corrupt | None = None
+    step: Step,
+    context: TrainingContext,
+    rows: Dataset,
+    batch: int,
+    corrupt: Corrupt | None = None,
 ) -> Score:
-    """Return student -> the mean loss of `step` on held-out rows as `distance`, and minus that as `score`.
+    """Return student -> the mean loss of `step` on held-out rows as `distance`, and
+    minus that as `score`.
 
     Means run over all rows together. Rows are corrupted in the same way every time.
     """
@@ -129,37 +171,57 @@ def objective_scorer(
             weights = [len(numbers) / len(rows) for numbers in chosen]
             if count_items is not None:
                 counts = [count_items(inputs) for inputs in batches]
-                mean = {name: torch.stack([count[name] for count in counts]).mean() for name in counts[0]}
+                mean = {
+                    name: torch.stack([count[name] for count in counts]).mean()
+                    for name in counts[0]
+                }
                 batches = [{**inputs, "items": mean} for inputs in batches]
                 weights = [1 / len(batches)] * len(batches)
             losses = [float(step(**inputs)["loss"]) for inputs in batches]
-        distance = sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+        distance = sum(
+            weight * loss for weight, loss in zip(weights, losses, strict=True)
+        )
         return {"score": -distance, "distance": distance}
 
     return score
 
 
 def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -> Score:
-    """Return student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats.
+    """Return student -> perplexity on held-out text, and as `score` the mean
+    log-likelihood of a token, in nats.
 
     `distance` is minus the score.
     """
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        values = measure_perplexity(student, rows, context.collate, corrupt, bf16=context.bf16)
-        return {"score": -values["nll"], "distance": values["nll"], "perplexity": values["perplexity"]}
+        values = measure_perplexity(
+            student, rows, context.collate, corrupt, bf16=context.bf16
+        )
+        return {
+            "score": -values["nll"],
+            "distance": values["nll"],
+            "perplexity": values["perplexity"],
+        }
 
     return score
 
 
-def scorer(context: TrainingContext, evaluator: Evaluator, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """Return student -> every metric on the evaluator's rows, the task's own as `score`.
+def scorer(
+    context: TrainingContext,
+    evaluator: Evaluator,
+    teacher_logits: NDArray[np.float32] | None,
+) -> Score:
+    """Return student -> every metric on the evaluator's rows, the task's own as
+    `score`.
 
-    With teacher logits, `agreement` and `distance` (`Evaluator.distance`) compare the student with the teacher.
+    With teacher logits, `agreement` and `distance` (`Evaluator.distance`) compare the
+    student with the teacher.
     """
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        logits = metrics.logits(student, evaluator.rows, context.collate, bf16=context.bf16)
+        logits = metrics.logits(
+            student, evaluator.rows, context.collate, bf16=context.bf16
+        )
         values = evaluator.scores(logits)
         values["score"] = values[evaluator.task.metric]
         if teacher_logits is not None and teacher_logits.shape == logits.shape:

@@ -53,21 +53,37 @@ from compress.training.run import Run, count_processes, from_first
 from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Step
-from compress.training.teacher_cache import ENCODING, TeacherCache, cache_logits, explain_uncacheable, teacher_cache
+from compress.training.teacher_cache import (
+    ENCODING,
+    TeacherCache,
+    cache_logits,
+    explain_uncacheable,
+    teacher_cache,
+)
 from compress.training.tracking import report_to_tracker
-from compress.training.trainer import Corrupt, Score, StepTrainer, find_checkpoint, read_steps
+from compress.training.trainer import (
+    Corrupt,
+    Score,
+    StepTrainer,
+    find_checkpoint,
+    read_steps,
+)
 
 CHECKPOINT_STEPS = 200
-"""Least number of steps between checkpoints: writing, flushing and hashing one costs as much as several steps."""
+"""Least number of steps between checkpoints: writing, flushing and hashing one costs as
+much as several steps."""
 MOST_CACHED = 2_000_000_000
-"""Most bytes of a teacher's hidden states and attention scores, in bfloat16, that `cache_teacher: auto` caches."""
+"""Most bytes of a teacher's hidden states and attention scores, in bfloat16, that
+`cache_teacher: auto` caches."""
 MANY_EPOCHS = 40
-"""Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6."""
+"""Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023,
+arXiv:2305.16264, Sec. 6."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Record the cost and result of a stage, over all processes that worked on it one after another.
+    """Record the cost and result of a stage, over all processes that worked on it one
+    after another.
 
     steps, examples     optimiser steps, and examples seen
     seconds             of wall time; peak_rss_mb: the most memory that one process held
@@ -88,7 +104,11 @@ class Trained:
     @staticmethod
     def read(folder: Path) -> "Trained":
         """Read the record in a finished stage's folder."""
-        return Trained(**json.loads((folder / "training.json").read_text(encoding="utf-8"))["trained"])
+        return Trained(
+            **json.loads((folder / "training.json").read_text(encoding="utf-8"))[
+                "trained"
+            ]
+        )
 
     def write(self, folder: Path) -> None:
         """Write the record beside the stage's model."""
@@ -109,53 +129,101 @@ def train(
     bf16: bool = False,
     console: Console | None = None,
 ) -> Trained:
-    """Minimise `step` over encoded `rows`; its student ends with the weights of the best score, or the last ones.
+    """Minimise `step` over encoded `rows`; its student ends with the weights of the
+    best score, or the last ones.
 
-    Training resumes from the newest intact checkpoint of this stage, and ends with the same weights as without the
-    interruption. `seconds` limits the duration of the stage. Raises CompressError when the loss is not finite.
+    Training resumes from the newest intact checkpoint of this stage, and ends with the
+    same weights as without the interruption. `seconds` limits the duration of the
+    stage. Raises CompressError when the loss is not finite.
     """
     folder = run.stage(stage.name)
     console = console or Console(quiet=True)
     train_faster(step.student)
     order = batches(stage, rows, run.seed)
     if stage.lr == "auto":
-        stage = stage.model_copy(update={"lr": learning_rate(Shape.from_config(step.student.config).hidden)})
+        stage = stage.model_copy(
+            update={"lr": learning_rate(Shape.from_config(step.student.config).hidden)}
+        )
     per_epoch = steps_per_epoch(stage, order)
     length = None
     if stage.open_ended or seconds is not None:
         rows_scored, graded = (scoring.rows, scoring.graded) if scoring else (0, False)
-        length = plan_length(stage, per_epoch, rows=rows_scored, graded=graded, per_query=rows_per_query(rows))
+        length = plan_length(
+            stage,
+            per_epoch,
+            rows=rows_scored,
+            graded=graded,
+            per_query=rows_per_query(rows),
+        )
         if not stage.open_ended:
-            length = replace(length, least=plan_steps(stage, per_epoch), most=plan_steps(stage, per_epoch))
+            length = replace(
+                length,
+                least=plan_steps(stage, per_epoch),
+                most=plan_steps(stage, per_epoch),
+            )
     scored = scoring is not None and stage.evaluate > 0
-    arguments = _arguments(step, stage, per_epoch, folder, seed=run.seed, scored=scored, length=length, bf16=bf16)
+    arguments = _arguments(
+        step,
+        stage,
+        per_epoch,
+        folder,
+        seed=run.seed,
+        scored=scored,
+        length=length,
+        bf16=bf16,
+    )
     if note := explain_repetition(stage, per_epoch, rows):
         warn(console, note)
-    # a corrupted batch has tokens that are not in the rows; LAMB and Adafactor average over the whole table
-    partial_table = getattr(step, "only_rows", False) and corrupt is None and stage.optimizer == "adamw"
+    # a corrupted batch has tokens that are not in the rows; LAMB and Adafactor average
+    # over the whole table
+    partial_table = (
+        getattr(step, "only_rows", False)
+        and corrupt is None
+        and stage.optimizer == "adamw"
+    )
     with (
         only_tokens_in_use(step.student, rows) if partial_table else nullcontext(),
         compile_layers(step, plan_steps(stage, per_epoch)),
     ):
-        trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
+        trainer = StepTrainer(
+            step,
+            stage,
+            rows,
+            order=order,
+            collate=collate,
+            folder=folder,
+            args=arguments,
+        )
         trainer.score, trainer.corrupt = scoring.score if scoring else None, corrupt
         if length is not None:
             trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
         checkpoint = from_first(lambda: find_checkpoint(folder, partial(warn, console)))
         journal = None
         if run.main:
-            shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # the rest of an interrupted checkpoint
-            forget_after(run.path / "log.jsonl", stage.name, read_steps(checkpoint), partial(warn, console))
+            # the rest of an interrupted checkpoint
+            shutil.rmtree(arguments.output_dir or "", ignore_errors=True)
+            forget_after(
+                run.path / "log.jsonl",
+                stage.name,
+                read_steps(checkpoint),
+                partial(warn, console),
+            )
             journal = Journal(
-                stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, batch=stage.batch,
-                seconds=seconds, length=trainer.length,
-            )  # fmt: skip
+                stage.name,
+                run.path / "log.jsonl",
+                run.path / "tensorboard",
+                console,
+                batch=stage.batch,
+                seconds=seconds,
+                length=trainer.length,
+            )
             trainer.add_callback(journal)
             trainer.on_save = run.save_seconds
         try:
             with report_to_tracker(trainer, stage.name, run, console):
                 trainer.train_from(checkpoint)
-            trainer.accelerator.wait_for_everyone()  # other processes read the folder that is removed next
+            # other processes read the folder that is removed next
+            trainer.accelerator.wait_for_everyone()
         finally:
             if journal is not None:
                 journal.close()
@@ -168,7 +236,11 @@ def train(
             warn(console, message)
         best = trainer.state.best_global_step
         score = trainer.state.best_metric if best else None
-        examples = steps * stage.batch if isinstance(order, LengthGrouped) else round(steps * len(rows) / per_epoch)
+        examples = (
+            steps * stage.batch
+            if isinstance(order, LengthGrouped)
+            else round(steps * len(rows) / per_epoch)
+        )
         return Trained(
             steps,
             examples,
@@ -182,27 +254,38 @@ def train(
 
 
 def batches(stage: Stage, rows: Dataset, seed: int) -> Order:
-    """Choose the order of rows: batches of a fixed size, of one language, of whole queries, or within a budget of
-    tokens."""
+    """Choose the order of rows: batches of a fixed size, of one language, of whole
+    queries, or within a budget of tokens."""
     if stage.language_sampling is not None and "part" in rows.column_names:
         passes = shares(stage, count_processes())[1] * count_processes()
         text = stage.batch * stage.length
         budgets = (text // passes, (stage.tokens or text) // passes)
         return LanguageSampled(
-            rows["part"][:], rows["paired"][:], rows["length"][:], budgets,
-            power=stage.language_sampling, passes=passes, seed=seed,
-        )  # fmt: skip
+            rows["part"][:],
+            rows["paired"][:],
+            rows["length"][:],
+            budgets,
+            power=stage.language_sampling,
+            passes=passes,
+            seed=seed,
+        )
     if stage.tokens is None and "query" in rows.column_names:
         micro, _ = shares(stage, count_processes())
         if "asker" in rows.column_names:  # a query is kept with its relevant passage
-            relevant = (np.asarray(rows["text"][:]) == rows["asker"][:]) | (np.asarray(rows["relevance"][:]) > 0)
+            relevant = (np.asarray(rows["text"][:]) == rows["asker"][:]) | (
+                np.asarray(rows["relevance"][:]) > 0
+            )
         else:
             relevant = np.asarray(rows["labels"][:]) > 0
-        return QueryGrouped(rows["query"][:], rows["length"][:], relevant, micro, seed=seed)
+        return QueryGrouped(
+            rows["query"][:], rows["length"][:], relevant, micro, seed=seed
+        )
     if stage.tokens is None:
         return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
     _, accumulation = shares(stage, count_processes())
-    return TokenBudget(rows["length"], stage.tokens // (accumulation * count_processes()), seed=seed)
+    return TokenBudget(
+        rows["length"], stage.tokens // (accumulation * count_processes()), seed=seed
+    )
 
 
 def steps_per_epoch(stage: Stage, order: Order) -> int:
@@ -213,38 +296,73 @@ def steps_per_epoch(stage: Stage, order: Order) -> int:
     return max(1, len(order) // (accumulation * count_processes()))
 
 
-def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True, per_query: float = 1) -> Length:
-    """Plan a stage of open length (see `Length.plan`). All texts of a corpus are seen at least once."""
-    varied = isinstance(stage.augment, Call) and not stage.corpus and stage.effort != "quick"
+def plan_length(
+    stage: Stage,
+    per_epoch: int,
+    *,
+    rows: int = 0,
+    graded: bool = True,
+    per_query: float = 1,
+) -> Length:
+    """Plan a stage of open length (see `Length.plan`). All texts of a corpus are seen
+    at least once."""
+    varied = (
+        isinstance(stage.augment, Call) and not stage.corpus and stage.effort != "quick"
+    )
     return Length.plan(
-        per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus, varied=varied,
+        per_epoch,
+        stage.batch,
+        stage.effort,
+        rows=rows,
+        graded=graded,
+        whole=stage.corpus,
+        varied=varied,
         per_query=per_query,
-    )  # fmt: skip
+    )
 
 
 def rows_per_query(rows: Dataset) -> float:
     """Return the mean number of rows of a query; 1 for rows that stand alone."""
-    return len(rows) / len(np.unique(rows["query"][:])) if "query" in rows.column_names else 1.0
+    return (
+        len(rows) / len(np.unique(rows["query"][:]))
+        if "query" in rows.column_names
+        else 1.0
+    )
 
 
 def plan_steps(stage: Stage, per_epoch: int) -> int:
-    """Count the optimiser steps of a stage, given those of an epoch; the most if its length is open."""
+    """Count the optimiser steps of a stage, given those of an epoch; the most if its
+    length is open."""
     if stage.steps is None and stage.epochs == "auto":
         total = plan_length(stage, per_epoch).most
     else:
         total = stage.steps or max(1, math.ceil(float(stage.epochs) * per_epoch))
-    return total if stage.max_epochs is None else min(total, max(1, math.ceil(stage.max_epochs * per_epoch)))
+    return (
+        total
+        if stage.max_epochs is None
+        else min(total, max(1, math.ceil(stage.max_epochs * per_epoch)))
+    )
 
 
 def explain_repetition(stage: Stage, per_epoch: int, rows: Dataset) -> str:
-    """Explain how often the stage's steps repeat a text that is too short for them; '' if it is not."""
+    """Explain how often the stage's steps repeat a text that is too short for them; ''
+    if it is not."""
     steps, total = stage.steps, plan_steps(stage, per_epoch)
     if stage.data != "text" or steps is None or steps <= MANY_EPOCHS * per_epoch:
         return ""
-    text = f"{stage.name}: {steps:,} steps are {steps / per_epoch:,.0f} passes over {sum(rows['length']):,} tokens"
+    text = (
+        f"{stage.name}: {steps:,} steps are {steps / per_epoch:,.0f} passes over "
+        f"{sum(rows['length']):,} tokens"
+    )
     if total < steps:
-        return f"{text}: cut to {total:,} steps; give more text, or set steps (--set) to keep all of them"
-    return f"{text}, of which those beyond {MANY_EPOCHS} teach nothing; give more text, or fewer steps"
+        return (
+            f"{text}: cut to {total:,} steps; give more text, or set steps (--set) to "
+            "keep all of them"
+        )
+    return (
+        f"{text}, of which those beyond {MANY_EPOCHS} teach nothing; give more text, "
+        "or fewer steps"
+    )
 
 
 def _arguments(
@@ -270,7 +388,9 @@ def _arguments(
         gradient_accumulation_steps=accumulation,
         learning_rate=float(stage.lr),
         lr_scheduler_type="polynomial" if stage.lr_end else stage.schedule,
-        lr_scheduler_kwargs={"power": 1.0, "lr_end": stage.lr_end} if stage.lr_end else {},
+        lr_scheduler_kwargs={"power": 1.0, "lr_end": stage.lr_end}
+        if stage.lr_end
+        else {},
         warmup_steps=math.ceil(total * stage.warmup),
         weight_decay=stage.weight_decay,
         adam_beta1=stage.betas[0],
@@ -294,36 +414,40 @@ def _arguments(
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["labels"],
-        ddp_find_unused_parameters=not isinstance(step, Distillation) or "logits" not in step.objective.student_wants,
+        ddp_find_unused_parameters=not isinstance(step, Distillation)
+        or "logits" not in step.objective.student_wants,
         dataloader_pin_memory=torch.cuda.is_available(),
     )
 
 
 def shares(stage: Stage, processes: int) -> tuple[int, int]:
-    """Split the stage's batch exactly into (examples per forward pass and process, accumulated passes).
+    """Split the stage's batch exactly into (examples per forward pass and process,
+    accumulated passes).
 
-    With a budget of tokens: (rows of full length per pass and process, passes that use it up). Raises RecipeError if
-    the batch cannot be split.
+    With a budget of tokens: (rows of full length per pass and process, passes that use
+    it up). Raises RecipeError if the batch cannot be split.
     """
     total = stage.batch if stage.tokens is None else stage.tokens // stage.length
-    if stage.language_sampling is not None:  # batches of text and of translations differ
+    # batches of text and of translations differ
+    if stage.language_sampling is not None:
         total = max(total, stage.batch)
     share, rest = divmod(total, processes)
     micro, problem = min(stage.micro_batch or share, share), ""
     if stage.tokens is not None:
         if not share:
             problem = (
-                f"tokens {stage.tokens} hold no row of {stage.length} for each process: expected at least "
-                f"{stage.length * processes}"
+                f"tokens {stage.tokens} hold no row of {stage.length} for each "
+                f"process: expected at least {stage.length * processes}"
             )
     elif rest:
         problem = (
-            f"batch {stage.batch} cannot be split evenly over {processes} processes: expected a multiple of {processes}"
+            f"batch {stage.batch} cannot be split evenly over {processes} processes: "
+            f"expected a multiple of {processes}"
         )
     elif share % micro:
         problem = (
-            f"micro_batch {micro} does not divide the {share} examples per process: expected a divisor, such as "
-            f"{math.gcd(micro, share)}"
+            f"micro_batch {micro} does not divide the {share} examples per process: "
+            f"expected a divisor, such as {math.gcd(micro, share)}"
         )
     if problem:
         raise RecipeError([f"stage {stage.name}: {problem}"])
@@ -346,15 +470,18 @@ def run_stage(
     origin_D: Tensor | None = None,
     wrap_score: Callable[[Score], Score] | None = None,
 ) -> PreTrainedModel:
-    """Train `student` on the stage's objective and save the result in the run's folder of this stage.
+    """Train `student` on the stage's objective and save the result in the run's folder
+    of this stage.
 
     teacher_logits   on the validation split; they add the agreement to each evaluation
-    origin_D         the dimensions of the teacher that those of a student cut out of it came from
-    wrap_score       wraps the scoring function, for example to score parts of a supernet instead of the whole; by
-                     default the step's own
+    origin_D         the dimensions of the teacher that those of a student cut out of it
+                     came from
+    wrap_score       wraps the scoring function, for example to score parts of a
+                     supernet instead of the whole; by default the step's own
 
-    The seed is derived from the run's and the stage's name, so that a stage does the same whether or not the ones
-    before it ran in this process. Returns the step's student, which may be another model after the step has finished.
+    The seed is derived from the run's and the stage's name, so that a stage does the
+    same whether or not the ones before it ran in this process. Returns the step's
+    student, which may be another model after the step has finished.
     """
     if stage.head == "seq2seq":
         context = replace(context, collate=Seq2SeqCollate(context.tokenizer, student))
@@ -370,7 +497,11 @@ def run_stage(
     words = None
     if stage.corrupt or stage.step:
         words = Words.from_tokenizer(context.tokenizer)
-        words = replace(words, counts_V=count_tokens(rows, words.size)) if stage.corrupt else words
+        words = (
+            replace(words, counts_V=count_tokens(rows, words.size))
+            if stage.corrupt
+            else words
+        )
         words = words.to(PartialState().device)
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and context.bf16:
@@ -380,29 +511,58 @@ def run_stage(
         mean, unit = context.data.label_scale
         fit_new_output(student, mean, unit)
     before = copy.deepcopy(student) if stage.improve else None
-    languages = context.corpus.language_count if "langs" in rows.column_names and context.corpus else 0
+    languages = (
+        context.corpus.language_count
+        if "langs" in rows.column_names and context.corpus
+        else 0
+    )
     if languages > getattr(student.config, "n_langs", languages):
         raise RecipeError(
             [
-                f"stage {stage.name}: the corpus has {languages} languages, the student {student.config.n_langs}: "
-                f"expected --set student.config.n_langs={languages}"
+                f"stage {stage.name}: the corpus has {languages} languages, the "
+                f"student {student.config.n_langs}: expected --set "
+                f"student.config.n_langs={languages}"
             ]
         )
-    step = _make_step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D, unit=unit)
-    scoring = choose_scoring(stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits)
+    step = _make_step(
+        stage,
+        student,
+        teacher,
+        context,
+        words=words,
+        rows=rows,
+        origin_D=origin_D,
+        unit=unit,
+    )
+    scoring = choose_scoring(
+        stage, step, corrupt, context, seed=seed, teacher_logits=teacher_logits
+    )
     wrap_score = wrap_score or getattr(step, "wrap_score", None)
     if wrap_score is not None and scoring is not None:
         scoring = replace(scoring, score=wrap_score(scoring.score))
     with _only_head(student) if stage.train == "head" else nullcontext():
         trained = train(
-            step, stage, rows, context.collate, run,
-            corrupt=corrupt, scoring=scoring, seconds=context.seconds(stage.name),
-            bf16=context.bf16, console=context.console,
-        )  # fmt: skip
+            step,
+            stage,
+            rows,
+            context.collate,
+            run,
+            corrupt=corrupt,
+            scoring=scoring,
+            seconds=context.seconds(stage.name),
+            bf16=context.bf16,
+            console=context.console,
+        )
     if before is not None and scoring is not None:
-        old, new = (from_first(partial(scoring.score, model)) for model in (before, step.student))
+        old, new = (
+            from_first(partial(scoring.score, model))
+            for model in (before, step.student)
+        )
         if not improves(new, old, scoring.rows):
-            context.console.print(f"{stage.name}: no better on the validation split: the student stays as it was")
+            context.console.print(
+                f"{stage.name}: no better on the validation split: the student stays "
+                "as it was"
+            )
             step.student.load_state_dict(before.state_dict())
             trained = replace(trained, score=old["score"], best_step=0)
     _save_result(stage, step.student, context, run, trained)
@@ -410,12 +570,23 @@ def run_stage(
 
 
 def build_objective(
-    stage: Stage, student: PreTrainedConfig, teacher: PreTrainedConfig | None, *, kind: Kind | None, unit: float = 1.0
+    stage: Stage,
+    student: PreTrainedConfig,
+    teacher: PreTrainedConfig | None,
+    *,
+    kind: Kind | None,
+    unit: float = 1.0,
 ) -> Objective:
-    """Build the objective of a stage for these models. Raises ObjectiveError if its losses cannot compare them."""
+    """Build the objective of a stage for these models. Raises ObjectiveError if its
+    losses cannot compare them."""
     shapes = Shape.from_config(student), Shape.from_config(teacher) if teacher else None
     try:
-        return Objective(stage.objective, *shapes, kind=kind if stage.head == "task" else None, unit=unit)
+        return Objective(
+            stage.objective,
+            *shapes,
+            kind=kind if stage.head == "task" else None,
+            unit=unit,
+        )
     except ObjectiveError as error:
         raise ObjectiveError(f"stage {stage.name}: {error}") from error
 
@@ -434,22 +605,33 @@ def _make_step(
     objective = None
     if stage.objective:
         taught_by = teacher.model.config if teacher else None
-        objective = build_objective(stage, student.config, taught_by, kind=context.kind, unit=unit)
+        objective = build_objective(
+            stage, student.config, taught_by, kind=context.kind, unit=unit
+        )
         if stage.reads_unlabelled:
             objective.teacher_wants |= {"logits"}  # which label the rows without labels
-        for map_DS in objective.projections.parameters() if origin_D is not None else ():
-            map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
+        for map_DS in (
+            objective.projections.parameters() if origin_D is not None else ()
+        ):
+            # instead of a random map, which must first be learned
+            map_DS.data = torch.eye(len(map_DS))[:, origin_D]
     model = teacher.model if teacher else None
     parameters = options(stage.step.function) if stage.step else {"shown": None}
     cache = None
     if objective and objective.teacher_wants and teacher and "shown" in parameters:
         if teacher.recorded:
             known = teacher.recorded.for_split(context.data.train)
-            cache = cache_logits(known[rows["text"][:]] if "asker" in rows.column_names else known, rows)
-        elif stage.cache_teacher is True or (stage.cache_teacher and cache_pays(stage, objective, teacher, rows)):
+            cache = cache_logits(
+                known[rows["text"][:]] if "asker" in rows.column_names else known, rows
+            )
+        elif stage.cache_teacher is True or (
+            stage.cache_teacher and cache_pays(stage, objective, teacher, rows)
+        ):
             cache = _open_cache(stage, objective, teacher, rows, context)
     if stage.step is not None:
-        arguments = {"words": words} | ({"shown": cache} if "shown" in parameters else {})
+        arguments = {"words": words} | (
+            {"shown": cache} if "shown" in parameters else {}
+        )
         step: Step = stage.step(student, model, objective, **arguments)
         return step
     assert objective is not None, "the recipe was checked"
@@ -459,7 +641,11 @@ def _make_step(
 @contextmanager
 def _only_head(student: PreTrainedModel) -> Iterator[None]:
     """Freeze the encoder below the head in this context."""
-    frozen = [parameter for parameter in student.base_model.parameters() if parameter.requires_grad]
+    frozen = [
+        parameter
+        for parameter in student.base_model.parameters()
+        if parameter.requires_grad
+    ]
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
@@ -470,7 +656,8 @@ def _only_head(student: PreTrainedModel) -> Iterator[None]:
 
 
 def load_trained(run: Run, stage: str, console: Console) -> Trained | None:
-    """Read the record of a stage; None if the stage did not run in this run, or its record is damaged."""
+    """Read the record of a stage; None if the stage did not run in this run, or its
+    record is damaged."""
     folder = run.result(stage)
     if not folder.is_dir():
         return None
@@ -482,7 +669,13 @@ def load_trained(run: Run, stage: str, console: Console) -> Trained | None:
     return Trained.read(folder)
 
 
-def _save_result(stage: Stage, student: PreTrainedModel, context: TrainingContext, run: Run, trained: Trained) -> None:
+def _save_result(
+    stage: Stage,
+    student: PreTrainedModel,
+    context: TrainingContext,
+    run: Run,
+    trained: Trained,
+) -> None:
     """Write the stage's result, which marks the stage as done."""
     if not run.main:
         return
@@ -493,8 +686,11 @@ def _save_result(stage: Stage, student: PreTrainedModel, context: TrainingContex
     run.save_seconds()
 
 
-def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset) -> bool:
-    """Return True if caching the teacher's outputs is likely to save time, and takes less than MOST_CACHED bytes."""
+def cache_pays(
+    stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset
+) -> bool:
+    """Return True if caching the teacher's outputs is likely to save time, and takes
+    less than MOST_CACHED bytes."""
     if stage.head not in ("task", "encoder") or stage.corrupt or stage.tokens:
         return False
     if explain_uncacheable(teacher.model, objective.teacher_wants):
@@ -505,25 +701,58 @@ def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Datas
     steps = plan_steps(stage, per_epoch)
     if stage.open_ended:
         steps = plan_length(stage, per_epoch, per_query=rows_per_query(rows)).least
-    wants, layers = objective.teacher_wants, len({n for pairs in objective.pairs for _, n in pairs})
+    wants, layers = (
+        objective.teacher_wants,
+        len({n for pairs in objective.pairs for _, n in pairs}),
+    )
     lengths = np.asarray(rows["length"][:])
     shape = Shape.from_config(teacher.model.config)
-    size = 2 * lengths.sum() * shape.hidden * (("embeddings" in wants) + ("layers" in wants) * layers)
+    size = (
+        2
+        * lengths.sum()
+        * shape.hidden
+        * (("embeddings" in wants) + ("layers" in wants) * layers)
+    )
     size += 2 * (lengths**2).sum() * shape.heads * ("scores" in wants) * layers
     return bool(steps > per_epoch and size < MOST_CACHED)
 
 
 def _open_cache(
-    stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, context: TrainingContext
+    stage: Stage,
+    objective: Objective,
+    teacher: Teacher,
+    rows: Dataset,
+    context: TrainingContext,
 ) -> TeacherCache:
     layers = sorted({n for pairs in objective.pairs for _, n in pairs})
     wants = objective.teacher_wants
-    computed = [ENCODING, str(teacher.model.dtype), teacher.model.device.type, context.bf16]
+    computed = [
+        ENCODING,
+        str(teacher.model.dtype),
+        teacher.model.device.type,
+        context.bf16,
+    ]
     computed += [torch.__version__, transformers.__version__]
     vectors = stage.head == "task" and context.kind == "embedding"
-    key = io.hash_value([teacher.digest, rows._fingerprint, stage.length, sorted(wants), layers, *computed])
+    key = io.hash_value(
+        [
+            teacher.digest,
+            rows._fingerprint,
+            stage.length,
+            sorted(wants),
+            layers,
+            *computed,
+        ]
+    )
     folder = home() / "teacher-outputs" / key[:24]
     context.console.print(f"{stage.name}: teacher outputs are cached in {folder}")
     return teacher_cache(
-        teacher.model, rows, context.collate, folder, wants=wants, layers=layers, bf16=context.bf16, vectors=vectors
+        teacher.model,
+        rows,
+        context.collate,
+        folder,
+        wants=wants,
+        layers=layers,
+        bf16=context.bf16,
+        vectors=vectors,
     )

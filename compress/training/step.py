@@ -1,4 +1,5 @@
-"""A step turns a batch into named losses: the only interface that a training loop needs."""
+"""A step turns a batch into named losses: the only interface that a training loop
+needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Protocol, Self
@@ -10,7 +11,13 @@ from transformers import PreTrainedModel
 from compress.arguments import check_arguments
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX, MISSING_TAG
-from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
+from compress.models.signals import (
+    ATTENTION,
+    Signals,
+    has_lm_head,
+    open_attention,
+    read,
+)
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.teacher_cache import TeacherCache
@@ -18,19 +25,26 @@ from compress.values import LikeCheck
 
 
 class Step(Protocol):
-    """Define the module that a training loop needs, which turns a batch into {"loss": ..., part: detached, ...}.
+    """Define the module that a training loop needs, which turns a batch into {"loss":
+    ..., part: detached, ...}.
 
     `student` is the model that is kept. A step may also define
-        items(batch)           the number of items that its means run over, which keeps them exact when a batch is split
+        items(batch)           the number of items that its means run over, which keeps
+                               them exact when a batch is split
         begin(step, total)     called before each optimiser step
         groups()               named groups of the trained parameters
         factors(step, total)   learning rate multipliers at this step, by group
-        rates(step, total)     learning rates, by group, where a group does not follow the stage's schedule
-        clip_groups()          lists of parameters whose gradients are clipped list by list instead of all together
-        finish()               called after training to give the student its final form; may return a warning
-        wrap_score(score)      how to score the student, given how to score a model: by all of its subnets, for example
+        rates(step, total)     learning rates, by group, where a group does not follow
+                               the stage's schedule
+        clip_groups()          lists of parameters whose gradients are clipped list by
+                               list instead of all together
+        finish()               called after training to give the student its final form;
+                               may return a warning
+        wrap_score(score)      how to score the student, given how to score a model: by
+                               all of its subnets, for example
         ready                  False while its weights must not be kept as the best
-        only_rows              True if it sees no tokens but those of its rows (`embedding_rows.only_tokens_in_use`)
+        only_rows              True if it sees no tokens but those of its rows
+                               (`embedding_rows.only_tokens_in_use`)
     """
 
     @property
@@ -39,32 +53,45 @@ class Step(Protocol):
     def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
 
 
-StoredTeacher = Annotated[TeacherCache, LikeCheck("stored outputs of a teacher", ("signals",))]
+StoredTeacher = Annotated[
+    TeacherCache, LikeCheck("stored outputs of a teacher", ("signals",))
+]
 
 
 @check_arguments
 class Distillation(nn.Module):
-    """Compute an objective: step(**batch) -> {"loss": their sum, term name: its weighted value, detached, ...}.
+    """Compute an objective: step(**batch) -> {"loss": their sum, term name: its
+    weighted value, detached, ...}.
 
-    The student and the objective's projections are trained. The teacher is frozen, in eval mode, follows `.to(device)`,
-    and is in neither `parameters()` nor `state_dict()`. `objective` may be a list of terms, from which an Objective is
-    built for the shapes of both models. Missing labels of examples (-100, or nan) are filled in with the teacher's
-    answers if the objective reads its logits. For a `transformers.Trainer` pass the step as `model`; batches are
-    dictionaries of input_ids, attention_mask, ..., and labels if a term reads them.
+    The student and the objective's projections are trained. The teacher is frozen, in
+    eval mode, follows `.to(device)`, and is in neither `parameters()` nor
+    `state_dict()`. `objective` may be a list of terms, from which an Objective is built
+    for the shapes of both models. Missing labels of examples (-100, or nan) are filled
+    in with the teacher's answers if the objective reads its logits. For a
+    `transformers.Trainer` pass the step as `model`; batches are dictionaries of
+    input_ids, attention_mask, ..., and labels if a term reads them.
 
         step = Distillation(student, teacher, [Term("tinybert.hidden", project=True)])
         step(**batch)["loss"].backward()
     """
 
-    accepts_loss_kwargs = False  # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
+    # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
+    accepts_loss_kwargs = False
     only_rows = True
 
     def __init__(
-        self, student: PreTrainedModel, teacher: nn.Module | StoredTeacher | None, objective: Objective | Sequence[Term]
+        self,
+        student: PreTrainedModel,
+        teacher: nn.Module | StoredTeacher | None,
+        objective: Objective | Sequence[Term],
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
-            shape = Shape.from_config(teacher.config) if isinstance(teacher, nn.Module) else None
+            shape = (
+                Shape.from_config(teacher.config)
+                if isinstance(teacher, nn.Module)
+                else None
+            )
             objective = Objective(objective, Shape.from_config(student.config), shape)
         self.student, self.objective = student, objective
         if objective.student_wants & ATTENTION:
@@ -73,7 +100,8 @@ class Distillation(nn.Module):
             teacher.eval().requires_grad_(False)
             if objective.teacher_wants & ATTENTION:
                 open_attention(teacher)
-        self._teacher = [teacher]  # in a list: not a submodule, so not saved, not trained, not wrapped
+        # in a list: not a submodule, so not saved, not trained, not wrapped
+        self._teacher = [teacher]
 
     @property
     def teacher(self) -> nn.Module | TeacherCache | None:
@@ -90,28 +118,46 @@ class Distillation(nn.Module):
         items: Mapping[str, Tensor] | None = None,
         **more: Any,
     ) -> dict[str, Tensor]:
-        """Return the losses of a batch. A transformers.Trainer keeps the columns that are named here."""
+        """Return the losses of a batch. A transformers.Trainer keeps the columns that
+        are named here."""
         columns = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
-            "decoder_input_ids": decoder_input_ids, "labels": labels,
-        }  # fmt: skip
-        batch = {name: column for name, column in columns.items() if column is not None} | more
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "decoder_input_ids": decoder_input_ids,
+            "labels": labels,
+        }
+        batch = {
+            name: column for name, column in columns.items() if column is not None
+        } | more
         teacher = self.read_teacher(batch)
         if labels is not None and teacher is not None and teacher.logits is not None:
-            batch["labels"] = fill_labels(labels, teacher.logits, tags=self.objective.kind == "tagging")
+            batch["labels"] = fill_labels(
+                labels, teacher.logits, tags=self.objective.kind == "tagging"
+            )
         at_BL = self.find_labelled(self.student, batch)
         student = read(self.student, batch, self.objective.student_wants, at_BL=at_BL)
         parts = self.objective(student, teacher, batch, items)
-        return {"loss": parts.pop("total")} | {name: part.detach() for name, part in parts.items()}
+        return {"loss": parts.pop("total")} | {
+            name: part.detach() for name, part in parts.items()
+        }
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Count the items in a batch that losses average over: see Objective.forward."""
+        """Count the items in a batch that losses average over: see
+        Objective.forward."""
         return self.objective.items(batch)
 
-    def find_labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
-        """Mark the positions for which logits of a language model are needed, (B, L); None means all."""
+    def find_labelled(
+        self, model: nn.Module, batch: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """Mark the positions for which logits of a language model are needed, (B, L);
+        None means all."""
         labels = batch.get("labels")
-        if labels is None or not self.objective.reads_only_labelled or not has_lm_head(model):
+        if (
+            labels is None
+            or not self.objective.reads_only_labelled
+            or not has_lm_head(model)
+        ):
             return None
         return labels != IGNORE_INDEX
 
@@ -119,17 +165,25 @@ class Distillation(nn.Module):
     def read_teacher(self, batch: Mapping[str, Tensor]) -> Signals | None:
         """Return the teacher's signals, or None if the objective reads none.
 
-        no_grad rather than inference_mode: losses save the teacher's tensors for their backward pass.
+        no_grad rather than inference_mode: losses save the teacher's tensors for their
+        backward pass.
         """
         teacher = self.teacher
         if not self.objective.teacher_wants:
             return None
         if isinstance(teacher, nn.Module):
-            return read(teacher, batch, self.objective.teacher_wants, at_BL=self.find_labelled(teacher, batch))
+            return read(
+                teacher,
+                batch,
+                self.objective.teacher_wants,
+                at_BL=self.find_labelled(teacher, batch),
+            )
         assert teacher is not None, "the objective was built for a teacher"
         return teacher.signals(batch, self.objective.teacher_wants)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Distillation":
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> "Distillation":
         """Apply `.to(device)` and `.half()` to the teacher too."""
         super()._apply(fn, recurse)
         if isinstance(self.teacher, nn.Module):
@@ -138,7 +192,8 @@ class Distillation(nn.Module):
 
 
 class WrappedStep(nn.Module):
-    """Provide what steps share that put a mechanism around another step, such as a `Distillation`.
+    """Provide what steps share that put a mechanism around another step, such as a
+    `Distillation`.
 
     wraps     name of the attribute that holds the other step; checkpoints contain it
     dropout   whether the student's dropout is on during training
@@ -173,14 +228,21 @@ class WrappedStep(nn.Module):
 
 
 def fill_labels(labels: Tensor, teacher_BV: Tensor, *, tags: bool = False) -> Tensor:
-    """Fill in missing labels with the teacher's answers: -100 for classes (B,), nan for floating labels, and for `tags`
-    (B, L) MISSING_TAG, where the teacher's are (B, L, classes).
+    """Fill in missing labels with the teacher's answers: -100 for classes (B,), nan for
+    floating labels, and for `tags` (B, L) MISSING_TAG, where the teacher's are (B, L,
+    classes).
 
     Other labels of tokens stay as they are: -100 marks tokens to ignore.
     """
     if tags:
         return torch.where(labels == MISSING_TAG, teacher_BV.argmax(-1), labels)
     if labels.is_floating_point():
-        answers = teacher_BV.view_as(labels) if teacher_BV.shape[-1] == 1 else teacher_BV > 0
+        answers = (
+            teacher_BV.view_as(labels) if teacher_BV.shape[-1] == 1 else teacher_BV > 0
+        )
         return torch.where(labels.isnan(), answers.to(labels.dtype), labels)
-    return torch.where(labels == IGNORE_INDEX, teacher_BV.argmax(-1), labels) if labels.ndim == 1 else labels
+    return (
+        torch.where(labels == IGNORE_INDEX, teacher_BV.argmax(-1), labels)
+        if labels.ndim == 1
+        else labels
+    )

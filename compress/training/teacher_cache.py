@@ -1,11 +1,14 @@
-"""Cache a teacher's outputs on disk, so that later epochs and runs need not compute them again.
+"""Cache a teacher's outputs on disk, so that later epochs and runs need not compute
+them again.
 
-There is one folder per (teacher, rows, signals, precision), with a memory-mapped cache entry (see `data.cache`) for
-each shard of rows. Several processes write different shards at the same time.
+There is one folder per (teacher, rows, signals, precision), with a memory-mapped cache
+entry (see `data.cache`) for each shard of rows. Several processes write different
+shards at the same time.
 
-Logits are float32, (rows, V), or (tokens, V) if the teacher answers per token; sentence vectors are float16, (rows, E).
-Hidden states are (tokens, D), the rows' real tokens concatenated; attention scores are the concatenated (H, n, n) of
-each row's n tokens. Both are float32, or if the teacher computes in bfloat16 bfloat16 (int16 to NumPy).
+Logits are float32, (rows, V), or (tokens, V) if the teacher answers per token; sentence
+vectors are float16, (rows, E). Hidden states are (tokens, D), the rows' real tokens
+concatenated; attention scores are the concatenated (H, n, n) of each row's n tokens.
+Both are float32, or if the teacher computes in bfloat16 bfloat16 (int16 to NumPy).
 
 Shapes: B batch, L tokens, H heads, D hidden, V classes.
 """
@@ -27,7 +30,14 @@ from torch import Tensor, nn
 from compress.data.cache import load_or_create, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
-from compress.models.signals import ATTENTION, LayerAttention, Signals, has_unseen_tokens, open_attention, read
+from compress.models.signals import (
+    ATTENTION,
+    LayerAttention,
+    Signals,
+    has_unseen_tokens,
+    open_attention,
+    read,
+)
 from compress.progress import Progress
 from compress.slicing.shape import Shape
 
@@ -36,20 +46,24 @@ ENCODING = "3"
 SHARD = 1 << 15
 """Rows per shard."""
 UNSEEN = (
-    "cache_teacher does not keep which tokens a layer with local or causal attention sees, which losses on scores need"
+    "cache_teacher does not keep which tokens a layer with local or causal attention "
+    "sees, which losses on scores need"
 )
 """Why the attention scores of some families are not cached."""
 
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """Stand in for the teacher in a Distillation: it looks up the outputs of rows by their `index`.
+    """Stand in for the teacher in a Distillation: it looks up the outputs of rows by
+    their `index`.
 
-    lengths   number of real tokens of each row; starts: where they begin within the row's shard
+    lengths   number of real tokens of each row; starts: where they begin within the
+              row's shard
     logits    shards of (rows, V) or (tokens, V); empty if no logits are cached
     hidden    hidden-state number (0: embeddings) -> shards of (tokens, D)
     states    number of hidden states of the teacher, embeddings included
-    scores    0-based layer -> shards of its rows' attention scores; heads: number of attention heads
+    scores    0-based layer -> shards of its rows' attention scores; heads: number of
+              attention heads
     """
 
     lengths: NDArray[np.int64]
@@ -67,7 +81,8 @@ class TeacherCache:
 
     @property
     def tokenwise(self) -> bool:
-        """Return True if there are logits per token; if every row has one token, both layouts are the same."""
+        """Return True if there are logits per token; if every row has one token, both
+        layouts are the same."""
         rows = min(SHARD, len(self.lengths))
         return bool(self.logits) and len(self.logits[0]) != rows
 
@@ -79,16 +94,22 @@ class TeacherCache:
 
         def spread(shards: Sequence[NDArray[Any]]) -> Tensor:
             """Pad values per token to (B, L, width), float32."""
-            out_BLD = np.zeros((*mask_BL.shape, shards[0].shape[1]), dtype=shards[0].dtype)
+            out_BLD = np.zeros(
+                (*mask_BL.shape, shards[0].shape[1]), dtype=shards[0].dtype
+            )
             for row, i in enumerate(index):
                 start = self.starts[i]
-                out_BLD[row, real_BL[row]] = shards[i // SHARD][start : start + self.lengths[i]]
+                out_BLD[row, real_BL[row]] = shards[i // SHARD][
+                    start : start + self.lengths[i]
+                ]
             return _as_tensor(out_BLD).to(device).float()
 
         def spread_pairs(shards: Sequence[NDArray[Any]]) -> Tensor:
             """Pad scores to (B, H, L, L), in the type in which they are stored."""
             longest = mask_BL.shape[1]
-            out_BHLL = np.zeros((len(index), self.heads, longest, longest), dtype=shards[0].dtype)
+            out_BHLL = np.zeros(
+                (len(index), self.heads, longest, longest), dtype=shards[0].dtype
+            )
             for row, i in enumerate(index):
                 start, tokens = self.heads * self.squares[i], self.lengths[i]
                 real = slice(first := int(real_BL[row].argmax()), first + tokens)
@@ -100,19 +121,30 @@ class TeacherCache:
         if self.logits and self.tokenwise:
             logits = spread(self.logits)
         elif self.logits:
-            logits = torch.from_numpy(np.stack([self.logits[i // SHARD][i % SHARD] for i in index])).to(device).float()
+            logits = (
+                torch.from_numpy(
+                    np.stack([self.logits[i // SHARD][i % SHARD] for i in index])
+                )
+                .to(device)
+                .float()
+            )
         hidden: list[Any] = [None] * self.states
         for state, shards in self.hidden.items():
             hidden[state] = spread(shards)
         nothing = torch.empty(0)
-        attention = [LayerAttention(nothing, nothing, nothing, nothing)] * (self.states - 1 if self.scores else 0)
+        attention = [LayerAttention(nothing, nothing, nothing, nothing)] * (
+            self.states - 1 if self.scores else 0
+        )
         for layer, shards in self.scores.items():
-            attention[layer] = LayerAttention(nothing, nothing, nothing, spread_pairs(shards))
+            attention[layer] = LayerAttention(
+                nothing, nothing, nothing, spread_pairs(shards)
+            )
         return Signals(mask_BL, logits, tuple(hidden), tuple(attention))
 
 
 def cache_logits(logits_NV: NDArray[Any], rows: Dataset) -> TeacherCache:
-    """Make a cache of logits that are known already, one row for each of `rows` in order."""
+    """Make a cache of logits that are known already, one row for each of `rows` in
+    order."""
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
     assert len(lengths) == len(logits_NV), "there is one row of logits for each row"
     shards = tuple(logits_NV[at : at + SHARD] for at in range(0, len(logits_NV), SHARD))
@@ -126,8 +158,11 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return begin - begin[first]
 
 
-def _make_progress(lengths: NDArray[np.int64], first: int, order: NDArray[np.int64]) -> Progress:
-    """Make the progress of rows in this order, after those before `first`. All tokens are taken to last as long."""
+def _make_progress(
+    lengths: NDArray[np.int64], first: int, order: NDArray[np.int64]
+) -> Progress:
+    """Make the progress of rows in this order, after those before `first`. All tokens
+    are taken to last as long."""
     tokens = lengths[:first].sum() + np.append(0, np.cumsum(lengths[order]))
 
     def share(done: float) -> float:
@@ -140,7 +175,10 @@ def explain_uncacheable(teacher: Any, wants: frozenset[str]) -> str:
     """Explain why these signals of a teacher cannot be cached; '' if they can."""
     if others := (wants & ATTENTION) - {"scores"}:
         names = ", ".join(sorted(others))
-        return f"cache_teacher keeps logits, hidden states and attention scores, but this objective reads {names}"
+        return (
+            "cache_teacher keeps logits, hidden states and attention scores, but this "
+            f"objective reads {names}"
+        )
     return UNSEEN if "scores" in wants and has_unseen_tokens(teacher) else ""
 
 
@@ -170,59 +208,92 @@ def teacher_cache(
     read_states = {layer + 1 for layer in layers} if "layers" in wants else set()
     states = sorted(read_states | ({0} if "embeddings" in wants else set()))
     scored = sorted(set(layers)) if "scores" in wants else []
-    names = [*wants & {"logits"}, *(f"hidden{state}" for state in states), *(f"scores{layer}" for layer in scored)]
+    names = [
+        *wants & {"logits"},
+        *(f"hidden{state}" for state in states),
+        *(f"scores{layer}" for layer in scored),
+    ]
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
     starts, squares = _starts(lengths), _starts(lengths**2)
 
     @torch.inference_mode()
     def write(shard: int, entry: Path) -> None:
-        """Run the teacher over one shard in batches of similar lengths, into memory-mapped parts of its entry."""
+        """Run the teacher over one shard in batches of similar lengths, into
+        memory-mapped parts of its entry."""
         if all((entry / f"{name}.npy").is_file() for name in names):
             return
         teacher.eval()
         device = next(teacher.parameters()).device
         first, last = shard * SHARD, min((shard + 1) * SHARD, len(rows))
         order = first + np.argsort(lengths[first:last], kind="stable")
-        tokens, pairs = int(lengths[first:last].sum()), int((lengths[first:last] ** 2).sum())
+        tokens, pairs = (
+            int(lengths[first:last].sum()),
+            int((lengths[first:last] ** 2).sum()),
+        )
         files: dict[str, Any] = {}
         with ExitStack() as unfinished:
             bar = unfinished.enter_context(_make_progress(lengths, first, order))
             for at in range(0, len(order), batch):
                 chosen = [int(i) for i in order[at : at + batch]]
-                inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}
+                inputs = {
+                    name: value.to(device)
+                    for name, value in collate([rows[i] for i in chosen]).items()
+                }
                 with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                     signals = read(teacher, inputs, wants)
-                parts = {f"hidden{state}": _as_numpy(signals.hidden[state], bf16) for state in states}
-                parts |= {f"scores{layer}": _as_numpy(_scores_of_all(signals, layer), bf16) for layer in scored}
+                parts = {
+                    f"hidden{state}": _as_numpy(signals.hidden[state], bf16)
+                    for state in states
+                }
+                parts |= {
+                    f"scores{layer}": _as_numpy(_scores_of_all(signals, layer), bf16)
+                    for layer in scored
+                }
                 if signals.logits is not None and "logits" in wants:
-                    parts["logits"] = _as_numpy(signals.logits, False).astype("f2" if vectors else "f4", copy=False)
+                    parts["logits"] = _as_numpy(signals.logits, False).astype(
+                        "f2" if vectors else "f4", copy=False
+                    )
                 real_BL = inputs["attention_mask"].bool().cpu().numpy()
                 for name, value in parts.items():
                     per_row, heads = value.ndim == 2, value.shape[1]
                     if name not in files:
                         width = value.shape[-1]
-                        shape = (heads * pairs,) if value.ndim == 4 else (last - first if per_row else tokens, width)
+                        shape = (
+                            (heads * pairs,)
+                            if value.ndim == 4
+                            else (last - first if per_row else tokens, width)
+                        )
                         path = unfinished.enter_context(part(entry, f"{name}.npy"))
-                        files[name] = np.lib.format.open_memmap(path, mode="w+", dtype=value.dtype, shape=shape)
+                        files[name] = np.lib.format.open_memmap(
+                            path, mode="w+", dtype=value.dtype, shape=shape
+                        )
                     for row, i in enumerate(chosen):
                         if per_row:
                             files[name][i - first] = value[row]
                         elif value.ndim == 4:
                             block = value[row][:, real_BL[row]][..., real_BL[row]]
-                            files[name][heads * squares[i] :][: block.size] = block.reshape(-1)
+                            files[name][heads * squares[i] :][: block.size] = (
+                                block.reshape(-1)
+                            )
                         else:
-                            files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
+                            files[name][starts[i] : starts[i] + lengths[i]] = value[
+                                row, real_BL[row]
+                            ]
                 bar.advance(len(chosen))
             for file in files.values():
                 file.flush()
 
     shards, processes = list(range(-(-len(rows) // SHARD))), PartialState()
     own = shards[processes.process_index :: processes.num_processes]
-    for shard in [*own, *(other for other in shards if other not in own)]:  # other processes write theirs meanwhile
+    # other processes write theirs meanwhile
+    for shard in [*own, *(other for other in shards if other not in own)]:
         load_or_create(folder / f"{shard:05d}", partial(write, shard))
 
     def load(name: str) -> tuple[NDArray[Any], ...]:
-        return tuple(np.load(folder / f"{shard:05d}" / f"{name}.npy", mmap_mode="r") for shard in shards)
+        return tuple(
+            np.load(folder / f"{shard:05d}" / f"{name}.npy", mmap_mode="r")
+            for shard in shards
+        )
 
     return TeacherCache(
         lengths,
@@ -236,7 +307,8 @@ def teacher_cache(
 
 
 def _scores_of_all(signals: Signals, layer: int) -> Tensor:
-    """Return the scores of a layer in which every token attends to all. Raises ObjectiveError for another."""
+    """Return the scores of a layer in which every token attends to all. Raises
+    ObjectiveError for another."""
     if signals.attention[layer].seen_BLL is not None:
         raise ObjectiveError(f"{UNSEEN}; set cache_teacher: false")
     return signals.scores[layer]
@@ -249,7 +321,8 @@ def _as_tensor(array: NDArray[Any]) -> Tensor:
 
 
 def _as_numpy(tensor: Tensor, bf16: bool) -> NDArray[Any]:
-    """Convert to float32, or with `bf16` to the bits of bfloat16 as int16, as NumPy has no bfloat16."""
+    """Convert to float32, or with `bf16` to the bits of bfloat16 as int16, as NumPy has
+    no bfloat16."""
     converted = tensor.to(torch.bfloat16).view(torch.int16) if bf16 else tensor.float()
     array: NDArray[Any] = converted.cpu().numpy()
     return array

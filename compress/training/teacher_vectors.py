@@ -1,4 +1,5 @@
-"""Complete a task of sentence vectors with its teacher's width and its similarities of unlabelled texts.
+"""Complete a task of sentence vectors with its teacher's width and its similarities of
+unlabelled texts.
 
 Shapes: N texts, D width of the encoder, E width of the vectors.
 """
@@ -29,67 +30,100 @@ from compress.slicing.shape import positions
 ENCODING = "4"
 """Part of every cache key: raise it when texts are compared differently."""
 NEAREST, OTHERS = 5, 5
-"""Texts that each text is compared with: the nearest according to the teacher, and random ones."""
+"""Texts that each text is compared with: the nearest according to the teacher, and
+random ones."""
 MAX_LENGTH = 512
-"""The most tokens of a text whose vector is compared here, unless encoder or tokenizer read fewer."""
+"""The most tokens of a text whose vector is compared here, unless encoder or tokenizer
+read fewer."""
 FITTED = 4096
-"""Texts that the initial linear map into the space of a source's vectors is fitted to."""
+"""Texts that the initial linear map into the space of a source's vectors is fitted
+to."""
 RIDGE = 1e-3
 """The penalty on that map, as a share of the mean square of its inputs."""
 
 
 class VectorSource(Protocol):
-    """A source of vectors for texts that is no checkpoint. digest: of everything that the vectors depend on."""
+    """A source of vectors for texts that is no checkpoint. digest: of everything that
+    the vectors depend on."""
 
     @property
     def name(self) -> str: ...
     @property
     def digest(self) -> str: ...
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float16]:
-        """Return vectors (N, E) for N texts. Raises TeacherError for texts without one."""
+        """Return vectors (N, E) for N texts. Raises TeacherError for texts without
+        one."""
         ...
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
     """Return the data with the teacher's width and prompts.
 
-    Texts of a validation or test split without gold similarities get the teacher's similarities to the nearest and to
-    some random texts, and a note.
+    Texts of a validation or test split without gold similarities get the teacher's
+    similarities to the nearest and to some random texts, and a note.
     """
     config = teacher.model.config
-    data = replace(data, task=replace(data.task, width=width_of(config), prompts=prompts_of(config)))
-    return _with_similarities(data, teacher.digest, lambda split: _encode_texts(teacher, split))
+    data = replace(
+        data,
+        task=replace(data.task, width=width_of(config), prompts=prompts_of(config)),
+    )
+    return _with_similarities(
+        data, teacher.digest, lambda split: _encode_texts(teacher, split)
+    )
 
 
-def with_vectors(data: TaskData, source: VectorSource, start: Teacher) -> tuple[TaskData, Teacher]:
-    """Do what `with_teacher` does with the vectors of a source; return the data and a teacher that has recorded them.
+def with_vectors(
+    data: TaskData, source: VectorSource, start: Teacher
+) -> tuple[TaskData, Teacher]:
+    """Do what `with_teacher` does with the vectors of a source; return the data and a
+    teacher that has recorded them.
 
-    The model of this teacher, out of which students may be cut, is that of `start` with a linear map into the space of
-    the vectors, fitted to some training texts. Raises TeacherError for a task without vectors, and for texts for which
-    the source has none.
+    The model of this teacher, out of which students may be cut, is that of `start` with
+    a linear map into the space of the vectors, fitted to some training texts. Raises
+    TeacherError for a task without vectors, and for texts for which the source has
+    none.
     """
     if data.task.kind != "embedding":
         raise TeacherError(
-            f"teacher {source.name}: gives vectors, but the data are a task of {data.task.kind}; with --kind embedding "
-            "only their texts are read"
+            f"teacher {source.name}: gives vectors, but the data are a task of "
+            f"{data.task.kind}; with --kind embedding only their texts are read"
         )
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
-    found = {role: source.vectors(split["text"][:]) for role, split in splits.items() if split is not None}
+    found = {
+        role: source.vectors(split["text"][:])
+        for role, split in splits.items()
+        if split is not None
+    }
     vectors = {splits[role]._fingerprint: each for role, each in found.items()}
     data = replace(data, task=replace(data.task, width=found["train"].shape[1]))
-    data = _with_similarities(data, source.digest, lambda split: vectors[split._fingerprint])
+    data = _with_similarities(
+        data, source.digest, lambda split: vectors[split._fingerprint]
+    )
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     _fit_projection(start, data.train, found["train"])
-    recorded = RecordedLogits({splits[role]._fingerprint: each for role, each in found.items()})
-    return data, replace(start, name=source.name, digest=source.digest, trained=True, recorded=recorded)
+    recorded = RecordedLogits(
+        {splits[role]._fingerprint: each for role, each in found.items()}
+    )
+    return data, replace(
+        start, name=source.name, digest=source.digest, trained=True, recorded=recorded
+    )
 
 
 def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) -> None:
-    """Fit the linear map after an encoder's pooling to these vectors by ridge regression."""
+    """Fit the linear map after an encoder's pooling to these vectors by ridge
+    regression."""
     model = cast(SentenceEncoder, start.model)
-    chosen = np.unique(np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int))
+    chosen = np.unique(
+        np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int)
+    )
     model.projection = None
-    bare = replace(pooling_of(model.config), normalise=False, projected=False, width=None, prompts=None)
+    bare = replace(
+        pooling_of(model.config),
+        normalise=False,
+        projected=False,
+        width=None,
+        prompts=None,
+    )
     set_pooling(model.config, bare)
     pooled_ND = _encode_texts(start, split.select(chosen)).astype(np.float64)
     target_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
@@ -97,42 +131,75 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     square_DD += RIDGE * np.trace(square_DD) / len(square_DD) * np.eye(len(square_DD))
     map_ED = np.linalg.solve(square_DD, pooled_ND.T @ target_NE).T
     lengths_N = np.linalg.norm(target_NE, axis=1)
-    set_projection(model, torch.from_numpy(map_ED).float(), normalise=bool(np.allclose(lengths_N, 1, atol=1e-2)))
+    set_projection(
+        model,
+        torch.from_numpy(map_ED).float(),
+        normalise=bool(np.allclose(lengths_N, 1, atol=1e-2)),
+    )
     model.requires_grad_(False)
 
 
 def _encode_texts(teacher: Teacher, split: Dataset) -> NDArray[np.float32]:
-    rows = encode(split, teacher.tokenizer, _most_tokens(teacher), prompts=prompts_of(teacher.model.config))
+    rows = encode(
+        split,
+        teacher.tokenizer,
+        _most_tokens(teacher),
+        prompts=prompts_of(teacher.model.config),
+    )
     return metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
 
 
 def _most_tokens(teacher: Teacher) -> int:
-    """Return the number of tokens of a text that the encoder and its tokenizer read, at most MAX_LENGTH."""
-    read = positions(teacher.model), pooling_of(teacher.model.config).max_length, teacher.tokenizer.model_max_length
+    """Return the number of tokens of a text that the encoder and its tokenizer read, at
+    most MAX_LENGTH."""
+    read = (
+        positions(teacher.model),
+        pooling_of(teacher.model.config).max_length,
+        teacher.tokenizer.model_max_length,
+    )
     return min([MAX_LENGTH, *(tokens for tokens in read if tokens)])
 
 
-def _with_similarities(data: TaskData, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> TaskData:
+def _with_similarities(
+    data: TaskData, digest: str, vectors: Callable[[Dataset], NDArray[Any]]
+) -> TaskData:
     compared = {
         role: _compare_texts(split, digest, vectors)
         for role, split in (("validation", data.validation), ("test", data.test))
         if split is not None and not any(map(len, split["related"][:]))
     }
-    note = (f"{' and '.join(compared)}: texts alone, scored by how well they agree with the teacher's similarities",)
+    note = (
+        f"{' and '.join(compared)}: texts alone, scored by how well they agree with "
+        "the teacher's similarities",
+    )
     return replace(data, notes=data.notes + note * bool(compared), **compared)
 
 
-def _compare_texts(split: Dataset, digest: str, vectors: Callable[[Dataset], NDArray[Any]]) -> Dataset:
+def _compare_texts(
+    split: Dataset, digest: str, vectors: Callable[[Dataset], NDArray[Any]]
+) -> Dataset:
     def batches() -> Iterator[pa.RecordBatch]:
         vectors_NE, rng = unit(vectors(split)), np.random.default_rng(0)
         cosines = vectors_NE @ vectors_NE.T
         np.fill_diagonal(cosines, -np.inf)
         for row, text in enumerate(split["text"][:]):
             some = rng.choice(len(split), min(OTHERS, len(split)), replace=False)
-            others = sorted({*np.argsort(-cosines[row])[:NEAREST].tolist(), *some.tolist()} - {row})
-            values: tuple[list[Any], ...] = [text], [others], [cosines[row, others].tolist()], [[]], [False]
+            others = sorted(
+                {*np.argsort(-cosines[row])[:NEAREST].tolist(), *some.tolist()} - {row}
+            )
+            values: tuple[list[Any], ...] = (
+                [text],
+                [others],
+                [cosines[row, others].tolist()],
+                [[]],
+                [False],
+            )
             yield pa.record_batch(
-                [pa.array(value, kind.type) for value, kind in zip(values, SCHEMA, strict=True)], schema=SCHEMA
+                [
+                    pa.array(value, kind.type)
+                    for value, kind in zip(values, SCHEMA, strict=True)
+                ],
+                schema=SCHEMA,
             )
 
     key = cache.digest("compared", ENCODING, split._fingerprint, digest)

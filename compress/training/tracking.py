@@ -1,8 +1,9 @@
-"""Report training to a tracker: MLflow, Trackio or Weights & Biases, through transformers' callbacks.
+"""Report training to a tracker: MLflow, Trackio or Weights & Biases, through
+transformers' callbacks.
 
-Each stage is one run of the tracker, in an experiment or project named after the run's folder; a resumed stage
-continues its tracker run. All files are written to the run's folder, unless the tracker's own settings name another
-place or a server.
+Each stage is one run of the tracker, in an experiment or project named after the run's
+folder; a resumed stage continues its tracker run. All files are written to the run's
+folder, unless the tracker's own settings name another place or a server.
 """
 
 import os
@@ -16,7 +17,11 @@ from typing import Any, Final
 from huggingface_hub import constants
 from rich.console import Console
 from transformers import Trainer
-from transformers.integrations.integration_utils import MLflowCallback, TrackioCallback, WandbCallback
+from transformers.integrations.integration_utils import (
+    MLflowCallback,
+    TrackioCallback,
+    WandbCallback,
+)
 
 from compress.console import warn
 from compress.data.sources import is_reachable
@@ -25,26 +30,38 @@ from compress.io import atomic_file, make_folder
 from compress.training.run import Run
 
 TrackerRun = tuple[str, Callable[[bool], object], str]
-"""The id of a tracker's run, a function that ends it as a success or not, and the command or address that shows it."""
+"""The id of a tracker's run, a function that ends it as a success or not, and the
+command or address that shows it."""
 
 
 @contextmanager
-def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) -> Iterator[None]:
+def report_to_tracker(
+    trainer: Trainer, stage: str, run: Run, console: Console
+) -> Iterator[None]:
     """Report what `trainer` logs to the run's tracker in this context.
 
-    Raises CompressError if a tracker that has shown nothing of this run yet cannot begin. Once it has, its failures are
-    warned of, and training goes on without it until the next stage begins.
+    Raises CompressError if a tracker that has shown nothing of this run yet cannot
+    begin. Once it has, its failures are warned of, and training goes on without it
+    until the next stage begins.
     """
     if run.track is None or not run.main:
         yield
         return
     if run.track == "tensorboard":  # the journal always writes it
-        console.print(f"{stage}: tensorboard --logdir {run.path / 'tensorboard'}", markup=False, highlight=False)
+        console.print(
+            f"{stage}: tensorboard --logdir {run.path / 'tensorboard'}",
+            markup=False,
+            highlight=False,
+        )
         yield
         return
     path = run.path.resolve()
-    home = next((folder for folder in (path, *path.parents) if (folder / "run.json").is_file()), path)
-    name = "/".join((*path.relative_to(home).parts, stage))  # for one student of a search, with its folder
+    home = next(
+        (folder for folder in (path, *path.parents) if (folder / "run.json").is_file()),
+        path,
+    )
+    # for one student of a search, with its folder
+    name = "/".join((*path.relative_to(home).parts, stage))
     file = run.stage(stage) / f"{run.track}.txt"
     known = file.read_text(encoding="utf-8") if file.is_file() else None
     begin, callback = TRACKERS[run.track]
@@ -54,9 +71,11 @@ def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) 
     def give_up(where: str, error: Exception) -> None:
         warn(
             console,
-            f"--track {run.track}: failed at {where} of stage {stage} ({type(error).__name__}: {error}). Training goes "
-            f"on without it, and {run.path / 'log.jsonl'} has all numbers. Mend that: the next stage, or the same "
-            f"command with --resume, tries it again{f'; without {file} as a new run' if file.is_file() else ''}",
+            f"--track {run.track}: failed at {where} of stage {stage} "
+            f"({type(error).__name__}: {error}). Training goes on without it, and "
+            f"{run.path / 'log.jsonl'} has all numbers. Mend that: the next stage, or "
+            "the same command with --resume, tries it "
+            f"again{f'; without {file} as a new run' if file.is_file() else ''}",
         )
 
     reporter: _Reporter | None = None
@@ -70,8 +89,8 @@ def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) 
     except Exception as error:  # trackers have their own classes
         if next(home.rglob(file.name), None) is None:
             raise CompressError(
-                f"--track {run.track}: cannot begin the run of stage {stage} ({type(error).__name__}: {error}). Leave "
-                "--track out, or mend that"
+                f"--track {run.track}: cannot begin the run of stage {stage} "
+                f"({type(error).__name__}: {error}). Leave --track out, or mend that"
             ) from error
         give_up("the beginning", error)
     finally:
@@ -83,7 +102,12 @@ def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) 
     with atomic_file(file) as partial:
         partial.write_text(identity, encoding="utf-8")
     trainer.add_callback(reporter)  # type: ignore[arg-type]  # has the events of a TrainerCallback
-    console.print(f"{stage}: tracked by {run.track}: {where}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{stage}: tracked by {run.track}: {where}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     succeeded = False
     try:
         yield
@@ -97,9 +121,12 @@ def report_to_tracker(trainer: Trainer, stage: str, run: Run, console: Console) 
 
 
 class _Reporter:
-    """Forward the trainer's events to a tracker's callback until one fails, for which `give_up` is called once."""
+    """Forward the trainer's events to a tracker's callback until one fails, for which
+    `give_up` is called once."""
 
-    def __init__(self, callback: Any, give_up: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self, callback: Any, give_up: Callable[[str, Exception], None]
+    ) -> None:
         self.callback, self.give_up, self.failed = callback, give_up, False
 
     def fail(self, where: str, error: Exception) -> None:
@@ -128,7 +155,11 @@ def _mlflow(home: Path, name: str, known: str | None) -> TrackerRun:
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or home.name)
     tracked = mlflow.start_run(run_id=known, run_name=name)
     where = f"mlflow ui --backend-store-uri {place}"
-    return tracked.info.run_id, lambda ok: mlflow.end_run("FINISHED" if ok else "FAILED"), where
+    return (
+        tracked.info.run_id,
+        lambda ok: mlflow.end_run("FINISHED" if ok else "FAILED"),
+        where,
+    )
 
 
 def _wandb(home: Path, name: str, known: str | None) -> TrackerRun:
@@ -136,18 +167,27 @@ def _wandb(home: Path, name: str, known: str | None) -> TrackerRun:
 
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     mode = os.environ.get("WANDB_MODE")
-    if mode is None and (constants.HF_HUB_OFFLINE or not wandb.api.api_key or not is_reachable(server)):
+    if mode is None and (
+        constants.HF_HUB_OFFLINE or not wandb.api.api_key or not is_reachable(server)
+    ):
         mode = "offline"
     tracked = wandb.init(
-        project=os.environ.get("WANDB_PROJECT") or "compress", group=home.name, name=name, id=known, resume="allow",
-        dir=home, mode=mode, settings=wandb.Settings(silent=True, console="off"),
-    )  # fmt: skip
+        project=os.environ.get("WANDB_PROJECT") or "compress",
+        group=home.name,
+        name=name,
+        id=known,
+        resume="allow",
+        dir=home,
+        mode=mode,
+        settings=wandb.Settings(silent=True, console="off"),
+    )
     where = tracked.url or f"offline; wandb sync {Path(tracked.dir).parent}"
     return tracked.id, lambda ok: tracked.finish(exit_code=0 if ok else 1), where
 
 
 def _trackio(home: Path, name: str, known: str | None) -> TrackerRun:
-    """Set the folder, which Trackio reads when it is imported; its callback starts the run, identified by its name."""
+    """Set the folder, which Trackio reads when it is imported; its callback starts the
+    run, identified by its name."""
     place = os.environ.setdefault("TRACKIO_DIR", str(home / "trackio"))
     import trackio
 
@@ -163,6 +203,10 @@ class _Trackio(TrackioCallback):
         """Leave the end to `report_to_tracker`, which also handles errors."""
 
 
-TRACKERS: Final[dict[str, tuple[Callable[[Path, str, str | None], TrackerRun], type[Any]]]] = {
-    "mlflow": (_mlflow, MLflowCallback), "trackio": (_trackio, _Trackio), "wandb": (_wandb, WandbCallback),
-}  # fmt: skip
+TRACKERS: Final[
+    dict[str, tuple[Callable[[Path, str, str | None], TrackerRun], type[Any]]]
+] = {
+    "mlflow": (_mlflow, MLflowCallback),
+    "trackio": (_trackio, _Trackio),
+    "wandb": (_wandb, WandbCallback),
+}

@@ -1,10 +1,12 @@
 """Run transformers' Trainer over a step.
 
-It adds batches of similar lengths in an order that depends on seed and epoch only, means that are exact over processes
-and accumulation, every loss part in the log, and checkpoints that are renamed into place when complete.
+It adds batches of similar lengths in an order that depends on seed and epoch only,
+means that are exact over processes and accumulation, every loss part in the log, and
+checkpoints that are renamed into place when complete.
 
-checkpoints/checkpoint-<step>/   weights, optimizer, scheduler, random states and costs, sealed; the newest two. An
-                                 interrupted stage resumes from the newest intact one.
+checkpoints/checkpoint-<step>/   weights, optimizer, scheduler, random states and costs,
+                                 sealed; the newest two. An interrupted stage resumes
+                                 from the newest intact one.
 """
 
 import json
@@ -25,7 +27,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -33,54 +41,84 @@ from compress import io
 from compress.config.stages import Stage
 from compress.data.collate import Batching, LengthGrouped, Order
 from compress.errors import CompressError, DamagedError
-from compress.io import atomic_file, load_json, make_folder, move_into_place, name_disk_errors, seal, verify
+from compress.io import (
+    atomic_file,
+    load_json,
+    make_folder,
+    move_into_place,
+    name_disk_errors,
+    seal,
+    verify,
+)
 from compress.models.heads import output_layer
-from compress.training.optimizer import choose_optimizer, group_parameters, scale_rate, set_group_rates
+from compress.training.optimizer import (
+    choose_optimizer,
+    group_parameters,
+    scale_rate,
+    set_group_rates,
+)
 from compress.training.schedule import AutoLength
 from compress.training.step import Step
 
 Score = Callable[[PreTrainedModel], Mapping[str, float]]
 """student -> {"score": higher is better, ...} on the validation split."""
 Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's generator each time."""
+"""batch -> corrupted batch, such as masked tokens and their labels, drawn from torch's
+generator each time."""
 BEST = "best.safetensors"
 
 
 class _Hooks(TrainerCallback):
-    """Update the order of rows and the step, clip groups of gradients, and log before every checkpoint.
+    """Update the order of rows and the step, clip groups of gradients, and log before
+    every checkpoint.
 
-    accelerate does not update the order of rows in an epoch that several processes resume. A resumed process lacks the
-    sum of the losses since the last line of the log, so that sum is logged before a checkpoint is saved.
+    accelerate does not update the order of rows in an epoch that several processes
+    resume. A resumed process lacks the sum of the losses since the last line of the
+    log, so that sum is logged before a checkpoint is saved.
     """
 
     def __init__(self, order: Order, step: Any, clip: float) -> None:
         self.order, self.step, self.clip = order, step, clip
 
-    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
         self.order.set_epoch(int(state.epoch or 0))
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
         if hasattr(self.step, "begin"):
             self.step.begin(state.global_step, state.max_steps)
         if not getattr(self.step, "ready", True):
             state.best_metric, state.best_global_step = None, None
 
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        for parameters in self.step.clip_groups() if self.clip and hasattr(self.step, "clip_groups") else ():
+    def on_pre_optimizer_step(
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
+        for parameters in (
+            self.step.clip_groups()
+            if self.clip and hasattr(self.step, "clip_groups")
+            else ()
+        ):
             nn.utils.clip_grad_norm_(parameters, self.clip)
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
         control.should_log = control.should_log or control.should_save
 
 
 COSTS = "costs.json"
 KEPT = 2
-"""Number of checkpoints that are kept: the newest, and the one before it in case the newest gets damaged."""
+"""Number of checkpoints that are kept: the newest, and the one before it in case the
+newest gets damaged."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Record the cost of a stage up to a checkpoint, over all processes that worked on it one after another.
+    """Record the cost of a stage up to a checkpoint, over all processes that worked on
+    it one after another.
 
     loss   the sum over all steps; peak_rss_mb: the most memory that one process held
     """
@@ -99,11 +137,14 @@ class Spent:
 
     def save(self, checkpoint: Path) -> None:
         """Write the record into a checkpoint that is not sealed yet."""
-        (checkpoint / COSTS).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        (checkpoint / COSTS).write_text(
+            json.dumps(asdict(self)) + "\n", encoding="utf-8"
+        )
 
 
 def peak_rss_mb() -> float:
-    """Return the most memory that this process has held, in megabytes (10^6 bytes); 0 on Windows."""
+    """Return the most memory that this process has held, in megabytes (10^6 bytes); 0
+    on Windows."""
     try:
         import resource
     except ModuleNotFoundError:
@@ -113,18 +154,24 @@ def peak_rss_mb() -> float:
 
 
 def read_steps(checkpoint: Path | None) -> int:
-    """Read the number of optimiser steps from a checkpoint's name; 0 if there is no checkpoint."""
+    """Read the number of optimiser steps from a checkpoint's name; 0 if there is no
+    checkpoint."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 def list_checkpoints(stage: Path) -> list[Path]:
     """List the checkpoints in a stage's folder, newest first."""
     found = (stage / "checkpoints").glob("checkpoint-*")
-    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit()), key=read_steps, reverse=True)
+    return sorted(
+        (path for path in found if path.name.rpartition("-")[2].isdigit()),
+        key=read_steps,
+        reverse=True,
+    )
 
 
 def find_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
-    """Find the newest intact checkpoint in a stage's folder; damaged ones are removed, with a warning."""
+    """Find the newest intact checkpoint in a stage's folder; damaged ones are removed,
+    with a warning."""
     damaged: list[DamagedError] = []
     intact: Path | None = None
     for checkpoint in list_checkpoints(stage):
@@ -136,7 +183,11 @@ def find_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
             intact = checkpoint
             break
     for damage in damaged:
-        where = f"resumes from the checkpoint of step {read_steps(intact)}" if intact else "starts from its beginning"
+        where = (
+            f"resumes from the checkpoint of step {read_steps(intact)}"
+            if intact
+            else "starts from its beginning"
+        )
         lost = read_steps(damage.path) - read_steps(intact)
         warn(f"{damage} The stage {where}: {lost} steps are trained again.")
         shutil.rmtree(damage.path)
@@ -145,22 +196,37 @@ def find_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
 
 @contextmanager
 def loading(checkpoint: Path) -> Iterator[None]:
-    """Raise DamagedError for what libraries raise on a checkpoint that another program wrote or changed."""
+    """Raise DamagedError for what libraries raise on a checkpoint that another program
+    wrote or changed."""
     try:
         yield
     except (torch.OutOfMemoryError, DamagedError):
         raise
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError, EOFError) as error:
+    except (
+        pickle.UnpicklingError,
+        SafetensorError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+    ) as error:
         why = " ".join(str(error).split())[:200]
-        raise DamagedError(checkpoint, [f"it cannot be loaded ({why})"], _remedy(checkpoint)) from error
+        raise DamagedError(
+            checkpoint, [f"it cannot be loaded ({why})"], _remedy(checkpoint)
+        ) from error
 
 
 def _remedy(checkpoint: Path) -> str:
-    return f"Remove {checkpoint}: the stage then resumes from the checkpoint before it, or starts from its beginning"
+    return (
+        f"Remove {checkpoint}: the stage then resumes from the checkpoint before it, "
+        "or starts from its beginning"
+    )
 
 
 class StepTrainer(Trainer):
-    """Run transformers' loop over a step; every difference from the library is an override here."""
+    """Run transformers' loop over a step; every difference from the library is an
+    override here."""
 
     def __init__(
         self,
@@ -192,7 +258,8 @@ class StepTrainer(Trainer):
             eval_dataset=rows,
             optimizer_cls_and_kwargs=choose_optimizer(stage),
         )
-        self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
+        # a step's loss is a mean, to be divided by accumulation
+        self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         self.add_callback(_Hooks(order, step, stage.clip))
@@ -207,7 +274,8 @@ class StepTrainer(Trainer):
         return self.model.student  # type: ignore[return-value,union-attr]
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from the start or a checkpoint. The library would add a step to a checkpoint of the last step."""
+        """Train from the start or a checkpoint. The library would add a step to a
+        checkpoint of the last step."""
         self.before, self.began = Spent.load(checkpoint), time.perf_counter()
         if checkpoint is None:
             self.train()
@@ -231,27 +299,51 @@ class StepTrainer(Trainer):
         )
 
     def get_train_dataloader(self) -> Any:
-        """Load batches of the order, which yields rows or, within a budget of tokens or of queries, whole batches."""
+        """Load batches of the order, which yields rows or, within a budget of tokens or
+        of queries, whole batches."""
         sampling: dict[str, Any] = {"batch_sampler": self.order}
         if isinstance(self.order, LengthGrouped):
             sampling = {"sampler": self.order, "batch_size": self.args.train_batch_size}
         pin = self.args.dataloader_pin_memory
-        loader = DataLoader(self.train_dataset, collate_fn=self.data_collator, pin_memory=pin, **sampling)  # type: ignore[arg-type]
+        loader = DataLoader(
+            self.train_dataset,  # type: ignore[arg-type]
+            collate_fn=self.data_collator,
+            pin_memory=pin,
+            **sampling,
+        )
         return self.accelerator.prepare(loader)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Use the step's parameter groups as the optimiser's, if it has any; for LAMB in any case.
+        """Use the step's parameter groups as the optimiser's, if it has any; for LAMB
+        in any case.
 
-        The head of a regression has a group of its own if its labels have another unit than 1.
+        The head of a regression has a group of its own if its labels have another unit
+        than 1.
         """
-        kind, unit = self.stage.optimizer, getattr(getattr(self.step, "objective", None), "unit", 1.0)
-        output = output_layer(self.step.student) if kind == "adamw" and unit != 1 else None
-        if self.optimizer is None and (hasattr(self.step, "groups") or kind == "lamb" or output is not None):
-            chosen, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args)
+        kind, unit = (
+            self.stage.optimizer,
+            getattr(getattr(self.step, "objective", None), "unit", 1.0),
+        )
+        output = (
+            output_layer(self.step.student) if kind == "adamw" and unit != 1 else None
+        )
+        if self.optimizer is None and (
+            hasattr(self.step, "groups") or kind == "lamb" or output is not None
+        ):
+            chosen, options = (
+                self.optimizer_cls_and_kwargs
+                or self.get_optimizer_cls_and_kwargs(self.args)
+            )
             decayed = set(self.get_decay_parameter_names(self.step))
             groups = group_parameters(self.step, decayed, self.args.weight_decay)
             if output is not None:
-                groups = scale_rate(groups, output, lr=self.args.learning_rate, eps=self.stage.eps, by=unit)
+                groups = scale_rate(
+                    groups,
+                    output,
+                    lr=self.args.learning_rate,
+                    eps=self.stage.eps,
+                    by=unit,
+                )
             self.optimizer = chosen(groups, **options)
             return self.optimizer
         return super().create_optimizer(model)
@@ -260,38 +352,61 @@ class StepTrainer(Trainer):
         if self.length is None:
             scheduler = super().create_scheduler(num_training_steps, optimizer)
         else:
-            scheduler = self.lr_scheduler = self.length.schedule(optimizer or self.optimizer)
+            scheduler = self.lr_scheduler = self.length.schedule(
+                optimizer or self.optimizer
+            )
         if hasattr(self.step, "groups"):
             set_group_rates(scheduler, self.step, num_training_steps)  # type: ignore[arg-type]
         return scheduler
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
+        self,
+        epoch_iterator: Iterator[dict[str, Tensor]],
+        num_batches: int,
+        device: torch.device,
     ) -> tuple[list[dict[str, Any]], Any]:
-        """Corrupt the batch, and give each part of it the mean number of items of a part: see Objective.forward."""
+        """Corrupt the batch, and give each part of it the mean number of items of a
+        part: see Objective.forward."""
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.corrupt is not None:
-            samples = [self._corrupt(sample, part) for part, sample in enumerate(samples)]
+            samples = [
+                self._corrupt(sample, part) for part, sample in enumerate(samples)
+            ]
         count_items = getattr(self.step, "items", None)
         if samples and count_items and (len(samples) > 1 or self.args.world_size > 1):
             counts = [count_items(each) for each in samples]
-            mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
+            mean = (
+                torch.stack([torch.stack(list(count.values())) for count in counts])
+                .mean(0)
+                .to(device)
+            )
             mean = self.accelerator.reduce(mean, "mean")
             for sample in samples:
                 sample["items"] = dict(zip(counts[0], mean, strict=True))
         return samples, items
 
     def _corrupt(self, sample: dict[str, Any], part: int) -> dict[str, Any]:
-        """Corrupt with a seed of step, part and process alone: the library restores its generator only later."""
+        """Corrupt with a seed of step, part and process alone: the library restores its
+        generator only later."""
         assert self.corrupt is not None
-        place = [self.args.seed, self.stage.name, self.state.global_step, part, self.args.process_index]
+        place = [
+            self.args.seed,
+            self.stage.name,
+            self.state.global_step,
+            part,
+            self.args.process_index,
+        ]
         devices = [sample["input_ids"].device] if sample["input_ids"].is_cuda else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(int(io.hash_value(place)[:15], 16))
             return self.corrupt(sample)
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         parts = model(**inputs)
         loss = parts.pop("loss")
@@ -304,15 +419,23 @@ class StepTrainer(Trainer):
         if "loss" in logs and self.passes:
             if not math.isfinite(logs["loss"]):
                 raise CompressError(
-                    f"stage {self.stage.name}: the loss is {logs['loss']} at step {self.state.global_step}; lower lr "
-                    f"(now {self.stage.lr}), or try --precision fp32"
+                    f"stage {self.stage.name}: the loss is {logs['loss']} at step "
+                    f"{self.state.global_step}; lower lr (now {self.stage.lr}), or try "
+                    "--precision fp32"
                 )
-            parts = self.accelerator.reduce(torch.stack(list(self.parts.values())) / self.passes, "mean")
+            parts = self.accelerator.reduce(
+                torch.stack(list(self.parts.values())) / self.passes, "mean"
+            )
             logs |= dict(zip(self.parts, parts.tolist(), strict=True))
             self.parts, self.passes = {}, 0
         if "train_runtime" in logs:  # the library counts this process alone
             spent, steps = self.spent, self.state.global_step
-            speed = logs["train_samples_per_second"] / logs["train_steps_per_second"] * steps / spent.seconds
+            speed = (
+                logs["train_samples_per_second"]
+                / logs["train_steps_per_second"]
+                * steps
+                / spent.seconds
+            )
             logs |= {
                 "train_runtime": round(spent.seconds, 4),
                 "train_samples_per_second": round(speed, 3),
@@ -325,29 +448,41 @@ class StepTrainer(Trainer):
         """Score the student, and save its weights if they are the best so far."""
         if self.score is None:
             return {}
-        metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
+        metrics = {
+            f"eval_{name}": float(value)
+            for name, value in self.score(self.student).items()
+        }
         best = self.state.best_metric
-        if self.args.should_save and metrics["eval_score"] > (-math.inf if best is None else best):
+        if self.args.should_save and metrics["eval_score"] > (
+            -math.inf if best is None else best
+        ):
             self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_file(self.folder / BEST) as partial:
                 save_model(self.student, str(partial))
         self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Let the library write into .partial, then seal, flush and rename the complete checkpoint into place.
+        """Let the library write into .partial, then seal, flush and rename the complete
+        checkpoint into place.
 
-        Each checkpoint has its own copy of the best weights: damage to a shared one would reach them all. The library
-        has no public hook around its writing, whose errors on a full disk name no file.
+        Each checkpoint has its own copy of the best weights: damage to a shared one
+        would reach them all. The library has no public hook around its writing, whose
+        errors on a full disk name no file.
         """
         with name_disk_errors(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if not self.args.should_save:
             return
-        partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
-        # the library would look for the best weights in the folder it wrote them to, which is about to be renamed
+        partial = Path(
+            str(self.args.output_dir), f"checkpoint-{self.state.global_step}"
+        )
+        # the library would look for the best weights in the folder it wrote them to,
+        # which is about to be renamed
         self.state.best_model_checkpoint = None
         with name_disk_errors(partial):
             self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
@@ -362,16 +497,23 @@ class StepTrainer(Trainer):
                 shutil.rmtree(old)
         self.on_save()
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save student and projections in safetensors, tied weights once, without the library's pickled arguments."""
+    def save_model(
+        self, output_dir: str | None = None, _internal_call: bool = False
+    ) -> None:
+        """Save student and projections in safetensors, tied weights once, without the
+        library's pickled arguments."""
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
-            folder.mkdir(parents=True, exist_ok=True)  # another process may have written its random state first
+            # another process may have written its random state first
+            folder.mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
 
-    # The library has no public hook for reading a checkpoint: these three report a damaged one as such.
+    # The library has no public hook for reading a checkpoint: these three report a
+    # damaged one as such.
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: Any = None
+    ) -> None:
         folder = Path(resume_from_checkpoint)
         with loading(folder):
             load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]

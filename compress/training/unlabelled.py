@@ -30,38 +30,64 @@ MOST_READ: Final = 2_000_000
 """The most texts of a corpus that are read and drawn from."""
 COMPARED: Final = 1_000
 """Number of texts whose lengths are compared."""
-UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (lambda text: [text], str.splitlines, split_sentences)
+UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (
+    lambda text: [text],
+    str.splitlines,
+    split_sentences,
+)
 """Ways to split a document into texts: not at all, into lines, into sentences."""
 
 
 def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
-    """Return True if there is a corpus whose texts, labelled by a teacher, are rows of this task."""
-    return corpus is not None and not (corpus.parallel or data.task.pair or data.task.kind in ("qa", "embedding"))
+    """Return True if there is a corpus whose texts, labelled by a teacher, are rows of
+    this task."""
+    return corpus is not None and not (
+        corpus.parallel or data.task.pair or data.task.kind in ("qa", "embedding")
+    )
 
 
 def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
     """Return the corpus. Raises DataError if its texts cannot be rows of this task."""
     if corpus is None:
-        raise DataError("`corpus: true` needs unlabelled text: give --corpus, or leave it out of the recipe")
+        raise DataError(
+            "`corpus: true` needs unlabelled text: give --corpus, or leave it out of "
+            "the recipe"
+        )
     if not takes_texts(data, corpus):
         raise DataError(
-            f"`corpus: true` needs a task with labels for single texts and a corpus in one language; {data.name} is a "
-            f"{'pair ' if data.task.pair else ''}{data.task.kind} task. Leave it out of the recipe"
+            "`corpus: true` needs a task with labels for single texts and a corpus in "
+            f"one language; {data.name} is a "
+            f"{'pair ' if data.task.pair else ''}{data.task.kind} task. Leave it out "
+            "of the recipe"
         )
     return corpus
 
 
-def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: int) -> Dataset:
-    """Return these rows of a task, followed by up to MOST_TEXTS texts drawn from the corpus.
+def with_texts(
+    rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: int
+) -> Dataset:
+    """Return these rows of a task, followed by up to MOST_TEXTS texts drawn from the
+    corpus.
 
-    Their labels are missing (-100, or nan; MISSING_TAG for each word), and `Distillation` fills in the teacher's
-    answers. Documents are split into lines, into sentences or not at all, whichever is nearest to the task's texts in
-    length, and for tagging into words as `windows.WORDS` are; texts of any split and repeated texts are left out. The
-    result is cached. Raises DataError like `check_texts`.
+    Their labels are missing (-100, or nan; MISSING_TAG for each word), and
+    `Distillation` fills in the teacher's answers. Documents are split into lines, into
+    sentences or not at all, whichever is nearest to the task's texts in length, and for
+    tagging into words as `windows.WORDS` are; texts of any split and repeated texts are
+    left out. The result is cached. Raises DataError like `check_texts`.
     """
     corpus = check_texts(data, corpus)
-    splits = [split for split in (rows, data.train, data.validation, data.test) if split is not None]
-    key = cache.digest("unlabelled", ENCODING, corpus.fingerprint, *(each._fingerprint for each in splits), str(seed))
+    splits = [
+        split
+        for split in (rows, data.train, data.validation, data.test)
+        if split is not None
+    ]
+    key = cache.digest(
+        "unlabelled",
+        ENCODING,
+        corpus.fingerprint,
+        *(each._fingerprint for each in splits),
+        str(seed),
+    )
     schema = data.train.features.arrow_schema
     tagged = data.task.kind == "tagging"
 
@@ -88,20 +114,36 @@ def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: in
             added = map(unlabelled, drawn[start : start + 1000])
             yield pa.RecordBatch.from_pylist(list(added), schema=schema)
 
-    return cache.rows("unlabelled", key, batches, empty="the training split has no rows.")
+    return cache.rows(
+        "unlabelled", key, batches, empty="the training split has no rows."
+    )
 
 
 def cut(corpus: Corpus, like: list[str]) -> Iterator[str]:
-    """Yield the texts of a corpus, split in the way that comes nearest to the length of `like` (ratio of medians)."""
+    """Yield the texts of a corpus, split in the way that comes nearest to the length of
+    `like` (ratio of medians)."""
     target = np.log(max(1.0, median(map(len, like))))
     first = list(islice(filter(str.strip, corpus.documents()), COMPARED))
-    sizes = [median(len(part) for text in first for part in unit(text) if part.strip()) for unit in UNITS]
+    sizes = [
+        median(len(part) for text in first for part in unit(text) if part.strip())
+        for unit in UNITS
+    ]
     unit = UNITS[int(np.argmin([abs(np.log(size) - target) for size in sizes]))]
-    return (part.strip() for part in chain.from_iterable(map(unit, corpus.documents())) if part.strip())
+    return (
+        part.strip()
+        for part in chain.from_iterable(map(unit, corpus.documents()))
+        if part.strip()
+    )
 
 
-def draw(texts: Iterable[str], seen: set[int], rng: np.random.Generator, most: int = MOST_TEXTS) -> list[str]:
-    """Draw up to `most` different texts with equal probability; texts whose hash is in `seen` are left out."""
+def draw(
+    texts: Iterable[str],
+    seen: set[int],
+    rng: np.random.Generator,
+    most: int = MOST_TEXTS,
+) -> list[str]:
+    """Draw up to `most` different texts with equal probability; texts whose hash is in
+    `seen` are left out."""
     drawn, number = list[str](), 0
     for text in islice(texts, MOST_READ):
         if hash(text) in seen:

@@ -1,4 +1,5 @@
-"""The browser as a measuring device: a page of ours runs onnxruntime-web wherever its link is opened."""
+"""The browser as a measuring device: a page of ours runs onnxruntime-web wherever its
+link is opened."""
 
 from compress.benchmark.browser.device import browser
 

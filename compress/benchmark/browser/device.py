@@ -1,6 +1,8 @@
-"""Measure in a browser: drive a page step by step, with onnxruntime-web in one pinned version.
+"""Measure in a browser: drive a page step by step, with onnxruntime-web in one pinned
+version.
 
-Each file has a worker with its own runtime and threads, as it has its own process on other devices.
+Each file has a worker with its own runtime and threads, as it has its own process on
+other devices.
 """
 
 import base64
@@ -48,20 +50,20 @@ from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sus
 VERSION = "1.30.0"
 PACKAGE = f"onnxruntime-web@{VERSION}"
 TARBALL = f"onnxruntime-web-{VERSION}.tgz"
-INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
+INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # noqa: E501
 """The tarball's hash, as the package's `dist.integrity` gives it."""
 
 WASM: Mapping[str, str] = {
-    "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",
-    "ort-wasm-simd-threaded.mjs": "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",
-    "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
+    "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",  # noqa: E501
+    "ort-wasm-simd-threaded.mjs": "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",  # noqa: E501
+    "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",  # noqa: E501
 }
 """The files that the page loads, entry first, and their SHA-256. 14 MB."""
 
 WEBGPU: Mapping[str, str] = {
-    "ort.webgpu.min.mjs": "3dffff71811bc13a3a3d9591c57ca5ee5735b8f5f3eaf789510b02bb040ae3a0",
-    "ort-wasm-simd-threaded.asyncify.mjs": "3d1c85995364bb643302fc6fd877a0c3ba5ae72401815e0f24828a53d9191e28",
-    "ort-wasm-simd-threaded.asyncify.wasm": "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",
+    "ort.webgpu.min.mjs": "3dffff71811bc13a3a3d9591c57ca5ee5735b8f5f3eaf789510b02bb040ae3a0",  # noqa: E501
+    "ort-wasm-simd-threaded.asyncify.mjs": "3d1c85995364bb643302fc6fd877a0c3ba5ae72401815e0f24828a53d9191e28",  # noqa: E501
+    "ort-wasm-simd-threaded.asyncify.wasm": "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",  # noqa: E501
 }
 """The files of the build with WebGPU. 27 MB."""
 
@@ -69,30 +71,39 @@ PATIENCE = 600
 """Seconds that npm may take: the tarball has 33 MB."""
 
 BY_HAND = (
-    f"On a machine that has npm: npm pack {PACKAGE}. Then pass the tarball, or the unpacked folder: --assets {TARBALL}"
+    f"On a machine that has npm: npm pack {PACKAGE}. Then pass the tarball, or the "
+    f"unpacked folder: --assets {TARBALL}"
 )
 
 
 def load_runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
-    """Return the files of onnxruntime-web that the page loads, entry first, after comparing their hashes.
+    """Return the files of onnxruntime-web that the page loads, entry first, after
+    comparing their hashes.
 
-    source  None: the cache under $COMPRESS_HOME/web, which npm fills the first time; a file: the package's tarball; a
-            folder: one that has the files, directly or in `dist` or `package/dist`
-    Raises DeviceError if npm is missing or fails, or if the files are not those of VERSION.
+    source  None: the cache under $COMPRESS_HOME/web, which npm fills the first time; a
+            file: the package's tarball; a folder: one that has the files, directly or
+            in `dist` or `package/dist`
+    Raises DeviceError if npm is missing or fails, or if the files are not those of
+    VERSION.
     """
     pins = WEBGPU if webgpu else WASM
     if source is not None and source.is_dir():
         for folder in (source, source / "dist", source / "package" / "dist"):
             if all((folder / name).is_file() for name in pins):
                 return _check_files(folder, pins)
-        raise DeviceError(f"--assets {source}: a folder without {', '.join(pins)}. {BY_HAND}")
+        raise DeviceError(
+            f"--assets {source}: a folder without {', '.join(pins)}. {BY_HAND}"
+        )
     cache = home() / "web" / VERSION / ("webgpu" if webgpu else "wasm")
     if source is not None:
         return _unpack(source, pins, cache)
     if cache.exists():
         if not (changed := _list_changed(cache, pins)):
             return [cache / name for name in pins]
-        note(f"{cache}: {', '.join(changed)} is damaged or missing; fetching {PACKAGE} again")
+        note(
+            f"{cache}: {', '.join(changed)} is damaged or missing; fetching {PACKAGE} "
+            "again"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         return _unpack(fetch_tarball(Path(scratch)), pins, cache)
 
@@ -102,27 +113,57 @@ def fetch_tarball(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise DeviceError(
-            f"browser: {PACKAGE} is needed, and npm, which fetches it, is not on the PATH. Install Node.js. {BY_HAND}"
+            f"browser: {PACKAGE} is needed, and npm, which fetches it, is not on the "
+            f"PATH. Install Node.js. {BY_HAND}"
         )
-    command = [npm, "pack", PACKAGE, "--pack-destination", str(folder), "--loglevel", "error"]
+    command = [
+        npm,
+        "pack",
+        PACKAGE,
+        "--pack-destination",
+        str(folder),
+        "--loglevel",
+        "error",
+    ]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise DeviceError(f"browser: npm pack {PACKAGE} took over {PATIENCE} s. {BY_HAND}") from None
+        raise DeviceError(
+            f"browser: npm pack {PACKAGE} took over {PATIENCE} s. {BY_HAND}"
+        ) from None
     if done.returncode != 0 or not (folder / TARBALL).is_file():
         output = " ".join(done.stderr.split())[:600] or "no output"
-        raise DeviceError(f"browser: npm pack {PACKAGE} ended with code {done.returncode}: {output}. {BY_HAND}")
+        raise DeviceError(
+            f"browser: npm pack {PACKAGE} ended with code {done.returncode}: {output}. "
+            f"{BY_HAND}"
+        )
     return folder / TARBALL
 
 
 def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
-    """Unpack the pinned files of the tarball into the cache, after checking its hash."""
+    """Unpack the pinned files of the tarball into the cache, after checking its
+    hash."""
     if not tarball.is_file():
-        raise DeviceError(f"--assets {tarball}: no such file or folder; expected {TARBALL}. {BY_HAND}")
+        raise DeviceError(
+            f"--assets {tarball}: no such file or folder; expected {TARBALL}. {BY_HAND}"
+        )
     with tarball.open("rb") as file:
-        integrity = "sha512-" + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
+        integrity = (
+            "sha512-"
+            + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
+        )
     if integrity != INTEGRITY:
-        raise DeviceError(f"{tarball}: not {PACKAGE}: its integrity is {integrity}; expected {INTEGRITY}. {BY_HAND}")
+        raise DeviceError(
+            f"{tarball}: not {PACKAGE}: its integrity is {integrity}; expected "
+            f"{INTEGRITY}. {BY_HAND}"
+        )
 
     def unpack(folder: Path) -> None:
         with tarfile.open(tarball) as package:
@@ -137,14 +178,21 @@ def _unpack(tarball: Path, pins: Mapping[str, str], cache: Path) -> list[Path]:
 
 def _check_files(folder: Path, pins: Mapping[str, str]) -> list[Path]:
     for name in _list_changed(folder, pins):
-        raise DeviceError(f"{folder / name}: another version than {PACKAGE}, or damaged. Remove it. {BY_HAND}")
+        raise DeviceError(
+            f"{folder / name}: another version than {PACKAGE}, or damaged. Remove it. "
+            f"{BY_HAND}"
+        )
     return [folder / name for name in pins]
 
 
 def _list_changed(folder: Path, pins: Mapping[str, str]) -> list[str]:
     """List the files that are missing or do not have the pinned hash."""
     paths = ((folder / name, expected) for name, expected in pins.items())
-    return [path.name for path, expected in paths if not path.is_file() or sha256(path) != expected]
+    return [
+        path.name
+        for path, expected in paths
+        if not path.is_file() or sha256(path) != expected
+    ]
 
 
 @dataclass(frozen=True)
@@ -157,39 +205,62 @@ class BrowserModel:
 
     @staticmethod
     def load(path: Path) -> "BrowserModel":
-        """Read an ONNX file. Raises DeviceError or ExportError unless it is a text encoder in one file."""
+        """Read an ONNX file. Raises DeviceError or ExportError unless it is a text
+        encoder in one file."""
         if path.suffix != ".onnx":
             raise DeviceError(f"{path}: a browser runs ONNX files only")
         jobs.parts(path)
-        return BrowserModel(path, jobs.logits_job(path)["entries"], jobs.input_types(path))
+        return BrowserModel(
+            path, jobs.logits_job(path)["entries"], jobs.input_types(path)
+        )
 
     @cached_property
     def vocabulary(self) -> int:
         return vocabulary_size(read_model(self.path), self.path)
 
     def random_inputs(self, setting: Setting) -> list[dict[str, Any]]:
-        """Draw the inputs that every device times the file with, as the page expects them."""
+        """Draw the inputs that every device times the file with, as the page expects
+        them."""
         return _tensors(feeds(self.types, setting.batch, setting.seq, self.vocabulary))
 
     def encode_row(self, row: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-        """Encode a row as the page expects it. Raises DeviceError if it lacks an input of the file."""
+        """Encode a row as the page expects it. Raises DeviceError if it lacks an input
+        of the file."""
         if missing := [name for name in self.types if name not in row]:
-            raise DeviceError(f"{self.path}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
-        return _tensors({name: np.asarray([row[name]], dtype) for name, dtype in self.types.items()})
+            raise DeviceError(
+                f"{self.path}: a row has {', '.join(row)}; expected "
+                f"{', '.join(missing)} too"
+            )
+        return _tensors(
+            {name: np.asarray([row[name]], dtype) for name, dtype in self.types.items()}
+        )
 
 
 def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
     return [
-        {"name": name, "type": array.dtype.name, "dims": array.shape, "data": array.ravel().tolist()}
+        {
+            "name": name,
+            "type": array.dtype.name,
+            "dims": array.shape,
+            "data": array.ravel().tolist(),
+        }
         for name, array in arrays.items()
     ]
 
 
 def probe_model() -> bytes:
-    """Build an ONNX file that returns its input: opening it starts a runtime, and shows whether it starts at all."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y"))
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    """Build an ONNX file that returns its input: opening it starts a runtime, and shows
+    whether it starts at all."""
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])
+        for name in ("x", "y")
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y]
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+    )
     return model.SerializeToString()
 
 
@@ -197,7 +268,8 @@ HEAD = ("file", "p50 ms", "p95 ms", "to first")
 
 
 def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
-    """Lay out one table per setting, in the order measured; the last column is the ratio of p50 to the first file's."""
+    """Lay out one table per setting, in the order measured; the last column is the
+    ratio of p50 to the first file's."""
     by_setting: dict[Setting, list[Latency]] = {}
     for latency in latencies:
         by_setting.setdefault(latency.setting, []).append(latency)
@@ -208,7 +280,14 @@ def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
             "rows": [
                 (
                     latency.name + (" (noisy)" if latency.noisy else ""),
-                    *(f"{ms:.2f}" for ms in (latency.p50_ms, latency.p95_ms, latency.p50_ms / group[0].p50_ms)),
+                    *(
+                        f"{ms:.2f}"
+                        for ms in (
+                            latency.p50_ms,
+                            latency.p95_ms,
+                            latency.p50_ms / group[0].p50_ms,
+                        )
+                    ),
                 )
                 for latency in group
             ],
@@ -218,7 +297,8 @@ def latency_tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
 
 
 BURST = 5.0
-"""Seconds of one step of a sustained measurement: the page shows progress, and a lost page is noticed."""
+"""Seconds of one step of a sustained measurement: the page shows progress, and a lost
+page is noticed."""
 
 ROWS_AT_ONCE = 32
 
@@ -243,7 +323,8 @@ class Browser:
     more_facts: Mapping[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
-        """Return the browser's description of its machine, and what is special about its figures."""
+        """Return the browser's description of its machine, and what is special about
+        its figures."""
         known = self.browser_facts
         facts = {
             "device": known.model,
@@ -255,45 +336,88 @@ class Browser:
             "gpu": known.gpu,
             "system": known.system,
             "browser": known.agent,
-            "runtime": f"onnxruntime-web {VERSION}, {'WebGPU' if self.webgpu else 'WebAssembly'}",
+            "runtime": f"onnxruntime-web {VERSION}, "
+            f"{'WebGPU' if self.webgpu else 'WebAssembly'}",
             "clock": f"steps of {known.timer_ms:.2g} ms",
             "MB": "of WebAssembly memory",
         }
-        return {name: value for name, value in {**facts, **self.more_facts}.items() if value}
+        return {
+            name: value for name, value in {**facts, **self.more_facts}.items() if value
+        }
 
     def race(
-        self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
+        self,
+        files: Mapping[str, Path],
+        settings: Sequence[Setting],
+        *,
+        rounds: int = 8,
+        runs: int = 15,
     ) -> list[Latency]:
         """Race the files as on every device; the peak memory is that of WebAssembly.
 
-        A sample that would be shorter than 100 steps of the browser's clock is the mean of several forwards. Figures
-        measured while the page was hidden are flagged as noisy.
+        A sample that would be shorter than 100 steps of the browser's clock is the mean
+        of several forwards. Figures measured while the page was hidden are flagged as
+        noisy.
         """
         self._check_threads(settings)
         models = {name: BrowserModel.load(path) for name, path in files.items()}
         latencies: list[Latency] = []
-        for measured in race_files(files, settings, rounds, runs, partial(self._run_pass, models), say=self._say):
+        for measured in race_files(
+            files,
+            settings,
+            rounds,
+            runs,
+            partial(self._run_pass, models),
+            say=self._say,
+        ):
             latencies += measured
-            self._ask({"do": "show", "tables": latency_tables(latencies)}, Acknowledgement)
+            self._ask(
+                {"do": "show", "tables": latency_tables(latencies)}, Acknowledgement
+            )
         return latencies
 
-    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Run each file in turn for `seconds` without a pause. Raises DeviceError if the page was hidden meanwhile."""
+    def sustain(
+        self, files: Mapping[str, Path], setting: Setting, *, seconds: float
+    ) -> list[Sustained]:
+        """Run each file in turn for `seconds` without a pause. Raises DeviceError if
+        the page was hidden meanwhile."""
         self._check_threads([setting])
         models = {name: BrowserModel.load(path) for name, path in files.items()}
-        return [self._run_sustained(name, model, setting, seconds) for name, model in models.items()]
+        return [
+            self._run_sustained(name, model, setting, seconds)
+            for name, model in models.items()
+        ]
 
-    def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
-        """Compute the file's logits of each row by itself: (outputs,), or (tokens, outputs) for a tokenwise task."""
-        name, model, logits = file.name, BrowserModel.load(file), list[NDArray[np.float32]]()
+    def logits(
+        self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]
+    ) -> list[NDArray[np.float32]]:
+        """Compute the file's logits of each row by itself: (outputs,), or (tokens,
+        outputs) for a tokenwise task."""
+        name, model, logits = (
+            file.name,
+            BrowserModel.load(file),
+            list[NDArray[np.float32]](),
+        )
         self._clear(model)
         self._open(name, model, None)
         for start in range(0, len(rows), ROWS_AT_ONCE):
-            batch = [model.encode_row(row) for row in rows[start : start + ROWS_AT_ONCE]]
-            progress = {"say": f"{name}: answering {len(rows)} rows", "done": start / len(rows)}
-            answer, _ = self._ask({"do": "logits", "worker": name, "rows": batch, **progress}, RowOutputs, about=name)
+            batch = [
+                model.encode_row(row) for row in rows[start : start + ROWS_AT_ONCE]
+            ]
+            progress = {
+                "say": f"{name}: answering {len(rows)} rows",
+                "done": start / len(rows),
+            }
+            answer, _ = self._ask(
+                {"do": "logits", "worker": name, "rows": batch, **progress},
+                RowOutputs,
+                about=name,
+            )
             if len(answer.rows) != len(batch):
-                raise DeviceError(f"browser: {name}: the page answered {len(answer.rows)} of {len(batch)} rows")
+                raise DeviceError(
+                    f"browser: {name}: the page answered {len(answer.rows)} of "
+                    f"{len(batch)} rows"
+                )
             logits += answer.logits()
         return logits
 
@@ -301,49 +425,71 @@ class Browser:
         most = max((setting.threads for setting in settings), default=1)
         if most > 1 and not self.browser_facts.isolated:
             raise DeviceError(
-                f"browser: {most} threads: this page may have one only, because it came over plain http from another "
-                "machine. Measure with --threads 1, or from the same machine: 127.0.0.1, or --device adb."
+                f"browser: {most} threads: this page may have one only, because it "
+                "came over plain http from another machine. Measure with --threads 1, "
+                "or from the same machine: 127.0.0.1, or --device adb."
             )
 
     def _say(self, message: str) -> None:
         self.say(f"{self.name}: {message}")
 
-    def _run_pass(self, models: Mapping[str, BrowserModel], this: Pass) -> dict[str, PassTimes]:
+    def _run_pass(
+        self, models: Mapping[str, BrowserModel], this: Pass
+    ) -> dict[str, PassTimes]:
         self._clear(*models.values())
         times = {}
         for name in this.turns[0]:
             opened = self._open(name, models[name], this.setting)
             times[name] = PassTimes(opened.init_ms, opened.first_ms)
         for number, turn in enumerate(this.turns):
-            progress = {"say": f"Measuring: {this}", "done": this.done + this.share * number / len(this.turns)}
+            progress = {
+                "say": f"Measuring: {this}",
+                "done": this.done + this.share * number / len(this.turns),
+            }
             for name in turn:
-                measured, hidden = self._time(name, this.setting, {"runs": this.runs, **progress})
+                measured, hidden = self._time(
+                    name, this.setting, {"runs": this.runs, **progress}
+                )
                 times[name].ms += measured.ms
                 times[name].peak_rss_mb = measured.heap_mb
                 times[name].disturbed = HIDDEN if hidden else times[name].disturbed
         return times
 
-    def _run_sustained(self, name: str, model: BrowserModel, setting: Setting, seconds: float) -> Sustained:
+    def _run_sustained(
+        self, name: str, model: BrowserModel, setting: Setting, seconds: float
+    ) -> Sustained:
         self._clear(model)
         self._open(name, model, setting)
         minutes: dict[int, list[float]] = {}
         begin = time.monotonic()
         while (passed := time.monotonic() - begin) < seconds:
-            progress = {"say": f"{name}: without pause for {seconds:.0f} s, {setting}", "done": passed / seconds}
-            measured, hidden = self._time(name, setting, {"seconds": min(BURST, seconds - passed), **progress})
+            progress = {
+                "say": f"{name}: without pause for {seconds:.0f} s, {setting}",
+                "done": passed / seconds,
+            }
+            measured, hidden = self._time(
+                name, setting, {"seconds": min(BURST, seconds - passed), **progress}
+            )
             if hidden:
-                raise DeviceError(f"browser: {name}: after {passed:.0f} s {HIDDEN}. Measure again with it in front.")
+                raise DeviceError(
+                    f"browser: {name}: after {passed:.0f} s {HIDDEN}. Measure again "
+                    "with it in front."
+                )
             minutes.setdefault(int(passed // 60), []).extend(measured.ms)
         medians = tuple(float(np.median(times)) for _, times in sorted(minutes.items()))
         return Sustained(name, setting, medians, (None,) * len(medians))
 
     def _clear(self, *upcoming: BrowserModel) -> None:
-        """End all workers, and let the page drop all files but the upcoming ones: a phone has little memory."""
+        """End all workers, and let the page drop all files but the upcoming ones: a
+        phone has little memory."""
         names = [self.site.offer(model.path) for model in upcoming]
         self._ask({"do": "clear", "keep": names}, Acknowledgement)
 
-    def _open(self, name: str, model: BrowserModel, setting: Setting | None) -> OpenTimes:
-        """Open the file in a worker of that name and warm up; without a setting, for logits, only open it."""
+    def _open(
+        self, name: str, model: BrowserModel, setting: Setting | None
+    ) -> OpenTimes:
+        """Open the file in a worker of that name and warm up; without a setting, for
+        logits, only open it."""
         command = {
             "do": "open",
             "worker": name,
@@ -356,20 +502,33 @@ class Browser:
             "warm_up": WARM_UP,
             "say": f"{name}: opening",
         }
-        return self._ask(command, OpenTimes, about=f"{name} at {setting}" if setting else name)[0]
+        return self._ask(
+            command, OpenTimes, about=f"{name} at {setting}" if setting else name
+        )[0]
 
-    def _time(self, name: str, setting: Setting, options: Mapping[str, Any]) -> tuple[RoundTimes, bool]:
-        command = {"do": "time", "worker": name, "warm_up": WARM_UP_PER_ROUND, **options}
+    def _time(
+        self, name: str, setting: Setting, options: Mapping[str, Any]
+    ) -> tuple[RoundTimes, bool]:
+        command = {
+            "do": "time",
+            "worker": name,
+            "warm_up": WARM_UP_PER_ROUND,
+            **options,
+        }
         return self._ask(command, RoundTimes, about=f"{name} at {setting}")
 
-    def _ask(self, command: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> tuple[Answer, bool]:
-        """Return the page's answer, and whether the page was hidden while it worked on it."""
+    def _ask(
+        self, command: Mapping[str, Any], kind: type[Answer], *, about: str = ""
+    ) -> tuple[Answer, bool]:
+        """Return the page's answer, and whether the page was hidden while it worked on
+        it."""
         answer = self.site.session.ask(command)
         return parse_answer(answer, kind, about=about), answer.get("hidden") is True
 
 
 def qr_code(link: str) -> str:
-    """Draw the QR code in half-block characters; without `segno`, return a line that says how to install it."""
+    """Draw the QR code in half-block characters; without `segno`, return a line that
+    says how to install it."""
     try:
         segno = importlib.import_module("segno")
     except ModuleNotFoundError:
@@ -391,46 +550,60 @@ def browser(
     name: str = "browser",
     more: Mapping[str, str] | None = None,
 ) -> Iterator[Browser]:
-    """Print a link, and yield the browser that opens it as a Device. The page is always told when it is over.
+    """Print a link, and yield the browser that opens it as a Device. The page is always
+    told when it is over.
 
-    lan      listen on this machine's network address instead of 127.0.0.1, and show the link as a QR code too
+    lan      listen on this machine's network address instead of 127.0.0.1, and show the
+             link as a QR code too
     timeout  seconds to wait for somebody to open the link
     say      receives messages for the user
     visit    opens or shows the link, instead of printing it
     assets   the tarball or folder of onnxruntime-web, if npm cannot fetch it
     webgpu   run every operator that WebGPU supports on the GPU, the rest in WebAssembly
     name     the name of the device; more: facts about it beyond those of the browser
-    Raises DeviceError if onnxruntime-web cannot be fetched, nobody opens the link, or the browser lacks a feature.
+    Raises DeviceError if onnxruntime-web cannot be fetched, nobody opens the link, or
+    the browser lacks a feature.
     """
     files = load_runtime(assets, webgpu=webgpu)
-    offers: dict[str, Path | bytes] = {"worker.js": WEB / "worker.js", "probe.onnx": probe_model()}
+    offers: dict[str, Path | bytes] = {
+        "worker.js": WEB / "worker.js",
+        "probe.onnx": probe_model(),
+    }
     site = Site(PageSession(), offers | {path.name: path for path in files})
     with serve_site(site, lan=lan) as link:
         if visit is not None:
             visit(link)
         else:
-            say(f"Open this link in the browser to be measured, and keep its page in front: {link}")
+            say(
+                "Open this link in the browser to be measured, and keep its page in "
+                f"front: {link}"
+            )
             if lan:
                 say(qr_code(link))
                 say(
-                    "Over plain http from another machine, browsers give a page neither threads nor WebGPU: one thread "
-                    "only. A phone on a cable has both: --device adb."
+                    "Over plain http from another machine, browsers give a page "
+                    "neither threads nor WebGPU: one thread only. A phone on a cable "
+                    "has both: --device adb."
                 )
         if not site.session.wait_for_claim(timeout):
             near = "on a device in this machine's network, if no firewall keeps it out"
             raise DeviceError(
-                f"browser: nobody opened the link in {timeout:.0f} s. Open it in a browser "
-                f"{near if lan else 'on this machine, or on another with --lan'}; for more time: "
-                f"--timeout {max(120.0, 2 * timeout):.0f}."
+                f"browser: nobody opened the link in {timeout:.0f} s. Open it in a "
+                "browser "
+                f"{near if lan else 'on this machine, or on another with --lan'}; for "
+                f"more time: --timeout {max(120.0, 2 * timeout):.0f}."
             )
         message = "Stopped: the command ended early. Nothing runs here any more."
         try:
-            facts = parse_answer(site.session.ask({"do": "known", "webgpu": webgpu}), BrowserFacts)
+            facts = parse_answer(
+                site.session.ask({"do": "known", "webgpu": webgpu}), BrowserFacts
+            )
             say(f"Measuring in {facts.agent}")
             if webgpu and not facts.gpu:
                 raise DeviceError(
-                    "browser: this browser gives the page no WebGPU. Use one that has it, with a link to this machine "
-                    "itself (127.0.0.1) or with a phone on a cable (--device adb), not --lan."
+                    "browser: this browser gives the page no WebGPU. Use one that has "
+                    "it, with a link to this machine itself (127.0.0.1) or with a "
+                    "phone on a cable (--device adb), not --lan."
                 )
             yield Browser(site, facts, files[0].name, webgpu, say, name, more or {})
             message = "Done. You can close this page."

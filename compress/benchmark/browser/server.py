@@ -1,8 +1,10 @@
-"""Serve one job to one page: the page itself to anyone who knows the address, everything else under a secret path.
+"""Serve one job to one page: the page itself to anyone who knows the address,
+everything else under a secret path.
 
-No file name comes from a request: it is looked up among the files on offer. Headers isolate the page (so that
-WebAssembly may use threads) and keep it from loading anything from elsewhere. Requests with a foreign Host (a name that
-was pointed at this machine) or from the page of another site are refused.
+No file name comes from a request: it is looked up among the files on offer. Headers
+isolate the page (so that WebAssembly may use threads) and keep it from loading anything
+from elsewhere. Requests with a foreign Host (a name that was pointed at this machine)
+or from the page of another site are refused.
 """
 
 import base64
@@ -25,7 +27,14 @@ from urllib.parse import parse_qs
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, FiniteFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from compress.records.latency import DeviceError
 from compress.terminal import one_line
@@ -37,18 +46,22 @@ SILENCE = 20.0
 """Seconds without a poll after which the page counts as gone."""
 
 LONGEST = 900.0
-"""The most seconds one command may take: opening a large file over a slow network, or a round of a slow model."""
+"""The most seconds one command may take: opening a large file over a slow network, or a
+round of a slow model."""
 
 GONE = (
-    "Usual reasons: the tab was closed or reloaded, the phone was locked, the network was lost, or the browser had too "
-    "little memory for the model. Run the command again and keep the page in front."
+    "Usual reasons: the tab was closed or reloaded, the phone was locked, the network "
+    "was lost, or the browser had too little memory for the model. Run the command "
+    "again and keep the page in front."
 )
 
 
 class PageSession:
-    """The conversation with the one page that may claim the link. Requests call it from their own threads.
+    """The conversation with the one page that may claim the link. Requests call it from
+    their own threads.
 
-    The link holds `token`, which is valid once. Whoever claims it gets the secret path of everything else.
+    The link holds `token`, which is valid once. Whoever claims it gets the secret path
+    of everything else.
     """
 
     def __init__(self) -> None:
@@ -65,8 +78,11 @@ class PageSession:
         self._end_sent = False
 
     def claim(self, token: str) -> str | None:
-        """Return the secret to the first caller with the token, None to everyone else."""
-        valid = hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self.token.encode())
+        """Return the secret to the first caller with the token, None to everyone
+        else."""
+        valid = hmac.compare_digest(
+            token.encode("utf-8", "surrogatepass"), self.token.encode()
+        )
         with self._changed:
             if not valid or self._claimed:
                 return None
@@ -78,7 +94,8 @@ class PageSession:
         return hmac.compare_digest(secret.encode(), self._secret.encode())
 
     def next_command(self, after: int) -> dict[str, Any] | None:
-        """Wait for a command with a number above `after`; return None after HOLD seconds."""
+        """Wait for a command with a number above `after`; return None after HOLD
+        seconds."""
 
         def is_due() -> bool:
             return self._ended or (self._command is not None and self._number > after)
@@ -95,7 +112,11 @@ class PageSession:
         """Accept the page's answer to the current command; ignore any other."""
         with self._changed:
             self._last_seen = time.monotonic()
-            if answer.get("id") == self._number and self._command is not None and not self._ended:
+            if (
+                answer.get("id") == self._number
+                and self._command is not None
+                and not self._ended
+            ):
                 self._command, self._answer = None, dict(answer)
                 self._changed.notify_all()
 
@@ -109,7 +130,8 @@ class PageSession:
             return self._changed.wait_for(lambda: self._claimed, timeout)
 
     def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a command to the page and return its answer. Raises DeviceError if it is gone or takes too long."""
+        """Send a command to the page and return its answer. Raises DeviceError if it is
+        gone or takes too long."""
         with self._changed:
             self._number += 1
             self._command, self._answer = {"id": self._number, **command}, None
@@ -118,25 +140,37 @@ class PageSession:
             while self._answer is None:
                 now = time.monotonic()
                 if self._left:
-                    raise DeviceError(f"browser: the page was left in the middle of a measurement. {GONE}")
+                    raise DeviceError(
+                        "browser: the page was left in the middle of a measurement. "
+                        f"{GONE}"
+                    )
                 if now - self._last_seen > SILENCE:
-                    raise DeviceError(f"browser: nothing heard from the page for {SILENCE:.0f} s. {GONE}")
+                    raise DeviceError(
+                        f"browser: nothing heard from the page for {SILENCE:.0f} s. "
+                        f"{GONE}"
+                    )
                 if now > deadline:
                     raise DeviceError(
-                        f"browser: the page is open, but has not finished one step in {LONGEST / 60:.0f} minutes. "
-                        "Measure with fewer --runs, shorter --seq, or a smaller model."
+                        "browser: the page is open, but has not finished one step in "
+                        f"{LONGEST / 60:.0f} minutes. Measure with fewer --runs, "
+                        "shorter --seq, or a smaller model."
                     )
                 self._changed.wait(0.25)
             return self._answer
 
     def end(self, message: str, patience: float = 2.0) -> None:
-        """Tell the page that the measurement is over, and wait `patience` seconds for it to hear that."""
+        """Tell the page that the measurement is over, and wait `patience` seconds for
+        it to hear that."""
         with self._changed:
             self._number += 1
             self._command = {"id": self._number, "do": "end", "say": message}
             self._ended = True
             self._changed.notify_all()
-            if self._claimed and not self._left and time.monotonic() - self._last_seen < SILENCE:
+            if (
+                self._claimed
+                and not self._left
+                and time.monotonic() - self._last_seen < SILENCE
+            ):
                 self._changed.wait_for(lambda: self._end_sent or self._left, patience)
 
 
@@ -146,7 +180,8 @@ LOOPBACK = "127.0.0.1"
 
 MOST_CLAIM = 1_000
 MOST_ANSWER = 64_000_000
-"""The largest request bodies in bytes: a claim is a token, an answer at most the logits of a few rows."""
+"""The largest request bodies in bytes: a claim is a token, an answer at most the logits
+of a few rows."""
 
 LONGEST_BODY = 120.0
 """Seconds within which a body must arrive."""
@@ -155,9 +190,9 @@ IDLE = 60.0
 """Seconds after which an idle connection is closed."""
 
 POLICY = (
-    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
-    "style-src 'self'; img-src 'self' data:; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+    "connect-src 'self'; style-src 'self'; img-src 'self' data:; manifest-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": POLICY,
@@ -180,7 +215,11 @@ CONTENT_TYPES: Mapping[str, str] = {
     ".svg": "image/svg+xml",
 }
 
-PUBLIC: Mapping[str, Path] = {"/": WEB / "index.html", "/page.js": WEB / "page.js", "/style.css": WEB / "style.css"}
+PUBLIC: Mapping[str, Path] = {
+    "/": WEB / "index.html",
+    "/page.js": WEB / "page.js",
+    "/style.css": WEB / "style.css",
+}
 
 
 @dataclass(frozen=True)
@@ -197,7 +236,8 @@ class Site:
     names: dict[tuple[Path, int, int], str] = field(default_factory=dict)
 
     def offer(self, file: Path) -> str:
-        """Offer a file to the page and return its name, which changes when the file is rewritten."""
+        """Offer a file to the page and return its name, which changes when the file is
+        rewritten."""
         stat = file.stat()
         identity = (file.resolve(), stat.st_mtime_ns, stat.st_size)
         if identity not in self.names:
@@ -208,7 +248,8 @@ class Site:
 
 @contextmanager
 def serve_site(site: Site, *, lan: bool) -> Iterator[str]:
-    """Serve the site, and yield the link to the page, with its token. Raises DeviceError without a network address."""
+    """Serve the site, and yield the link to the page, with its token. Raises
+    DeviceError without a network address."""
     host = lan_address() if lan else LOOPBACK
     try:
         server = _Server((host, 0), _Handler)
@@ -217,10 +258,13 @@ def serve_site(site: Site, *, lan: bool) -> Iterator[str]:
     server.site = site
     names = (host, "localhost") if host == LOOPBACK else (host,)
     server.hosts = frozenset(f"{name}:{server.server_port}" for name in names)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+    )
     thread.start()
     try:
-        # after '#': not sent until the page's own script claims it, so that a preview of the link does not use it up
+        # after '#': not sent until the page's own script claims it, so that a preview
+        # of the link does not use it up
         yield f"http://{host}:{server.server_port}/#{site.session.token}"
     finally:
         server.shutdown()
@@ -229,14 +273,16 @@ def serve_site(site: Site, *, lan: bool) -> Iterator[str]:
 
 
 def lan_address() -> str:
-    """Return this machine's address on the local network. Nothing is sent: connecting a UDP socket picks a route."""
+    """Return this machine's address on the local network. Nothing is sent: connecting a
+    UDP socket picks a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # reserved for documentation, RFC 5737
         except OSError as error:
             raise DeviceError(
-                f"browser: --lan: this machine has no network address ({error}). Connect it to the phone's network, or "
-                "leave --lan out and open the link on this machine."
+                f"browser: --lan: this machine has no network address ({error}). "
+                "Connect it to the phone's network, or leave --lan out and open the "
+                "link on this machine."
             ) from None
         return str(probe.getsockname()[0])
 
@@ -291,7 +337,10 @@ class _Handler(BaseHTTPRequestHandler):
             if (claim := self._read_json(MOST_CLAIM)) is None:
                 return
             token = claim.get("token")
-            if not isinstance(token, str) or (secret := self.site.session.claim(token)) is None:
+            if (
+                not isinstance(token, str)
+                or (secret := self.site.session.claim(token)) is None
+            ):
                 self._refuse(HTTPStatus.FORBIDDEN)
             else:
                 self._send_json({"base": f"/{secret}/"})
@@ -309,9 +358,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND)
 
     def _check_origin(self) -> bool:
-        """Return True if the request is for this address and not from the page of another site; else refuse it."""
+        """Return True if the request is for this address and not from the page of
+        another site; else refuse it."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if host in cast(_Server, self.server).hosts and origin in {None, f"http://{host}"}:
+        if host in cast(_Server, self.server).hosts and origin in {
+            None,
+            f"http://{host}",
+        }:
             return True
         self._refuse(HTTPStatus.FORBIDDEN)
         return False
@@ -322,7 +375,8 @@ class _Handler(BaseHTTPRequestHandler):
         return name if self.site.session.has_secret(secret) else None
 
     def _read_json(self, limit: int) -> dict[str, Any] | None:
-        """Read a JSON object; refuse anything else, or a body above `limit` bytes, and return None."""
+        """Read a JSON object; refuse anything else, or a body above `limit` bytes, and
+        return None."""
         length, status = self.headers.get("Content-Length", ""), HTTPStatus.BAD_REQUEST
         if not (length.isascii() and length.isdigit()):
             status = HTTPStatus.LENGTH_REQUIRED
@@ -341,7 +395,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _read_body(self, length: int) -> bytes:
-        """Read a body. Raises TimeoutError after LONGEST_BODY seconds, however slowly it trickles in."""
+        """Read a body. Raises TimeoutError after LONGEST_BODY seconds, however slowly
+        it trickles in."""
         body, deadline = bytearray(), time.monotonic() + LONGEST_BODY
         try:
             while len(body) < length:
@@ -361,19 +416,31 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_json(self, value: object) -> None:
         self._send(HTTPStatus.OK, json.dumps(value).encode(), kind="application/json")
 
-    def _send(self, status: HTTPStatus, content: Path | bytes, *, kind: str = "") -> None:
+    def _send(
+        self, status: HTTPStatus, content: Path | bytes, *, kind: str = ""
+    ) -> None:
         with suppress(ConnectionError, TimeoutError):
-            source: IO[bytes] = BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+            source: IO[bytes] = (
+                BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+            )
             cacheable = False
             if isinstance(content, Path):
                 kind = kind or CONTENT_TYPES[content.suffix]
-                cacheable = content.suffix in {".mjs", ".wasm"}  # every worker loads the runtime again
+                # every worker loads the runtime again
+                cacheable = content.suffix in {".mjs", ".wasm"}
             with source:
-                length = len(content) if isinstance(content, bytes) else content.stat().st_size
+                length = (
+                    len(content)
+                    if isinstance(content, bytes)
+                    else content.stat().st_size
+                )
                 self.send_response(status)
                 for name, value in HEADERS.items():
                     self.send_header(name, value)
-                self.send_header("Cache-Control", "private, max-age=3600" if cacheable else "no-store")
+                self.send_header(
+                    "Cache-Control",
+                    "private, max-age=3600" if cacheable else "no-store",
+                )
                 if kind:
                     self.send_header("Content-Type", kind)
                 if status != HTTPStatus.NO_CONTENT:
@@ -387,7 +454,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-Text = Annotated[str, BeforeValidator(lambda value: one_line(value) if isinstance(value, str) else value)]
+Text = Annotated[
+    str,
+    BeforeValidator(lambda value: one_line(value) if isinstance(value, str) else value),
+]
 Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -415,7 +485,8 @@ class BrowserFacts:
 class OpenTimes:
     """The times of opening a file and of its first forward.
 
-    forwards  how many forwards one sample is the mean of, so that the clock's step is at most 1 % of what it times
+    forwards  how many forwards one sample is the mean of, so that the clock's step is
+              at most 1 % of what it times
     """
 
     init_ms: Milliseconds
@@ -425,7 +496,8 @@ class OpenTimes:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """The time per forward of each sample, and the size that WebAssembly's memory grew to, in 10^6 bytes."""
+    """The time per forward of each sample, and the size that WebAssembly's memory grew
+    to, in 10^6 bytes."""
 
     ms: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=1)]
     heap_mb: Annotated[FiniteFloat, Field(ge=0)]
@@ -435,12 +507,18 @@ class RoundTimes:
 class OutputTensor:
     """A float32 tensor of one row: its shape, and its little-endian bytes in base64."""
 
-    dims: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**31)], ...], Field(min_length=2, max_length=3)]
+    dims: Annotated[
+        tuple[Annotated[int, Field(ge=1, lt=2**31)], ...],
+        Field(min_length=2, max_length=3),
+    ]
     data: str
 
     def decode(self) -> NDArray[np.float32]:
-        """Decode the row, with infinities and nan, so that overflows show. Raises ValueError for another shape."""
-        values = np.frombuffer(base64.b64decode(self.data, validate=True), "<f4").reshape(self.dims)
+        """Decode the row, with infinities and nan, so that overflows show. Raises
+        ValueError for another shape."""
+        values = np.frombuffer(
+            base64.b64decode(self.data, validate=True), "<f4"
+        ).reshape(self.dims)
         if len(values) != 1:
             raise ValueError(f"{len(values)} rows, not 1")
         return values[0]
@@ -453,13 +531,26 @@ class RowOutputs:
     rows: list[Annotated[list[OutputTensor], Field(min_length=1)]]
 
     def logits(self) -> list[NDArray[np.float32]]:
-        """Decode every row, with the starts and ends of spans stacked. Raises DeviceError for malformed tensors."""
+        """Decode every row, with the starts and ends of spans stacked. Raises
+        DeviceError for malformed tensors."""
         try:
             rows = [[output.decode() for output in outputs] for outputs in self.rows]
-            rows = [[each for each in arrays if each.ndim == min(one.ndim for one in arrays)] for arrays in rows]
-            return [arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1) for arrays in rows]
+            rows = [
+                [
+                    each
+                    for each in arrays
+                    if each.ndim == min(one.ndim for one in arrays)
+                ]
+                for arrays in rows
+            ]
+            return [
+                arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
+                for arrays in rows
+            ]
         except ValueError as error:
-            raise DeviceError(f"browser: the page sent a malformed tensor: {error}") from None
+            raise DeviceError(
+                f"browser: the page sent a malformed tensor: {error}"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -467,17 +558,27 @@ class Acknowledgement:
     """An answer without content."""
 
 
-Answer = TypeVar("Answer", BrowserFacts, OpenTimes, RoundTimes, RowOutputs, Acknowledgement)
+Answer = TypeVar(
+    "Answer", BrowserFacts, OpenTimes, RoundTimes, RowOutputs, Acknowledgement
+)
 
 
-def parse_answer(answer: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> Answer:
-    """Parse the page's answer to a command `about` a file. Raises DeviceError for an error or a malformed answer."""
+def parse_answer(
+    answer: Mapping[str, Any], kind: type[Answer], *, about: str = ""
+) -> Answer:
+    """Parse the page's answer to a command `about` a file. Raises DeviceError for an
+    error or a malformed answer."""
     device = f"browser: {about}" if about else "browser"
     if "error" in answer:
-        raise DeviceError(f"{device}: {one_line(str(answer['error'])) or 'the page failed without a message'}")
+        raise DeviceError(
+            f"{device}: "
+            f"{one_line(str(answer['error'])) or 'the page failed without a message'}"
+        )
     try:
         return TypeAdapter(kind).validate_python(answer.get("ok"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "it"
-        raise DeviceError(f"{device}: the page sent an invalid answer: {where}: {first['msg']}") from None
+        raise DeviceError(
+            f"{device}: the page sent an invalid answer: {where}: {first['msg']}"
+        ) from None

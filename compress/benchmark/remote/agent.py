@@ -1,18 +1,24 @@
-"""Manage the measuring processes of one machine, at the remote end of a pipe. Needs only Python 3.8.
+"""Manage the measuring processes of one machine, at the remote end of a pipe. Needs
+only Python 3.8.
 
     python agent.py [FOLDER]
 
-Prints one JSON line that describes the machine when ready, then answers each JSON line of input with one line:
+Prints one JSON line that describes the machine when ready, then answers each JSON line
+of input with one line:
 
-    {"do": "temperature"}                     {"celsius": 51.2}             null if unknown
-    {"do": "versions", "of": ["numpy"]}       {"versions": {...}} or {"error": ...}    by importing them
-    {"do": "put", "name": ..., "bytes": n}    {"path": ...} or {"error": ...}          n bytes follow the line
+    {"do": "temperature"}                     {"celsius": 51.2}             null if
+    unknown
+    {"do": "versions", "of": ["numpy"]}       {"versions": {...}} or {"error": ...}
+    by importing them
+    {"do": "put", "name": ..., "bytes": n}    {"path": ...} or {"error": ...}          n
+    bytes follow the line
     {"do": "start", "name": ..., "runner": ..., "job": {...}}    the runner's first line
     {"do": "ask", "name": ..., "line": {...}}                    the runner's answer
     {"do": "stop", "name": ...}               {}
 
-For a runner that has ended the answer is {"died": exit code, "words": its last line}. When the input ends, even in the
-middle of a run, every runner is killed and the agent exits: a lost connection leaves nothing running.
+For a runner that has ended the answer is {"died": exit code, "words": its last line}.
+When the input ends, even in the middle of a run, every runner is killed and the agent
+exits: a lost connection leaves nothing running.
 """
 
 from __future__ import annotations
@@ -38,10 +44,22 @@ if TYPE_CHECKING:
 READY = '{"agent": '
 """The beginning of our first line; anything before it was printed by a login shell."""
 
-FAST_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve")
+FAST_SETS = (
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "asimddp",
+    "i8mm",
+    "sve",
+)
 """Instruction sets that decide how fast int8 and bf16 are."""
 
-CPU_SENSORS = re.compile(r"cpu|pkg|package|soc|core|k10temp|zenpower|tctl", re.IGNORECASE)
+CPU_SENSORS = re.compile(
+    r"cpu|pkg|package|soc|core|k10temp|zenpower|tctl", re.IGNORECASE
+)
 SENSORS = Path("/sys/class")
 CPUS = Path("/sys/devices/system/cpu")
 CHUNK = 2**20
@@ -58,7 +76,9 @@ def main(folder: str = "") -> None:
     """Serve until the input ends. `folder`: the destination of `put` files."""
     requests: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
     runners: Runners = {}
-    threading.Thread(target=listen, args=(folder, requests, runners), daemon=True).start()
+    threading.Thread(
+        target=listen, args=(folder, requests, runners), daemon=True
+    ).start()
     free = shutil.disk_usage(folder).free if folder else 0
     if folder:  # onnxruntime 1.31 leaves a file in TMPDIR when it is imported
         os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -74,7 +94,9 @@ def main(folder: str = "") -> None:
     finally:
         for name in list(runners):
             stop(name, runners)
-        os._exit(0)  # the listening thread may hold the lock of standard input, for which a normal exit would wait
+        # the listening thread may hold the lock of standard input, for which a normal
+        # exit would wait
+        os._exit(0)
 
 
 def say(value: dict[str, Any]) -> None:
@@ -82,13 +104,17 @@ def say(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def listen(folder: str, requests: queue.Queue[dict[str, Any] | None], runners: Runners) -> None:
+def listen(
+    folder: str, requests: queue.Queue[dict[str, Any] | None], runners: Runners
+) -> None:
     """Queue the requests, after writing the files that follow them; None at the end."""
     source = sys.stdin.buffer
     for line in source:
         request = json.loads(line)
         if request["do"] == "put":
-            request["put"] = receive(source, Path(folder) / request["name"], request["bytes"])
+            request["put"] = receive(
+                source, Path(folder) / request["name"], request["bytes"]
+            )
         requests.put(request)
     for running in list(runners.values()):  # unblocks whoever waits for their answer
         running.process.kill()
@@ -96,7 +122,8 @@ def listen(folder: str, requests: queue.Queue[dict[str, Any] | None], runners: R
 
 
 def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
-    """Write the next `size` bytes to a file; if that fails, read them nevertheless, up to the next request."""
+    """Write the next `size` bytes to a file; if that fails, read them nevertheless, up
+    to the next request."""
     left = size
     try:
         with target.open("wb") as file:
@@ -118,7 +145,9 @@ def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
     answers = {
         "put": lambda: request["put"],
         "start": lambda: start(request, runners),
-        "ask": lambda: ask(request["name"], json.dumps(request["line"]) + "\n", runners),
+        "ask": lambda: ask(
+            request["name"], json.dumps(request["line"]) + "\n", runners
+        ),
         "stop": lambda: stop(request["name"], runners),
         "versions": lambda: versions(request["of"]),
         "usage": lambda: usage(request["cpus"], runners),
@@ -128,20 +157,30 @@ def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
 
 
 def usage(cpus: list[int], runners: Runners) -> dict[str, Any]:
-    """Measure how many seconds these CPUs (empty: all that we may use) have been busy, and our own share; on Linux.
+    """Measure how many seconds these CPUs (empty: all that we may use) have been busy,
+    and our own share; on Linux.
 
     `busy` includes time that the host of a virtual machine took from it.
     """
     lines = (line.split() for line in _text(Path("/proc/stat")).splitlines())
-    ticks = {line[0]: list(map(int, line[1:9])) for line in lines if re.fullmatch(r"cpu\d+", line[0])}
+    ticks = {
+        line[0]: list(map(int, line[1:9]))
+        for line in lines
+        if re.fullmatch(r"cpu\d+", line[0])
+    }
     if not ticks or not hasattr(os, "sched_getaffinity"):
         return {}
-    chosen = [f"cpu{cpu}" for cpu in cpus or os.sched_getaffinity(0) if f"cpu{cpu}" in ticks]
+    chosen = [
+        f"cpu{cpu}" for cpu in cpus or os.sched_getaffinity(0) if f"cpu{cpu}" in ticks
+    ]
     tick = os.sysconf("SC_CLK_TCK")
-    busy = sum(sum(ticks[cpu]) - ticks[cpu][3] - ticks[cpu][4] for cpu in chosen) / tick  # without idle and iowait
+    # without idle and iowait
+    busy = sum(sum(ticks[cpu]) - ticks[cpu][3] - ticks[cpu][4] for cpu in chosen) / tick
     own = time.process_time()
     for running in runners.values():
-        fields = _text(Path(f"/proc/{running.process.pid}/stat")).rpartition(")")[2].split()
+        fields = (
+            _text(Path(f"/proc/{running.process.pid}/stat")).rpartition(")")[2].split()
+        )
         own += (int(fields[11]) + int(fields[12])) / tick if fields else 0.0
     return {"seconds": time.monotonic(), "busy": busy, "own": own, "cpus": len(chosen)}
 
@@ -152,7 +191,9 @@ def start(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     command = [sys.executable, *safe, request["runner"], json.dumps(request["job"])]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, universal_newlines=True)
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=errors, universal_newlines=True
+    )
     runners[request["name"]] = Running(process, errors)
     return ask(request["name"], "", runners)
 
@@ -188,12 +229,24 @@ def stop(name: str, runners: Runners) -> dict[str, Any]:
 
 
 def versions(packages: list[str]) -> dict[str, Any]:
-    """Find the versions of packages by importing them: one for another processor is installed, but does not load."""
+    """Find the versions of packages by importing them: one for another processor is
+    installed, but does not load."""
     names = ", ".join(packages)
-    version = "(getattr(each, '__version__', None) or metadata.version(each.__name__)).split('-')[0]"
+    version = (
+        "(getattr(each, '__version__', None) or "
+        "metadata.version(each.__name__)).split('-')[0]"
+    )
     found = f"{{each.__name__: {version} for each in ({names},)}}"
-    program = f"import json, {names}; from importlib import metadata; print(json.dumps({found}))"
-    done = subprocess.run([sys.executable, "-c", program], check=False, stdin=subprocess.DEVNULL, capture_output=True)
+    program = (
+        f"import json, {names}; from importlib import metadata; "
+        f"print(json.dumps({found}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()
         return {"error": words[-1] if words else f"ended with code {done.returncode}"}
@@ -201,17 +254,26 @@ def versions(packages: list[str]) -> dict[str, Any]:
 
 
 def facts() -> dict[str, str]:
-    """Describe processor, cores, instruction sets, governor, current temperature and load, memory, system.
+    """Describe processor, cores, instruction sets, governor, current temperature and
+    load, memory, system.
 
     Facts that cannot be read are left out.
     """
     flags = f"{_cpuinfo('flags')} {_cpuinfo('Features')}".split()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
     celsius = temperature()
-    governors = sorted({_text(path) for path in CPUS.glob("cpu*/cpufreq/scaling_governor")})
+    governors = sorted(
+        {_text(path) for path in CPUS.glob("cpu*/cpufreq/scaling_governor")}
+    )
     memory = ""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+        memory = (
+            f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+        )
     found = {
         "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
         "board": _text(Path("/proc/device-tree/model")).rstrip("\0"),
@@ -229,9 +291,13 @@ def facts() -> dict[str, str]:
 
 
 def temperature(sensors: Path = SENSORS) -> float | None:
-    """Read the hottest sensor of the processor in degrees Celsius; if none is known to be one, the hottest of all."""
+    """Read the hottest sensor of the processor in degrees Celsius; if none is known to
+    be one, the hottest of all."""
     readings = []
-    for pattern, label in (("thermal/thermal_zone*/temp", "type"), ("hwmon/hwmon*/temp*_input", "name")):
+    for pattern, label in (
+        ("thermal/thermal_zone*/temp", "type"),
+        ("hwmon/hwmon*/temp*_input", "name"),
+    ):
         for path in sensors.glob(pattern):
             milli, name = _text(path), _text(path.with_name(label))
             if re.fullmatch(r"\d+", milli) and 0 < int(milli) < 150_000:
@@ -240,18 +306,27 @@ def temperature(sensors: Path = SENSORS) -> float | None:
 
 
 def clocks(cpus: Path = CPUS) -> str:
-    """Describe the clock of each CPU: `cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`; '' if unknown."""
-    khz = {int(path.parent.parent.name[3:]): _text(path) for path in cpus.glob("cpu*/cpufreq/cpuinfo_max_freq")}
+    """Describe the clock of each CPU: `cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`; '' if
+    unknown."""
+    khz = {
+        int(path.parent.parent.name[3:]): _text(path)
+        for path in cpus.glob("cpu*/cpufreq/cpuinfo_max_freq")
+    }
     by_clock: dict[str, list[int]] = {}
     for cpu in sorted(khz):
         by_clock.setdefault(f"{int(khz[cpu]) / 1e6:.2f} GHz", []).append(cpu)
-    return ", ".join(f"cpu {group[0]}-{group[-1]} {clock}" for clock, group in by_clock.items())
+    return ", ".join(
+        f"cpu {group[0]}-{group[-1]} {clock}" for clock, group in by_clock.items()
+    )
 
 
 def _cpuinfo(field: str) -> str:
-    """Return the first value of a field of Linux's /proc/cpuinfo; '' if there is none."""
+    """Return the first value of a field of Linux's /proc/cpuinfo; '' if there is
+    none."""
     lines = (line.partition(":") for line in _text(Path("/proc/cpuinfo")).splitlines())
-    return next((value.strip() for name, _, value in lines if name.strip() == field), "")
+    return next(
+        (value.strip() for name, _, value in lines if name.strip() == field), ""
+    )
 
 
 def _text(path: Path) -> str:

@@ -1,14 +1,18 @@
-"""Run rows on the emulator of Qualcomm's HTP. Needs only Python 3.11, numpy, onnxruntime and onnxruntime-qnn.
+"""Run rows on the emulator of Qualcomm's HTP. Needs only Python 3.11, numpy,
+onnxruntime and onnxruntime-qnn.
 
     python htp.py MODEL.onnx ROWS.npz ANSWERS.npz FOLDER
 
-ROWS holds each input of the file for all rows, (rows, tokens); ANSWERS receives each output, (rows, ...), in the file's
-order. FOLDER is for the context binary. Prints one JSON line:
+ROWS holds each input of the file for all rows, (rows, tokens); ANSWERS receives each
+output, (rows, ...), in the file's order. FOLDER is for the context binary. Prints one
+JSON line:
 
-    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2, "runtime": "onnxruntime 1.31.1, ..."}
+    {"left": ["/Gelu: Gelu"], "context_bytes": 123456, "seconds": 0.2, "runtime":
+    "onnxruntime 1.31.1, ..."}
 
-`left` are the nodes that the HTP does not support, which run on the CPU; if there are none, the CPU fallback is off.
-`seconds` is the emulator's time per row, which does not predict that of a phone.
+`left` are the nodes that the HTP does not support, which run on the CPU; if there are
+none, the CPU fallback is off. `seconds` is the emulator's time per row, which does not
+predict that of a phone.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ def open_session(model: str, context: Path, *, fallback: bool) -> Any:
     import onnxruntime_qnn  # type: ignore[import-not-found,unused-ignore]  # of the extra npu
 
     if not any("QNN" in each.ep_name for each in onnxruntime.get_ep_devices()):
-        onnxruntime.register_execution_provider_library("QNN", onnxruntime_qnn.get_library_path())
+        onnxruntime.register_execution_provider_library(
+            "QNN", onnxruntime_qnn.get_library_path()
+        )
     devices = [each for each in onnxruntime.get_ep_devices() if "QNN" in each.ep_name]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -45,7 +51,9 @@ def open_session(model: str, context: Path, *, fallback: bool) -> Any:
     }
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
-    options.add_provider_for_devices(devices, {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), **SOC})
+    options.add_provider_for_devices(
+        devices, {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), **SOC}
+    )
     return onnxruntime.InferenceSession(model, options)
 
 
@@ -61,9 +69,15 @@ def main(model: str, rows: str, answers: str, folder: str) -> None:
         feeds = dict(file)
     count = len(next(iter(feeds.values())))
     start = time.monotonic()
-    found = [session.run(None, {name: array[at : at + 1] for name, array in feeds.items()}) for at in range(count)]
+    found = [
+        session.run(None, {name: array[at : at + 1] for name, array in feeds.items()})
+        for at in range(count)
+    ]
     seconds = (time.monotonic() - start) / count
-    outputs: dict[str, Any] = {str(n): np.concatenate(arrays) for n, arrays in enumerate(zip(*found, strict=True))}
+    outputs: dict[str, Any] = {
+        str(n): np.concatenate(arrays)
+        for n, arrays in enumerate(zip(*found, strict=True))
+    }
     np.savez(answers, **outputs)
     left = [
         f"{node.name}: {node.op_type}"
@@ -72,8 +86,20 @@ def main(model: str, rows: str, answers: str, folder: str) -> None:
         for node in part.get_nodes()
     ]
     size = sum(path.stat().st_size for path in Path(folder).glob("*.bin"))
-    runtime = f"onnxruntime {onnxruntime.__version__}, onnxruntime-qnn {version('onnxruntime-qnn')}"
-    print(json.dumps({"left": left, "context_bytes": size, "seconds": seconds, "runtime": runtime}))
+    runtime = (
+        f"onnxruntime {onnxruntime.__version__}, onnxruntime-qnn "
+        f"{version('onnxruntime-qnn')}"
+    )
+    print(
+        json.dumps(
+            {
+                "left": left,
+                "context_bytes": size,
+                "seconds": seconds,
+                "runtime": runtime,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

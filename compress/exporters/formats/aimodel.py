@@ -1,8 +1,9 @@
 """Run a Core AI program in NumPy, as it is read back from its asset.
 
-Core AI runs only on Apple's systems; to check an asset elsewhere, every operator is computed as its definition in
-coreai-core says. Float16 values of the program are rounded to float16 after each operator, while products are summed in
-float32. Neither the order of additions nor the speed is Core AI's.
+Core AI runs only on Apple's systems; to check an asset elsewhere, every operator is
+computed as its definition in coreai-core says. Float16 values of the program are
+rounded to float16 after each operator, while products are summed in float32. Neither
+the order of additions nor the speed is Core AI's.
 """
 
 import re
@@ -21,9 +22,18 @@ from compress.exporters.formats.mil import gelu
 Array = NDArray[Any]
 
 TYPES: Mapping[str, type] = {
-    "f32": np.float32, "f16": np.float16, "i1": np.bool_, "si8": np.int8, "si32": np.int32, "si64": np.int64,
-    "si16": np.int16, "ui4": np.uint8, "ui6": np.uint8, "ui8": np.uint8, "ui32": np.uint32,
-}  # fmt: skip
+    "f32": np.float32,
+    "f16": np.float16,
+    "i1": np.bool_,
+    "si8": np.int8,
+    "si32": np.int32,
+    "si64": np.int64,
+    "si16": np.int16,
+    "ui4": np.uint8,
+    "ui6": np.uint8,
+    "ui8": np.uint8,
+    "ui32": np.uint32,
+}
 PACKED = {"ui4": 4, "ui6": 6}
 """Bits of the types whose numbers are stored without gaps, the lowest bit first."""
 
@@ -32,47 +42,71 @@ STORED = re.compile(r'(\w+): "0x([0-9A-F]*)"')
 
 
 class Program:
-    """The program of an asset: call it with its inputs, by name, and get its outputs in their order.
+    """The program of an asset: call it with its inputs, by name, and get its outputs in
+    their order.
 
-    A program has a function for each length of its inputs; that of the inputs' length is run.
+    A program has a function for each length of its inputs; that of the inputs' length
+    is run.
 
-    functions   the name of each -> the names, shapes and types of its inputs, such as ((1, 128), "si32")
+    functions   the name of each -> the names, shapes and types of its inputs, such as
+                ((1, 128), "si32")
     outputs     the name of each -> the names of its outputs
-    operators   the names of the first one's operators, constants left out, in the order in which they are computed
+    operators   the names of the first one's operators, constants left out, in the order
+                in which they are computed
     """
 
     def __init__(self, asset: Path) -> None:
-        program = import_extra("coreai.authoring", "coreai").AIProgram._load_bytecode(asset / "main.mlirb")
+        program = import_extra("coreai.authoring", "coreai").AIProgram._load_bytecode(
+            asset / "main.mlirb"
+        )
         self._module = program._module._mlir_module  # owns all below
-        self._graphs = {_text(graph, "sym_name"): graph for graph in self._module.body.operations}
-        public = {name: graph for name, graph in self._graphs.items() if "priv" not in graph.attributes}
+        self._graphs = {
+            _text(graph, "sym_name"): graph for graph in self._module.body.operations
+        }
+        public = {
+            name: graph
+            for name, graph in self._graphs.items()
+            if "priv" not in graph.attributes
+        }
         self.functions = {
             name: {
                 _name(given): (tuple(value.type.shape), str(value.type.element_type))
-                for given, value in zip(graph.attributes["arg_attrs"], _block(graph).arguments, strict=True)
+                for given, value in zip(
+                    graph.attributes["arg_attrs"], _block(graph).arguments, strict=True
+                )
             }
             for name, graph in public.items()
         }
-        self.outputs = {name: [_name(each) for each in graph.attributes["res_attrs"]] for name, graph in public.items()}
+        self.outputs = {
+            name: [_name(each) for each in graph.attributes["res_attrs"]]
+            for name, graph in public.items()
+        }
         text = str(self._module)
-        stored = text[
-            text.find("dialect_resources") :
-        ]  # weights: hexadecimal bytes, of which the first four are no part
-        self._stored = {name: bytes.fromhex(digits)[4:] for name, digits in STORED.findall(stored)}
+        # weights: hexadecimal bytes, of which the first four are no part
+        stored = text[text.find("dialect_resources") :]
+        self._stored = {
+            name: bytes.fromhex(digits)[4:] for name, digits in STORED.findall(stored)
+        }
         self._constants = dict[Any, Array]()
         self.operators = list(self._list_operators(next(iter(public.values()))))
         if unknown := sorted(set(self.operators) - set(OPERATORS)):
             raise ExportError(
-                f"{asset.name}: its operators {', '.join(unknown)} cannot be computed outside of Core AI by this "
-                "version, so its answers cannot be checked; --for onnx and --for ort take every family"
+                f"{asset.name}: its operators {', '.join(unknown)} cannot be computed "
+                "outside of Core AI by this version, so its answers cannot be checked; "
+                "--for onnx and --for ort take every family"
             )
 
     def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
         shapes = {name: array.shape for name, array in inputs.items()}
         for function, given in self.functions.items():
             if shapes == {name: shape for name, (shape, _) in given.items()}:
-                return self._run(self._graphs[function], [inputs[name] for name in given])
-        raise ValueError(f"no function reads {shapes}; expected the shapes of one of {self.functions}")
+                return self._run(
+                    self._graphs[function], [inputs[name] for name in given]
+                )
+        raise ValueError(
+            f"no function reads {shapes}; expected the shapes of one of "
+            f"{self.functions}"
+        )
 
     def _list_operators(self, graph: Any) -> Iterator[str]:
         for step in _block(graph).operations:
@@ -94,11 +128,22 @@ class Program:
             elif name == "invoke":
                 made = self._run(self._graphs[_callee(step)], given)
             else:
-                wide = [each.astype(np.float32) if each.dtype == np.float16 else each for each in given]
+                wide = [
+                    each.astype(np.float32) if each.dtype == np.float16 else each
+                    for each in given
+                ]
                 more = {each.name: str(each.attr) for each in step.attributes}
                 made = OPERATORS[name](*wide, **more)
-            for value, array in zip(step.results, made if isinstance(made, (tuple, list)) else (made,), strict=True):
-                known[value] = np.asarray(array).astype(TYPES[str(value.type.element_type)]).reshape(value.type.shape)
+            for value, array in zip(
+                step.results,
+                made if isinstance(made, (tuple, list)) else (made,),
+                strict=True,
+            ):
+                known[value] = (
+                    np.asarray(array)
+                    .astype(TYPES[str(value.type.element_type)])
+                    .reshape(value.type.shape)
+                )
         raise AssertionError("every graph ends with its outputs")
 
     def _read(self, step: Any) -> Array:
@@ -110,9 +155,15 @@ class Program:
             if stored and kind in PACKED:
                 array = _unpack_bits(self._stored[stored[1]], PACKED[kind])
             else:
-                array = np.frombuffer(self._stored[stored[1]], TYPES[kind]) if stored else np.array(attribute)
+                array = (
+                    np.frombuffer(self._stored[stored[1]], TYPES[kind])
+                    if stored
+                    else np.array(attribute)
+                )
             shape = tuple(value.type.shape)
-            self._constants[value] = array.reshape(shape) if stored else np.broadcast_to(array, shape)
+            self._constants[value] = (
+                array.reshape(shape) if stored else np.broadcast_to(array, shape)
+            )
         return self._constants[value]
 
 
@@ -133,17 +184,22 @@ def _name(attributes: Any) -> str:
 
 
 def _callee(step: Any) -> str:
-    """Read the name of the graph that is invoked: `#param.constant<@NAME> : !param.symbol`."""
+    """Read the name of the graph that is invoked: `#param.constant<@NAME> :
+    !param.symbol`."""
     return _text(step, "callee").partition("@")[2].partition(">")[0]
 
 
 def _unpack_bits(stored: bytes, bits: int) -> Array:
-    split = np.unpackbits(np.frombuffer(stored, np.uint8), bitorder="little").reshape(-1, bits)
+    split = np.unpackbits(np.frombuffer(stored, np.uint8), bitorder="little").reshape(
+        -1, bits
+    )
     return np.packbits(split, axis=-1, bitorder="little")
 
 
 def _slice(x: Array, first: Array, end: Array, stride: Array) -> Array:
-    return x[tuple(slice(*map(int, each)) for each in zip(first, end, stride, strict=True))]
+    return x[
+        tuple(slice(*map(int, each)) for each in zip(first, end, stride, strict=True))
+    ]
 
 
 def _gather_nd(x: Array, indices: Array) -> Array:
@@ -152,13 +208,19 @@ def _gather_nd(x: Array, indices: Array) -> Array:
 
 def _pad(x: Array, padding: Array, value: Array, padding_mode: str) -> Array:
     if "constant" not in padding_mode:
-        raise ExportError(f"pad in the mode {padding_mode} cannot be computed outside of Core AI by this version")
+        raise ExportError(
+            f"pad in the mode {padding_mode} cannot be computed outside of Core AI by "
+            "this version"
+        )
     return np.pad(x, padding.astype(int).reshape(-1, 2), constant_values=value)
 
 
 def _scan(x: Array, axis: Array, reverse: Array, scan_op: str) -> Array:
     if reverse or not scan_op.startswith("0 "):
-        raise ExportError("a scan but of sums, or reversed, cannot be computed outside of Core AI by this version")
+        raise ExportError(
+            "a scan but of sums, or reversed, cannot be computed outside of Core AI by "
+            "this version"
+        )
     return x.cumsum(int(axis), dtype=x.dtype)
 
 
@@ -171,13 +233,19 @@ def _broadcast(x: Array, sizes: Array, axes: Array) -> Array:
 
 def _unpack(data: Array, scale: Array, before: Array, after: Array) -> Array:
     for axis, size in enumerate(data.shape):
-        scale, before, after = (each.repeat(size // each.shape[axis], axis) for each in (scale, before, after))
+        scale, before, after = (
+            each.repeat(size // each.shape[axis], axis)
+            for each in (scale, before, after)
+        )
     return scale * (data.astype(np.float32) - before) + after
 
 
 def _look_up(indices: Array, table: Array, axis: Array) -> Array:
     if table.size != table.shape[-2]:
-        raise ExportError("tables of blocks, or of vectors, cannot be computed outside of Core AI by this version")
+        raise ExportError(
+            "tables of blocks, or of vectors, cannot be computed outside of Core AI by "
+            "this version"
+        )
     return table.ravel()[indices]
 
 
@@ -201,9 +269,13 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "broadcasting_where": np.where,
     "cast": lambda x: x,  # to the type of its result
     "concat": lambda axis, *values: np.concatenate(values, int(axis)),
-    "gather_along_axis": lambda x, indices, axis: np.take_along_axis(x, indices, int(axis)),
+    "gather_along_axis": lambda x, indices, axis: np.take_along_axis(
+        x, indices, int(axis)
+    ),
     "gather_nd": _gather_nd,
-    "gelu": lambda x, approximate: gelu(x, "TANH_APPROXIMATION" if "tanh" in approximate else "EXACT"),
+    "gelu": lambda x, approximate: gelu(
+        x, "TANH_APPROXIMATION" if "tanh" in approximate else "EXACT"
+    ),
     "log": np.log,
     "lut_to_dense": _look_up,
     "not": np.logical_not,
@@ -216,9 +288,12 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "silu": lambda x: x * expit(x),
     "slice": _slice,
     "softmax": lambda x, axis: softmax(x, int(axis)),
-    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1].astype(int).tolist(), int(axis)),
+    "split": lambda x, sizes, axis: np.split(
+        x, np.cumsum(sizes)[:-1].astype(int).tolist(), int(axis)
+    ),
     "sqrt": np.sqrt,
     "tanh": np.tanh,
     "transpose": lambda x, order: x.transpose([int(axis) for axis in order]),
 }
-"""The operators, of values in the order of coreai-core's definitions; `broadcasting_` ones broadcast as NumPy does."""
+"""The operators, of values in the order of coreai-core's definitions; `broadcasting_`
+ones broadcast as NumPy does."""

@@ -1,13 +1,18 @@
-"""Export for onnxruntime: the bundle itself, ORT files for phones, the web layout, and texts in, labels out.
+"""Export for onnxruntime: the bundle itself, ORT files for phones, the web layout, and
+texts in, labels out.
 
 onnx   the bundle with fp32, int8 and the chosen precisions
-web    the layout that transformers.js loads: config.json, tokenizer.json, onnx/model_quantized.onnx, ...
-text   one file that takes a string and answers with a label, or the words' labels: see `compress.exporters.tokenizer`
-ort    the format of onnxruntime's small builds for phones, with the list of operators that such a build needs.
-       onnxruntime writes it as it opens a file: `.ort` holds the graph as optimised for the CPU provider,
-       `.with_runtime_opt.ort` one optimised less, for providers that take parts of the graph (CoreML, NNAPI), with
-       the other optimisations recorded, to be replayed where `session.enable_saved_runtime_optimizations` is 1.
-       Optimisations that only x86 has are left out; those that a file of ours disables are disabled while it is
+web    the layout that transformers.js loads: config.json, tokenizer.json,
+       onnx/model_quantized.onnx, ...
+text   one file that takes a string and answers with a label, or the words' labels: see
+       `compress.exporters.tokenizer`
+ort    the format of onnxruntime's small builds for phones, with the list of operators
+       that such a build needs. onnxruntime writes it as it opens a file: `.ort` holds
+       the graph as optimised for the CPU provider, `.with_runtime_opt.ort` one
+       optimised less, for providers that take parts of the graph (CoreML, NNAPI), with
+       the other optimisations recorded, to be replayed where
+       `session.enable_saved_runtime_optimizations` is 1. Optimisations that only x86
+       has are left out; those that a file of ours disables are disabled while it is
        written, as in an .ort file they could not be undone.
 """
 
@@ -43,111 +48,195 @@ if TYPE_CHECKING:
 
 NOTES = {"fp16": "for GPU and WebGPU", "w8": "for size", "q4": "for size"}
 VERDICTS = {
-    ("fp16",): "fp16: onnxruntime's CPU provider computes most of it in float32, behind casts: on an x86 CPU it saves "
-    "space, not time. It is for GPUs and WebGPU",
-    ("w8", "q4"): "w8, q4: for a smaller file where int8 activations cost too much score; int8 is faster on a CPU",
+    ("fp16",): (
+        "fp16: onnxruntime's CPU provider computes most of it in float32, behind "
+        "casts: on an x86 CPU it saves space, not time. It is for GPUs and WebGPU"
+    ),
+    ("w8", "q4"): (
+        "w8, q4: for a smaller file where int8 activations cost too much score; int8 "
+        "is faster on a CPU"
+    ),
 }
 
 
-def write_onnx(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
-    """Write all of the bundle to `folder`; where that is the bundle itself, only the new files."""
+def write_onnx(
+    context: ExportContext, folder: Path, precisions: Sequence[Precision]
+) -> ExportResult:
+    """Write all of the bundle to `folder`; where that is the bundle itself, only the
+    new files."""
     source = context.bundle
     if source.manifest.kind == "generative":
-        names = sorted(path.relative_to(source.path).as_posix() for path in source.path.rglob("*.onnx"))
+        names = sorted(
+            path.relative_to(source.path).as_posix()
+            for path in source.path.rglob("*.onnx")
+        )
         source.copy_to(folder)
         return ExportResult(
-            tuple(ExportedFile(name, "int8" if "quantized" in name else "fp32", None) for name in names)
+            tuple(
+                ExportedFile(name, "int8" if "quantized" in name else "fp32", None)
+                for name in names
+            )
         )
-    own = source.files() if context.remade else {}  # at another opset, every file of the bundle is made again
-    wanted = [precision for precision in FILES if precision in ("fp32", "int8", *precisions, *own)]
-    files = [_describe(context, precision, NOTES.get(precision, "")) for precision in wanted]
+    # at another opset, every file of the bundle is made again
+    own = source.files() if context.remade else {}
+    wanted = [
+        precision
+        for precision in FILES
+        if precision in ("fp32", "int8", *precisions, *own)
+    ]
+    files = [
+        _describe(context, precision, NOTES.get(precision, "")) for precision in wanted
+    ]
     bundle = source if folder == source.path else source.copy_to(folder)
-    if context.remade and REPORT in bundle.manifest.files:  # certificates of files that are not in this bundle
-        bundle = bundle.attach(REPORT, replace(bundle.report(), certificates=()).to_json())
+    # certificates of files that are not in this bundle
+    if context.remade and REPORT in bundle.manifest.files:
+        bundle = bundle.attach(
+            REPORT, replace(bundle.report(), certificates=()).to_json()
+        )
     for precision in wanted:
         if context.onnx(precision) != source.path / FILES[precision]:
             bundle = bundle.put(precision, context.onnx(precision))
-    verdicts = [verdict for group, verdict in VERDICTS.items() if set(group) & set(precisions)]
+    verdicts = [
+        verdict for group, verdict in VERDICTS.items() if set(group) & set(precisions)
+    ]
     return ExportResult(tuple(files), tuple(verdicts))
 
 
 def _describe(
-    context: ExportContext, precision: Precision, note: str, *, name: str = "", run: Run | None = None
+    context: ExportContext,
+    precision: Precision,
+    note: str,
+    *,
+    name: str = "",
+    run: Run | None = None,
 ) -> ExportedFile:
-    """Describe the file `name`, opened by `run`, that was made of the ONNX file of this precision: by default that file
-    itself."""
+    """Describe the file `name`, opened by `run`, that was made of the ONNX file of this
+    precision: by default that file itself."""
     source = context.onnx(precision)
     difference = context.differs(run or onnx_run(source))
-    return ExportedFile(name or FILES[precision], precision, difference, note, certificate=read_certificate(source))
+    return ExportedFile(
+        name or FILES[precision],
+        precision,
+        difference,
+        note,
+        certificate=read_certificate(source),
+    )
 
 
 DTYPES = {"fp32": "fp32", "int8": "q8", "fp16": "fp16", "q4": "q4"}
 """The `dtype` under which transformers.js looks for a file; `w8` has none."""
 WEB_VERDICTS = {
-    "int8": "int8: for wasm. Its logits differ a little between wasm and native processors on the very same file, so "
-    "certify it there: compress quantize --device browser",
+    "int8": "int8: for wasm. Its logits differ a little between wasm and native "
+    "processors on the very same file, so certify it there: compress quantize --device "
+    "browser",
     "fp16": "fp16: for WebGPU; wasm computes it in float32, slower than the int8 file",
 }
 
 
-def write_web(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
-    """Copy the ONNX files by their names on the hub; `dtype: "q8"` of transformers.js is int8."""
+def write_web(
+    context: ExportContext, folder: Path, precisions: Sequence[Precision]
+) -> ExportResult:
+    """Copy the ONNX files by their names on the hub; `dtype: "q8"` of transformers.js
+    is int8."""
     files = []
     for precision in precisions:
         target = folder / FILES[precision]
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(context.onnx(precision), target)
-        dtype = f'transformers.js: dtype "{DTYPES[precision]}"' if precision in DTYPES else "onnxruntime-web only"
+        dtype = (
+            f'transformers.js: dtype "{DTYPES[precision]}"'
+            if precision in DTYPES
+            else "onnxruntime-web only"
+        )
         files.append(_describe(context, precision, dtype))
-    return ExportResult(tuple(files), tuple(verdict for each, verdict in WEB_VERDICTS.items() if each in precisions))
+    return ExportResult(
+        tuple(files),
+        tuple(verdict for each, verdict in WEB_VERDICTS.items() if each in precisions),
+    )
 
 
-def write_text(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
-    """Write a file for each precision: `model_text.onnx` is int8, the others have the precision in their names."""
+def write_text(
+    context: ExportContext, folder: Path, precisions: Sequence[Precision]
+) -> ExportResult:
+    """Write a file for each precision: `model_text.onnx` is int8, the others have the
+    precision in their names."""
     bundle = context.bundle
     if bundle.manifest.kind != "task":
-        raise ExportError(f"{context.name}: has vectors as output, no labels; expected a model for a task")
+        raise ExportError(
+            f"{context.name}: has vectors as output, no labels; expected a model for a "
+            "task"
+        )
     if context.remade:
-        raise ExportError("--opset: a text file has the opset of its bundle; expected no --opset")
+        raise ExportError(
+            "--opset: a text file has the opset of its bundle; expected no --opset"
+        )
     texts = [] if context.load_data is None else _list_texts(context.load_data(bundle))
     files, verdicts = [], []
     for precision in precisions:
-        name = "model_text.onnx" if precision == "int8" else f"model_text_{precision}.onnx"
+        name = (
+            "model_text.onnx" if precision == "int8" else f"model_text_{precision}.onnx"
+        )
         proof = text_file(bundle, folder / name, precision=precision, texts=texts)
-        files.append(_describe(context, precision, "text in", name=name))  # whose logits `text_file` compares
+        # whose logits `text_file` compares
+        files.append(_describe(context, precision, "text in", name=name))
         own = f", and all {proof.given:,} texts of the data" if proof.given else ""
         verdicts.append(
-            f"{name}: reads {proof.hard} hard texts{own} as the tokenizer does; needs no custom operators: any full "
-            "build of onnxruntime runs it, for Python, mobile or the web"
+            f"{name}: reads {proof.hard} hard texts{own} as the tokenizer does; needs "
+            "no custom operators: any full build of onnxruntime runs it, for Python, "
+            "mobile or the web"
         )
     return ExportResult(tuple(files), tuple(verdicts))
 
 
 def _list_texts(data: TaskData) -> "list[Text]":
-    """List the different texts, or pairs, of all splits, in order; words as one text, with spaces between."""
+    """List the different texts, or pairs, of all splits, in order; words as one text,
+    with spaces between."""
     pair = ("question", "context") if data.task.kind == "qa" else ("text", "text_pair")
-    columns = pair if data.task.pair else ("words",) if data.task.kind == "tagging" else ("text",)
-    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
-    rows = [row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True)]
+    columns = (
+        pair
+        if data.task.pair
+        else ("words",)
+        if data.task.kind == "tagging"
+        else ("text",)
+    )
+    splits = [
+        split for split in (data.train, data.validation, data.test) if split is not None
+    ]
+    rows = [
+        row
+        for split in splits
+        for row in zip(*(split[name][:] for name in columns), strict=True)
+    ]
     if data.task.pair:
         return list(dict.fromkeys(rows))
-    return list(dict.fromkeys(text if isinstance(text, str) else " ".join(text) for (text,) in rows))
+    return list(
+        dict.fromkeys(
+            text if isinstance(text, str) else " ".join(text) for (text,) in rows
+        )
+    )
 
 
 OPERATORS = "required_operators_and_types.config"
 DISABLED = "optimization.disable_specified_optimizers"
 NCHWC = "NchwcTransformer"
-"""Lays convolutions out for x86; onnxruntime's own converter leaves it out of portable files, too."""
+"""Lays convolutions out for x86; onnxruntime's own converter leaves it out of portable
+files, too."""
 
 
-def write_ort(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
-    """Write both styles of each precision, and one list of operators for all of them."""
+def write_ort(
+    context: ExportContext, folder: Path, precisions: Sequence[Precision]
+) -> ExportResult:
+    """Write both styles of each precision, and one list of operators for all of
+    them."""
     from onnxruntime.tools.ort_format_model import create_config_from_models
 
     files, verdicts = [], list[str]()
     for precision in precisions:
         source, stem = context.onnx(precision), Path(FILES[precision]).stem
-        for suffix, note in ((".ort", "for the CPU"), (".with_runtime_opt.ort", "for CoreML, NNAPI")):
+        for suffix, note in (
+            (".ort", "for the CPU"),
+            (".with_runtime_opt.ort", "for CoreML, NNAPI"),
+        ):
             target = folder / f"{stem}{suffix}"
             _convert(source, target, runtime=suffix != ".ort")
             session = create_session(target, session_options(1, {}), target)
@@ -159,33 +248,51 @@ def write_ort(context: ExportContext, folder: Path, precisions: Sequence[Precisi
         verdicts += _check_mobile(source, precision)
     config = folder / OPERATORS
     # onnxruntime's tool does not close its files
-    with quiet_logging(logging.WARNING), warnings.catch_warnings(action="ignore", category=ResourceWarning):
+    with (
+        quiet_logging(logging.WARNING),
+        warnings.catch_warnings(action="ignore", category=ResourceWarning),
+    ):
         create_config_from_models([folder / each.file for each in files], config, True)
-    lines = config.read_text(encoding="utf-8").splitlines()  # which name the folder on this machine
-    lines = [line if not line.startswith("# - ") else f"# - {Path(line[4:]).name}" for line in lines]
+    # which name the folder on this machine
+    lines = config.read_text(encoding="utf-8").splitlines()
+    lines = [
+        line if not line.startswith("# - ") else f"# - {Path(line[4:]).name}"
+        for line in lines
+    ]
     config.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return ExportResult((*files, ExportedFile(OPERATORS, "", None, "for a build of it")), tuple(verdicts))
+    return ExportResult(
+        (*files, ExportedFile(OPERATORS, "", None, "for a build of it")),
+        tuple(verdicts),
+    )
 
 
 def _convert(source: Path, target: Path, *, runtime: bool) -> None:
     entries = session_entries(read_model(source))
-    # A list of disabled optimisers replaces the one of the entry, so both are given together
+    # A list of disabled optimisers replaces the one of the entry, so both are given
+    # together
     disabled = [name for name in entries.pop(DISABLED, "").split(";") if name] + [NCHWC]
     options = session_options(1, entries)
     options.optimized_model_filepath = str(target)
     options.add_session_config_entry("session.save_model_format", "ORT")
     if runtime:
-        options.add_session_config_entry("optimization.minimal_build_optimizations", "save")
+        options.add_session_config_entry(
+            "optimization.minimal_build_optimizations", "save"
+        )
     create_session(source, options, source, disabled_optimizers=disabled)
 
 
 def _check_mobile(source: Path, precision: str) -> Iterator[str]:
-    """Say in a sentence each what onnxruntime's mobile usability check finds for NNAPI and CoreML.
+    """Say in a sentence each what onnxruntime's mobile usability check finds for NNAPI
+    and CoreML.
 
-    The check looks at operator types alone: it may be too optimistic, hardly too strict.
+    The check looks at operator types alone: it may be too optimistic, hardly too
+    strict.
     """
     from onnxruntime.tools.mobile_helpers import usability_checker as check
-    from onnxruntime.tools.onnx_model_utils import ModelProtoWithShapeInfo, optimize_model
+    from onnxruntime.tools.onnx_model_utils import (
+        ModelProtoWithShapeInfo,
+        optimize_model,
+    )
 
     with tempfile.TemporaryDirectory() as scratch, quiet_logging(logging.WARNING):
         basic = Path(scratch) / "basic.onnx"
@@ -194,16 +301,33 @@ def _check_mobile(source: Path, precision: str) -> Iterator[str]:
         model = shaped.model_with_shape_info
         found = {
             "NNAPI (Android)": check.check_nnapi_partitions(model, False),
-            "CoreML (iOS)": check.check_coreml_partitions(model, False, "coreml_supported_mlprogram_ops.md"),
+            "CoreML (iOS)": check.check_coreml_partitions(
+                model, False, "coreml_supported_mlprogram_ops.md"
+            ),
         }
         del shaped
     for provider, info in found.items():
-        parts = f"{info.num_supported_nodes} of {info.num_nodes} nodes in {info.num_partitions} parts"
+        parts = (
+            f"{info.num_supported_nodes} of {info.num_nodes} nodes in "
+            f"{info.num_partitions} parts"
+        )
         suitable = info.suitability().name
         if suitable == "YES":
             advice = "Fix the shapes (make_dynamic_shape_fixed) and time it there"
-            yield f"{precision}: {provider} can take it: {parts}, even at fixed shapes. {advice}"
+            yield (
+                f"{precision}: {provider} can take it: {parts}, even at fixed shapes. "
+                f"{advice}"
+            )
         else:
-            names = ", ".join(sorted(name.rpartition(":")[2] for name in info.unsupported_ops))
-            advice = "use the CPU provider" if suitable == "NO" else "time it against the CPU provider"
-            yield f"{precision}: {provider} would take {parts}, even at fixed shapes; it cannot do {names}: {advice}"
+            names = ", ".join(
+                sorted(name.rpartition(":")[2] for name in info.unsupported_ops)
+            )
+            advice = (
+                "use the CPU provider"
+                if suitable == "NO"
+                else "time it against the CPU provider"
+            )
+            yield (
+                f"{precision}: {provider} would take {parts}, even at fixed shapes; it "
+                f"cannot do {names}: {advice}"
+            )

@@ -1,11 +1,14 @@
-"""Rewrite the graph of an encoder so that it runs faster and computes the same: `rewrite_graph(model, Form())`.
+"""Rewrite the graph of an encoder so that it runs faster and computes the same:
+`rewrite_graph(model, Form())`.
 
     graph       the index of a graph, and its matrix products with constant weights
     attention   attention, found by its structure, as one node during the rewriting
     rotary      the same with rotary positions; gated feed-forwards
-    layout      tokens on the first axis; only the tokens that are used; scale and mask in the weights; merged products
+    layout      tokens on the first axis; only the tokens that are used; scale and mask
+                in the weights; merged products
 
-The result is plain ONNX, so every quantiser and runtime reads it; measured in docs/export-speed.md.
+The result is plain ONNX, so every quantiser and runtime reads it; measured in
+docs/export-speed.md.
 """
 
 from dataclasses import dataclass
@@ -16,7 +19,14 @@ from onnx import ModelProto
 from compress.exporters.rewrite import rotary
 from compress.exporters.rewrite.attention import collapse, write_out
 from compress.exporters.rewrite.graph import Graph
-from compress.exporters.rewrite.layout import fold_scales, mask_keys, mask_scores, merge, one_token, tokens_first
+from compress.exporters.rewrite.layout import (
+    fold_scales,
+    mask_keys,
+    mask_scores,
+    merge,
+    one_token,
+    tokens_first,
+)
 from compress.exporters.session import metadata, opset_of
 
 FORM_KEY = "compress.graph"
@@ -28,10 +38,12 @@ class Form:
     """One way of writing the same graph.
 
     one_token     only the first token is computed where only that is used
-    tokens_first  tokens on the first axis, rows on the second: fewer copies in onnxruntime, slower in OpenVINO
-    merged        queries, keys and values by one product where they read the same tensor
-    masked_keys   the mask of the keys is added to the keys, not to the scores: fewer additions, but a range of the keys
-                  that no fixed scale can represent
+    tokens_first  tokens on the first axis, rows on the second: fewer copies in
+                  onnxruntime, slower in OpenVINO
+    merged        queries, keys and values by one product where they read the same
+                  tensor
+    masked_keys   the mask of the keys is added to the keys, not to the scores: fewer
+                  additions, but a range of the keys that no fixed scale can represent
     """
 
     one_token: bool = True
@@ -52,8 +64,8 @@ class Form:
 PLAIN = Form()
 
 SHIPPED = Form(tokens_first=False)
-"""The form that `to_onnx` writes: less work for any runtime. Tokens first, faster in onnxruntime on x86 and slower in
-OpenVINO, is for `tune` to try."""
+"""The form that `to_onnx` writes: less work for any runtime. Tokens first, faster in
+onnxruntime on x86 and slower in OpenVINO, is for `tune` to try."""
 
 OLDEST = 13
 """The first opset in which Squeeze and Unsqueeze read their axes as a tensor."""
@@ -79,12 +91,14 @@ class Rewritten:
 
 
 def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
-    """Rewrite a float32 model as it was traced (`to_onnx(form=None)`) in another form; `model` is not changed.
+    """Rewrite a float32 model as it was traced (`to_onnx(form=None)`) in another form;
+    `model` is not changed.
 
-    Where attention is recognised, by its structure, the scale is multiplied into the weights of the queries and, unless
-    the form or rotary positions (ModernBERT) prevent it, the mask is added to the keys. Other attention is not changed.
-    Weights that layers share stay shared. The results are the model's, up to float32 rounding. A model of an opset
-    below OLDEST is returned as it is, without a FORM_KEY.
+    Where attention is recognised, by its structure, the scale is multiplied into the
+    weights of the queries and, unless the form or rotary positions (ModernBERT) prevent
+    it, the mask is added to the keys. Other attention is not changed. Weights that
+    layers share stay shared. The results are the model's, up to float32 rounding. A
+    model of an opset below OLDEST is returned as it is, without a FORM_KEY.
     """
     graph = Graph.copy_of(model)
     softmaxes = sum(node.op_type == "Softmax" for node in graph.nodes)

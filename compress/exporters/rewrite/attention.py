@@ -1,8 +1,10 @@
-"""Find attention in a graph by its structure, represent it as one node during the rewriting, and expand that again.
+"""Find attention in a graph by its structure, represent it as one node during the
+rewriting, and expand that again.
 
-The node reads queries, keys, values, each (rows, tokens, heads x size), and where there is a mask the tensor that is
-added to the keys, or with `mask_on_scores` to the scores. It writes (rows, tokens, heads x value_size). With
-`tokens_first` the first two axes of all of these are swapped.
+The node reads queries, keys, values, each (rows, tokens, heads x size), and where there
+is a mask the tensor that is added to the keys, or with `mask_on_scores` to the scores.
+It writes (rows, tokens, heads x value_size). With `tokens_first` the first two axes of
+all of these are swapped.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +31,8 @@ KEYS_TURNED = [1, 2, 0]
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a constant weight and its constant bias; without a bias `sum` is the product itself."""
+    """A product with a constant weight and its constant bias; without a bias `sum` is
+    the product itself."""
 
     product: NodeProto
     sum: NodeProto
@@ -43,7 +46,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """An attention of the form that `to_onnx` exports: softmax(queries @ keys x scale + mask of the keys) @ values.
+    """An attention of the form that `to_onnx` exports: softmax(queries @ keys x scale +
+    mask of the keys) @ values.
 
     node    concatenates the heads, or after `collapse` represents the attention
     name    its path in the model
@@ -60,13 +64,20 @@ class AttentionCore:
     scale: float
 
     @staticmethod
-    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "AttentionCore | None":
+    def around(
+        graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers
+    ) -> "AttentionCore | None":
         """Find the attention of this softmax; None for one of another form."""
         context, joined = find_context(readers, softmax.output[0])
         scores, mask = _before_mask(graph, softmax.input[0], writers)
         scores, scale = _before_scale(graph, scores, writers)
         multiplied = find_writer(writers, scores, "MatMul")
-        if context is None or joined is None or multiplied is None or attribute(softmax, "axis", -1) not in (-1, 3):
+        if (
+            context is None
+            or joined is None
+            or multiplied is None
+            or attribute(softmax, "axis", -1) not in (-1, 3)
+        ):
             return None
         parts = [
             _by_head(graph, multiplied.input[0], BY_HEAD, writers, readers),
@@ -74,11 +85,20 @@ class AttentionCore:
             _by_head(graph, context.input[1], BY_HEAD, writers, readers),
         ]
         found = [part for part in parts if part is not None]
-        if len(found) < 3 or len({part.heads for part in found}) > 1 or (mask and not masks_keys(graph, mask, writers)):
+        if (
+            len(found) < 3
+            or len({part.heads for part in found}) > 1
+            or (mask and not masks_keys(graph, mask, writers))
+        ):
             return None
         queries, _, values = found
-        name, inputs = softmax.name.removesuffix("/Softmax"), tuple(part.source for part in found)
-        return AttentionCore(joined, name, inputs, mask, queries.heads, queries.size, values.size, scale)
+        name, inputs = (
+            softmax.name.removesuffix("/Softmax"),
+            tuple(part.source for part in found),
+        )
+        return AttentionCore(
+            joined, name, inputs, mask, queries.heads, queries.size, values.size, scale
+        )
 
 
 @dataclass(frozen=True)
@@ -94,20 +114,34 @@ def collapse(graph: Graph) -> list[AttentionCore]:
     """Replace every attention of the known form by one node."""
     writers, readers = graph.writers(), graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
-    cores = [core for node in softmaxes if (core := AttentionCore.around(graph, node, writers, readers)) is not None]
+    cores = [
+        core
+        for node in softmaxes
+        if (core := AttentionCore.around(graph, node, writers, readers)) is not None
+    ]
     for at, core in enumerate(cores):
         node = graph.replace(
-            core.node, ATTENTION, core.inputs, core.name, domain=OURS, heads=core.heads, size=core.size,
-            value_size=core.value_size, tokens_first=0,
-        )  # fmt: skip
+            core.node,
+            ATTENTION,
+            core.inputs,
+            core.name,
+            domain=OURS,
+            heads=core.heads,
+            size=core.size,
+            value_size=core.value_size,
+            tokens_first=0,
+        )
         cores[at] = replace(core, node=node)
     graph.kept |= {core.mask for core in cores if core.mask}
     graph.prune()
     return cores
 
 
-def linear(graph: Graph, name: str, writers: Writers, readers: Readers, *, bare: bool = False) -> Linear | None:
-    """Find the product whose sum with a bias is `name`; with `bare` also one without a bias."""
+def linear(
+    graph: Graph, name: str, writers: Writers, readers: Readers, *, bare: bool = False
+) -> Linear | None:
+    """Find the product whose sum with a bias is `name`; with `bare` also one without a
+    bias."""
     total = find_writer(writers, name, "Add")
     alone = find_writer(writers, name, "MatMul") if bare else None
     if alone is not None and len(readers[name]) == 1 and graph.tokenwise(alone):
@@ -116,7 +150,12 @@ def linear(graph: Graph, name: str, writers: Writers, readers: Readers, *, bare:
         return None
     for bias, inner in (tuple(total.input), tuple(reversed(total.input))):
         node = find_writer(writers, inner, "MatMul")
-        if node is not None and len(readers[inner]) == 1 and graph.tokenwise(node) and _rank(graph.value(bias)) == 1:
+        if (
+            node is not None
+            and len(readers[inner]) == 1
+            and graph.tokenwise(node)
+            and _rank(graph.value(bias)) == 1
+        ):
             return Linear(node, total, node.input[1], bias)
     return None
 
@@ -129,7 +168,10 @@ def write_out(graph: Graph) -> None:
         on_scores = bool(attribute(node, "mask_on_scores", 0))
         if mask and not on_scores:
             keys = graph.add("Add", [keys, mask[0]], f"{path}/masked_keys")
-        by_head = [_split_heads(graph, node, queries, "queries"), _split_heads(graph, node, keys, "keys")]
+        by_head = [
+            _split_heads(graph, node, queries, "queries"),
+            _split_heads(graph, node, keys, "keys"),
+        ]
         scores = graph.add("MatMul", by_head, f"{path}/scores")
         if mask and on_scores:
             scores = graph.add("Add", [scores, mask[0]], f"{path}/masked_scores")
@@ -137,26 +179,37 @@ def write_out(graph: Graph) -> None:
         by_head = [probabilities, _split_heads(graph, node, values, "values")]
         context = graph.add("MatMul", by_head, f"{path}/context")
         first = attribute(node, "tokens_first")
-        turned = graph.add("Transpose", [context], f"{path}/turned", perm=TURNED if first else BY_HEAD)
+        turned = graph.add(
+            "Transpose", [context], f"{path}/turned", perm=TURNED if first else BY_HEAD
+        )
         width = attribute(node, "heads") * attribute(node, "value_size")
         shape = graph.integers(0, -1, width) if first else graph.integers(0, 0, width)
         graph.replace(node, "Reshape", [turned, shape], f"{path}/joined")
 
 
 def _split_heads(graph: Graph, node: NodeProto, name: str, part: str) -> str:
-    """Split queries, keys or values by head: (rows, heads, tokens, size), keys (rows, heads, size, tokens).
+    """Split queries, keys or values by head: (rows, heads, tokens, size), keys (rows,
+    heads, size, tokens).
 
-    With tokens first rows and heads are one axis: onnxruntime's product then reads the transposed tensor in place.
+    With tokens first rows and heads are one axis: onnxruntime's product then reads the
+    transposed tensor in place.
     """
-    heads, size = attribute(node, "heads"), attribute(node, "value_size" if part == "values" else "size")
+    heads, size = (
+        attribute(node, "heads"),
+        attribute(node, "value_size" if part == "values" else "size"),
+    )
     first = attribute(node, "tokens_first")
     shape = graph.integers(0, -1, size) if first else graph.integers(0, 0, heads, size)
     split = graph.add("Reshape", [name, shape], f"{node.name}/{part}")
     turns = (TURNED, KEYS_TURNED) if first else (BY_HEAD, KEYS_BY_HEAD)
-    return graph.add("Transpose", [split], f"{node.name}/{part}_by_head", perm=turns[part == "keys"])
+    return graph.add(
+        "Transpose", [split], f"{node.name}/{part}_by_head", perm=turns[part == "keys"]
+    )
 
 
-def only_reader(readers: Readers, name: str, operator: str, perm: list[int] | None = None) -> NodeProto | None:
+def only_reader(
+    readers: Readers, name: str, operator: str, perm: list[int] | None = None
+) -> NodeProto | None:
     """Return the only node that reads `name`, if it is of this operator."""
     found = readers.get(name, [])
     if len(found) != 1 or found[0].op_type != operator:
@@ -164,15 +217,19 @@ def only_reader(readers: Readers, name: str, operator: str, perm: list[int] | No
     return found[0] if perm is None or attribute(found[0], "perm") == perm else None
 
 
-def find_context(readers: Readers, probabilities: str) -> tuple[NodeProto | None, NodeProto | None]:
-    """Find the product of probabilities and values, and the node that concatenates its heads."""
+def find_context(
+    readers: Readers, probabilities: str
+) -> tuple[NodeProto | None, NodeProto | None]:
+    """Find the product of probabilities and values, and the node that concatenates its
+    heads."""
     context = only_reader(readers, probabilities, "MatMul")
     turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
     return context, turned and only_reader(readers, turned.output[0], "Reshape")
 
 
 def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
-    """Check whether a tensor (rows, 1, 1, tokens) is computed from `attention_mask` (rows, tokens) alone."""
+    """Check whether a tensor (rows, 1, 1, tokens) is computed from `attention_mask`
+    (rows, tokens) alone."""
     axes: list[int] = []
     while name in writers:
         node = writers[name]
@@ -184,9 +241,9 @@ def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
         elif node.op_type not in ("Add", "Cast", "Mul", "Sub"):
             return False
         varying = graph.varying(node)
-        if len(varying) != 1 or any(_rank(graph.value(each)) for each in node.input if each not in varying) != (
-            node.op_type == "Unsqueeze"
-        ):
+        if len(varying) != 1 or any(
+            _rank(graph.value(each)) for each in node.input if each not in varying
+        ) != (node.op_type == "Unsqueeze"):
             return False
         name = varying[0]
     return name == "attention_mask" and axes == [1, 2]
@@ -204,19 +261,28 @@ def _before_mask(graph: Graph, name: str, writers: Writers) -> tuple[str, str]:
 def _before_scale(graph: Graph, name: str, writers: Writers) -> tuple[str, float]:
     """Find the scores before they are scaled by a constant, and the factor."""
     node = writers.get(name)
-    factor = graph.scalar(node.input[1]) if node is not None and node.op_type in ("Mul", "Div") else None
+    factor = (
+        graph.scalar(node.input[1])
+        if node is not None and node.op_type in ("Mul", "Div")
+        else None
+    )
     if node is None or not factor:
         return name, 1.0
     return node.input[0], factor if node.op_type == "Mul" else 1.0 / factor
 
 
-def _by_head(graph: Graph, name: str, perm: list[int], writers: Writers, readers: Readers) -> _ByHead | None:
+def _by_head(
+    graph: Graph, name: str, perm: list[int], writers: Writers, readers: Readers
+) -> _ByHead | None:
     nodes = trace_back(writers, name, "Transpose", "Reshape")
     product = linear(graph, nodes[1].input[0], writers, readers) if nodes else None
     if product is None or attribute(nodes[0], "perm") != perm:
         return None
-    sizes = find_writer(writers, nodes[1].input[1], "Concat")  # rows, tokens, heads, size, the first two computed
-    last = None if sizes is None or len(sizes.input) != 4 else graph.scalar(sizes.input[3])
+    # rows, tokens, heads, size, the first two computed
+    sizes = find_writer(writers, nodes[1].input[1], "Concat")
+    last = (
+        None if sizes is None or len(sizes.input) != 4 else graph.scalar(sizes.input[3])
+    )
     bias = graph.value(product.bias)
     if not last or bias is None or last < 1 or bias.size % last:
         return None

@@ -1,8 +1,9 @@
-"""Index a graph by what its nodes write and read, and its constants by name; find the matrix products with constant
-weights, which quantisation quantises.
+"""Index a graph by what its nodes write and read, and its constants by name; find the
+matrix products with constant weights, which quantisation quantises.
 
-A product is identified by the name of its node, which in our exports is the module's path; it is a MatMul with a
-constant matrix on its right, or a Gemm, which has a bias too. Products of two activations do not count.
+A product is identified by the name of its node, which in our exports is the module's
+path; it is a MatMul with a constant matrix on its right, or a Gemm, which has a bias
+too. Products of two activations do not count.
 """
 
 import copy
@@ -25,19 +26,44 @@ Readers = Mapping[str, list[NodeProto]]
 
 ATTENTION, ROTARY = "Attention", "Rotary"
 OURS = "compress.rewriting"
-"""The domain of operators that a graph has only while it is rewritten: attention as a whole (`attention.py`), and
-rotary positions of queries and keys (`rotary.py`)."""
+"""The domain of operators that a graph has only while it is rewritten: attention as a
+whole (`attention.py`), and rotary positions of queries and keys (`rotary.py`)."""
 
-_ARITHMETIC = ("Abs", "Add", "Cast", "Clip", "Div", "Exp", "Identity", "Mul", "Neg", "Pow", "Sqrt", "Sub")
-_ACTIVATIONS = ("Elu", "Erf", "Gelu", "HardSigmoid", "Relu", "Selu", "Sigmoid", "Softplus", "Tanh")
+_ARITHMETIC = (
+    "Abs",
+    "Add",
+    "Cast",
+    "Clip",
+    "Div",
+    "Exp",
+    "Identity",
+    "Mul",
+    "Neg",
+    "Pow",
+    "Sqrt",
+    "Sub",
+)
+_ACTIVATIONS = (
+    "Elu",
+    "Erf",
+    "Gelu",
+    "HardSigmoid",
+    "Relu",
+    "Selu",
+    "Sigmoid",
+    "Softplus",
+    "Tanh",
+)
 ELEMENTWISE = frozenset((*_ARITHMETIC, *_ACTIVATIONS))
 
 
 class Graph:
     """The nodes and constants (initializers) of a graph, to be read and changed.
 
-    Graph(model.graph)     the graph itself: `store` writes the changed nodes and constants back to it
-    Graph.copy_of(model)   a copy, in which Constant nodes are initializers: `model` makes a model of it
+    Graph(model.graph)     the graph itself: `store` writes the changed nodes and
+                           constants back to it
+    Graph.copy_of(model)   a copy, in which Constant nodes are initializers: `model`
+                           makes a model of it
     """
 
     def __init__(self, source: GraphProto) -> None:
@@ -48,7 +74,11 @@ class Graph:
         self.kept: set[str] = set()
         inputs = (each.name for each in source.input)
         self._named = {node.name for node in self.nodes}
-        self._taken = {*self.tensors, *inputs, *(name for node in self.nodes for name in node.output)}
+        self._taken = {
+            *self.tensors,
+            *inputs,
+            *(name for node in self.nodes for name in node.output),
+        }
 
     @classmethod
     def copy_of(cls, model: ModelProto) -> "Graph":
@@ -56,7 +86,9 @@ class Graph:
         graph = cls(model.graph)
         graph.nodes = []
         for node in copy.deepcopy(list(model.graph.node)):
-            value = next((each.t for each in node.attribute if each.name == "value"), None)
+            value = next(
+                (each.t for each in node.attribute if each.name == "value"), None
+            )
             if node.op_type == "Constant" and value is not None:
                 value.name = node.output[0]
                 graph.tensors[value.name] = value
@@ -66,19 +98,27 @@ class Graph:
         return graph
 
     def store(self) -> None:
-        """Write nodes and constants back to the graph they came from, without unused constants."""
+        """Write nodes and constants back to the graph they came from, without unused
+        constants."""
         used = {name for node in self.nodes for name in node.input} | set(self.outputs)
         tensors = [tensor for name, tensor in self.tensors.items() if name in used]
-        del self._source.node[:], self._source.initializer[:], self._source.value_info[:]
+        del (
+            self._source.node[:],
+            self._source.initializer[:],
+            self._source.value_info[:],
+        )
         self._source.node.extend(self.nodes)
         self._source.initializer.extend(tensors)
 
     def model(self, source: ModelProto) -> ModelProto:
-        """Make a model like `source` of this graph, without unused parts, in topological order."""
+        """Make a model like `source` of this graph, without unused parts, in
+        topological order."""
         nodes = self._living(self.outputs)
         used = {name for node in nodes for name in node.input} | set(self.outputs)
         kept = [tensor for name, tensor in self.tensors.items() if name in used]
-        graph = onnx.helper.make_graph(nodes, source.graph.name, source.graph.input, source.graph.output, kept)
+        graph = onnx.helper.make_graph(
+            nodes, source.graph.name, source.graph.input, source.graph.output, kept
+        )
         made = onnx.helper.make_model(
             graph,
             ir_version=source.ir_version,
@@ -90,7 +130,8 @@ class Graph:
         return made
 
     def prune(self) -> None:
-        """Remove nodes whose results are unused and not in `kept`; sort the others topologically."""
+        """Remove nodes whose results are unused and not in `kept`; sort the others
+        topologically."""
         self.nodes = self._living([*sorted(self.kept), *self.outputs])
 
     def writers(self) -> dict[str, NodeProto]:
@@ -98,9 +139,11 @@ class Graph:
         return {name: node for node in self.nodes for name in node.output}
 
     def readers(self) -> dict[str, list[NodeProto]]:
-        """Map each tensor to its readers, a node that reads it twice being listed twice; an output of the graph has an
-        empty node as one more reader."""
-        found: dict[str, list[NodeProto]] = {name: [NodeProto()] for name in self.outputs}
+        """Map each tensor to its readers, a node that reads it twice being listed
+        twice; an output of the graph has an empty node as one more reader."""
+        found: dict[str, list[NodeProto]] = {
+            name: [NodeProto()] for name in self.outputs
+        }
         for node in self.nodes:
             for name in node.input:
                 found.setdefault(name, []).append(node)
@@ -108,7 +151,9 @@ class Graph:
 
     def value(self, name: str) -> Array | None:
         """Return the value of a constant; None for a computed tensor."""
-        return numpy_helper.to_array(self.tensors[name]) if name in self.tensors else None
+        return (
+            numpy_helper.to_array(self.tensors[name]) if name in self.tensors else None
+        )
 
     def scalar(self, name: str) -> float | None:
         value = self.value(name)
@@ -117,11 +162,19 @@ class Graph:
     def is_matrix(self, name: str) -> bool:
         """Check whether a tensor is a constant float32 matrix."""
         found = self.tensors.get(name)
-        return found is not None and len(found.dims) == 2 and found.data_type == TensorProto.FLOAT
+        return (
+            found is not None
+            and len(found.dims) == 2
+            and found.data_type == TensorProto.FLOAT
+        )
 
     def lookups(self) -> list[NodeProto]:
         """Find the Gathers of rows of constant float32 tables: embeddings."""
-        gathers = (node for node in self.nodes if node.op_type == "Gather" and self.is_matrix(node.input[0]))
+        gathers = (
+            node
+            for node in self.nodes
+            if node.op_type == "Gather" and self.is_matrix(node.input[0])
+        )
         return [node for node in gathers if attribute(node, "axis", 0) == 0]
 
     def put(self, name: str, value: Array) -> None:
@@ -129,36 +182,72 @@ class Graph:
         self.tensors[name] = numpy_helper.from_array(value, name)
 
     def constant(self, value: Array, name: str) -> str:
-        """Add a constant, unless it exists, and return its name: `name`, or another if that has another value."""
+        """Add a constant, unless it exists, and return its name: `name`, or another if
+        that has another value."""
         known = self.value(name)
-        if known is not None and known.dtype == value.dtype and np.array_equal(known, value):
+        if (
+            known is not None
+            and known.dtype == value.dtype
+            and np.array_equal(known, value)
+        ):
             return name
         chosen = _make_unique(name, self._taken)
-        self.tensors[chosen] = numpy_helper.from_array(np.asarray(value, order="C"), chosen)
+        self.tensors[chosen] = numpy_helper.from_array(
+            np.asarray(value, order="C"), chosen
+        )
         return chosen
 
     def integers(self, *values: int) -> str:
         """Add a constant int64 vector, unless it exists, and return its name."""
-        return self.constant(np.array(values, np.int64), f"compress.integers.{'_'.join(map(str, values))}")
+        return self.constant(
+            np.array(values, np.int64),
+            f"compress.integers.{'_'.join(map(str, values))}",
+        )
 
-    def add(self, operator: str, inputs: Sequence[str], name: str, *, output: str = "", **attributes: Any) -> str:
+    def add(
+        self,
+        operator: str,
+        inputs: Sequence[str],
+        name: str,
+        *,
+        output: str = "",
+        **attributes: Any,
+    ) -> str:
         """Add a node and return the name of its output: `output`, or a new one."""
         name = _make_unique(name, self._named)
         output = output or _make_unique(f"{name}_output_0", self._taken)
-        self.nodes.append(onnx.helper.make_node(operator, inputs, [output], name=name, **attributes))
+        self.nodes.append(
+            onnx.helper.make_node(operator, inputs, [output], name=name, **attributes)
+        )
         return output
 
-    def replace(self, node: NodeProto, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> NodeProto:
+    def replace(
+        self,
+        node: NodeProto,
+        operator: str,
+        inputs: Sequence[str],
+        name: str,
+        **attributes: Any,
+    ) -> NodeProto:
         """Replace a node by another with the same outputs, and return that."""
         place = next(place for place, each in enumerate(self.nodes) if each is node)
-        self.nodes[place] = onnx.helper.make_node(operator, inputs, list(node.output), name=name, **attributes)
+        self.nodes[place] = onnx.helper.make_node(
+            operator, inputs, list(node.output), name=name, **attributes
+        )
         return self.nodes[place]
 
     def split(self, tensor: str, sizes: Sequence[int], name: str) -> list[str]:
-        """Split the last axis of a tensor into parts of these sizes, and return their names."""
-        parts = [_make_unique(f"{name}_output_{n}", self._taken) for n in range(len(sizes))]
+        """Split the last axis of a tensor into parts of these sizes, and return their
+        names."""
+        parts = [
+            _make_unique(f"{name}_output_{n}", self._taken) for n in range(len(sizes))
+        ]
         self._named.add(name)
-        self.nodes.append(onnx.helper.make_node("Split", [tensor, self.integers(*sizes)], parts, name=name, axis=-1))
+        self.nodes.append(
+            onnx.helper.make_node(
+                "Split", [tensor, self.integers(*sizes)], parts, name=name, axis=-1
+            )
+        )
         return parts
 
     def remove(self, node: NodeProto) -> None:
@@ -170,18 +259,37 @@ class Graph:
         return node.output[0]
 
     def attentions(self) -> list[NodeProto]:
-        return [node for node in self.nodes if (node.domain, node.op_type) == (OURS, ATTENTION)]
+        return [
+            node
+            for node in self.nodes
+            if (node.domain, node.op_type) == (OURS, ATTENTION)
+        ]
 
     def tokenwise(self, node: NodeProto) -> bool:
-        """Check whether a node computes each token by itself, whatever the order of the axes before the last one: its
-        inputs are (rows, tokens, features), or constants along the features."""
+        """Check whether a node computes each token by itself, whatever the order of the
+        axes before the last one: its inputs are (rows, tokens, features), or constants
+        along the features."""
         constants = [self.value(name) for name in node.input]
         if node.op_type == "MatMul":
-            return constants[0] is None and constants[1] is not None and constants[1].ndim == 2
+            return (
+                constants[0] is None
+                and constants[1] is not None
+                and constants[1].ndim == 2
+            )
         if node.op_type == "LayerNormalization":
-            return constants[0] is None and attribute(node, "axis", -1) == -1 and len(node.output) == 1
-        flat = all(value is None or max((1, *value.shape[:-1])) == 1 for value in constants)
-        return node.op_type in ELEMENTWISE and flat and any(value is None for value in constants)
+            return (
+                constants[0] is None
+                and attribute(node, "axis", -1) == -1
+                and len(node.output) == 1
+            )
+        flat = all(
+            value is None or max((1, *value.shape[:-1])) == 1 for value in constants
+        )
+        return (
+            node.op_type in ELEMENTWISE
+            and flat
+            and any(value is None for value in constants)
+        )
 
     def varying(self, node: NodeProto) -> list[str]:
         """List the inputs of a node that are not constants."""
@@ -200,7 +308,11 @@ class Graph:
             elif id(node) not in visited:
                 visited.add(id(node))
                 stack.append((node, True))
-                stack.extend((writers[name], False) for name in reversed(node.input) if name in writers)
+                stack.extend(
+                    (writers[name], False)
+                    for name in reversed(node.input)
+                    if name in writers
+                )
         return ordered
 
 
@@ -221,7 +333,8 @@ def find_writer(writers: Writers, name: str, operator: str) -> NodeProto | None:
 
 
 def trace_back(writers: Writers, name: str, *operators: str) -> list[NodeProto]:
-    """Follow the first inputs back from a tensor: return the nodes of these operators; none if any is of another."""
+    """Follow the first inputs back from a tensor: return the nodes of these operators;
+    none if any is of another."""
     nodes = list[NodeProto]()
     for operator in operators:
         node = find_writer(writers, name, operator)
@@ -240,7 +353,14 @@ def is_plain_gemm(node: NodeProto) -> bool:
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     """Return the value of a node's attribute."""
-    return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+    return next(
+        (
+            onnx.helper.get_attribute_value(each)
+            for each in node.attribute
+            if each.name == name
+        ),
+        default,
+    )
 
 
 def set_attribute(node: NodeProto, name: str, value: Any) -> None:
@@ -250,13 +370,15 @@ def set_attribute(node: NodeProto, name: str, value: Any) -> None:
 
 
 FACTOR_KEY = "compress.factor"
-"""The metadata of a node that holds the factor by which a rewritten product's output differs from the module's."""
+"""The metadata of a node that holds the factor by which a rewritten product's output
+differs from the module's."""
 
 LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
 REPEATED = re.compile(r"(.+?)_(\d+)")
 """A module's name where the module is called again."""
 OF_GEMM = "_MatMul"
-"""The suffix that onnxruntime's dynamic quantiser adds to a Gemm's name when it splits it, quantised or not."""
+"""The suffix that onnxruntime's dynamic quantiser adds to a Gemm's name when it splits
+it, quantised or not."""
 
 
 @dataclass(frozen=True)
@@ -266,9 +388,11 @@ class Product:
     name     of the node (its output's name where the node has none)
     reads    the tensor of activations
     weight   the initializer: (in, out), or (out, in) where `transposed`
-    bias     the initializer that is added, as an input of the node or by the Add after it; None: there is none
+    bias     the initializer that is added, as an input of the node or by the Add after
+             it; None: there is none
     output   the tensor of the result, bias included
-    ends     the outputs of the nodes that compute it: of the product and, where there is one, of the Add
+    ends     the outputs of the nodes that compute it: of the product and, where there
+             is one, of the Add
     gemm     the node is a Gemm, which reads a matrix, not a MatMul
     """
 
@@ -291,33 +415,50 @@ def products(source: GraphProto | Graph) -> list[Product]:
     """Find the graph's products, in its order."""
     graph = source if isinstance(source, Graph) else Graph(source)
     readers = graph.readers()
-    nodes = [node for node in graph.nodes if node.op_type in ("Gemm", "MatMul") and graph.is_matrix(node.input[1])]
-    return [product for node in nodes if (product := _read_product(graph, node, readers)) is not None]
+    nodes = [
+        node
+        for node in graph.nodes
+        if node.op_type in ("Gemm", "MatMul") and graph.is_matrix(node.input[1])
+    ]
+    return [
+        product
+        for node in nodes
+        if (product := _read_product(graph, node, readers)) is not None
+    ]
 
 
 def read_factors(graph: GraphProto) -> dict[str, float]:
-    """Read by which factor products give more than their modules, by the product's name, where rewriting folded one
-    into their weights."""
+    """Read by which factor products give more than their modules, by the product's
+    name, where rewriting folded one into their weights."""
     return {
-        node.name: float(each.value) for node in graph.node for each in node.metadata_props if each.key == FACTOR_KEY
+        node.name: float(each.value)
+        for node in graph.node
+        for each in node.metadata_props
+        if each.key == FACTOR_KEY
     }
 
 
 def list_floats(fp32: Path, int8: Path) -> tuple[str, ...]:
-    """List the products of the fp32 file that stay float32 in the int8 file made of it."""
+    """List the products of the fp32 file that stay float32 in the int8 file made of
+    it."""
     exact = {each.name for each in products(read_model(int8).graph)}
     names = [each.name for each in products(read_model(fp32).graph)]
     return tuple(name for name in names if name in exact or f"{name}{OF_GEMM}" in exact)
 
 
 def layer(name: str) -> str:
-    """Shorten a product's name for people: `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`, and
-    ALBERT's `.../albert_layers.0/attention/query_2/MatMul`, the third use of a shared layer, is `layer 0, attention
-    query, use 3`."""
+    """Shorten a product's name for people:
+    `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`, and ALBERT's
+    `.../albert_layers.0/attention/query_2/MatMul`, the third use of a shared layer, is
+    `layer 0, attention query, use 3`."""
     *parts, last = name.strip("/").split("/")[:-1] or [name]
     again = REPEATED.fullmatch(last)
     use = f", use {int(again[2]) + 1}" if again else ""
-    parts = [part for part in (*parts, again[1] if again else last) if part not in ("dense", "self")]
+    parts = [
+        part
+        for part in (*parts, again[1] if again else last)
+        if part not in ("dense", "self")
+    ]
     for at in reversed(range(len(parts))):
         if match := LAYER.fullmatch(parts[at]):
             return f"layer {match[1]}, {' '.join(parts[at + 1 :]) or 'product'}{use}"
@@ -325,20 +466,25 @@ def layer(name: str) -> str:
 
 
 def _read_product(graph: Graph, node: NodeProto, readers: Readers) -> Product | None:
-    """Read a MatMul with its bias, or a Gemm; None for a Gemm that is more than x @ W (+ b)."""
+    """Read a MatMul with its bias, or a Gemm; None for a Gemm that is more than x @ W
+    (+ b)."""
     output, weight = node.output[0], node.input[1]
     name, bias, gemm = node.name or output, None, node.op_type == "Gemm"
     ends: tuple[str, ...] = (output,)
     if gemm:
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
-        constant = bias is None or (bias in graph.tensors and len(graph.tensors[bias].dims) == 1)
+        constant = bias is None or (
+            bias in graph.tensors and len(graph.tensors[bias].dims) == 1
+        )
         if not constant or not is_plain_gemm(node):
             return None
     else:
         after = readers.get(output, [])
         if len(after) == 1 and after[0].op_type == "Add":
             other = next((each for each in after[0].input if each != output), output)
-            if other in graph.tensors and list(graph.tensors[other].dims) == [graph.tensors[weight].dims[1]]:
+            if other in graph.tensors and list(graph.tensors[other].dims) == [
+                graph.tensors[weight].dims[1]
+            ]:
                 bias, ends = other, (output, after[0].output[0])
     transposed = gemm and bool(attribute(node, "transB", 0))
     return Product(name, node.input[0], weight, transposed, bias, ends[-1], ends, gemm)

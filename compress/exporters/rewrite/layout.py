@@ -1,5 +1,6 @@
-"""Put tokens on the first axis, rows on the second: then a product can read a head's queries, keys and values in place,
-and three of the four copies of an attention are saved."""
+"""Put tokens on the first axis, rows on the second: then a product can read a head's
+queries, keys and values in place, and three of the four copies of an attention are
+saved."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,10 +24,11 @@ from compress.exporters.rewrite.graph import (
 
 
 def tokens_first(graph: Graph) -> int:
-    """Transpose everything after the last tensor on which all of the first attention depends; return the number of
-    attentions.
+    """Transpose everything after the last tensor on which all of the first attention
+    depends; return the number of attentions.
 
-    Nothing changes where a mask is added to scores: with rows and heads on one axis each head would need its own.
+    Nothing changes where a mask is added to scores: with rows and heads on one axis
+    each head would need its own.
     """
     graph.prune()
     attentions = graph.attentions()
@@ -55,21 +57,32 @@ def tokens_first(graph: Graph) -> int:
             continue
         for name in read:  # all other nodes get the old order
             if name in turned and name not in back and name not in before:
-                back[name] = graph.add("Transpose", [turned[name]], f"{node.name}/rows_first", perm=TURNED)
+                back[name] = graph.add(
+                    "Transpose", [turned[name]], f"{node.name}/rows_first", perm=TURNED
+                )
         node.input[:] = [back.get(name, name) for name in node.input]
     for name in graph.outputs:
         if name in turned:
-            graph.add("Transpose", [turned[name]], f"{name}/rows_first", output=name, perm=TURNED)
+            graph.add(
+                "Transpose",
+                [turned[name]],
+                f"{name}/rows_first",
+                output=name,
+                perm=TURNED,
+            )
     return sum(attribute(node, "tokens_first") for node in attentions)
 
 
 def _turn_tensor(graph: Graph, name: str, turned: dict[str, str]) -> None:
     if name not in turned:
-        turned[name] = graph.add("Transpose", [name], f"{name}/tokens_first", perm=TURNED)
+        turned[name] = graph.add(
+            "Transpose", [name], f"{name}/tokens_first", perm=TURNED
+        )
 
 
 def _find_sources(graph: Graph, start: str) -> set[str]:
-    """Find `start` and the tensors that it is computed from token by token: residuals begin there."""
+    """Find `start` and the tensors that it is computed from token by token: residuals
+    begin there."""
     writers, found, open_ = graph.writers(), set[str](), [start]
     while open_:
         name = open_.pop()
@@ -86,8 +99,10 @@ def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
 
 
 def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
-    """Change a node that gathers tokens, or drops their axis, to the first axis; False for any other node."""
-    constant = graph.value(node.input[1]) if len(node.input) == 2 else None  # of a Gather or Squeeze
+    """Change a node that gathers tokens, or drops their axis, to the first axis; False
+    for any other node."""
+    # of a Gather or Squeeze
+    constant = graph.value(node.input[1]) if len(node.input) == 2 else None
     if constant is None:
         return False
     if node.op_type == "Gather" and attribute(node, "axis", 0) == 1:
@@ -103,16 +118,23 @@ def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool
 
 
 def _start(graph: Graph, attention: NodeProto) -> str | None:
-    """Find the last tensor from which queries, keys and values are all computed token by token."""
+    """Find the last tensor from which queries, keys and values are all computed token
+    by token."""
     writers = graph.writers()
-    order = {name: place for place, node in enumerate(graph.nodes) for name in node.output}
+    order = {
+        name: place for place, node in enumerate(graph.nodes) for name in node.output
+    }
     frontier = set(attention.input[:3])
     while len(frontier) > 1:
         latest = max(frontier, key=lambda name: order.get(name, -1))
         node = writers.get(latest)
         if node is None:
             return None
-        index = graph.value(node.input[1]) if node.op_type == "Gather" and attribute(node, "axis", 0) == 1 else None
+        index = (
+            graph.value(node.input[1])
+            if node.op_type == "Gather" and attribute(node, "axis", 0) == 1
+            else None
+        )
         takes_tokens = index is not None and index.ndim == 1  # and keeps their axis
         if not takes_tokens and not graph.tokenwise(node):
             return None
@@ -121,11 +143,16 @@ def _start(graph: Graph, attention: NodeProto) -> str | None:
 
 
 def one_token(graph: Graph) -> int:
-    """Compute only one token where only one is used; return the number of nodes that changed.
+    """Compute only one token where only one is used; return the number of nodes that
+    changed.
 
     Expects tokens on axis 1, and attention as one node.
     """
-    taken = [node for node in graph.nodes if node.op_type == "Gather" and attribute(node, "axis", 0) == 1]
+    taken = [
+        node
+        for node in graph.nodes
+        if node.op_type == "Gather" and attribute(node, "axis", 0) == 1
+    ]
     return sum(_push_back(graph, node) for node in taken)
 
 
@@ -134,7 +161,8 @@ def _push_back(graph: Graph, last: NodeProto) -> int:
     if index is None or index.ndim != 0:
         return 0
     narrow = _narrow(graph, last)
-    if not any(last.input[0] in node.output for node in narrow):  # its other readers need all tokens
+    # its other readers need all tokens
+    if not any(last.input[0] in node.output for node in narrow):
         return 0
     chosen = graph.integers(int(index))
     inside = {name for node in narrow for name in node.output}
@@ -143,11 +171,20 @@ def _push_back(graph: Graph, last: NodeProto) -> int:
         core = (node.domain, node.op_type) == (OURS, ATTENTION)
         read = [node.input[0]] if core else graph.varying(node)
         if core and attribute(node, "local", 0):
-            node.input[3] = graph.add("Gather", [node.input[3], chosen], f"{node.name}/mask_of_one_token", axis=2)
+            node.input[3] = graph.add(
+                "Gather",
+                [node.input[3], chosen],
+                f"{node.name}/mask_of_one_token",
+                axis=2,
+            )
         for name in read:
             if name not in inside and name not in rows:
-                rows[name] = graph.add("Gather", [name, chosen], f"{node.name}/one_token", axis=1)
-        node.input[:] = [rows.get(name, name) if name in read else name for name in node.input]
+                rows[name] = graph.add(
+                    "Gather", [name, chosen], f"{node.name}/one_token", axis=1
+                )
+        node.input[:] = [
+            rows.get(name, name) if name in read else name for name in node.input
+        ]
     graph.replace(last, "Squeeze", [last.input[0], graph.integers(1)], last.name)
     return len(narrow)
 
@@ -159,15 +196,21 @@ def _narrow(graph: Graph, last: NodeProto) -> list[NodeProto]:
     narrow: dict[str, NodeProto] = {}
 
     def reads_by_row(reader: NodeProto, name: str) -> bool:
-        if not reader.output or reader.output[0] == last.output[0]:  # the graph's own output; the gathering node
+        # the graph's own output; the gathering node
+        if not reader.output or reader.output[0] == last.output[0]:
             return bool(reader.output)
-        only_as_queries = reader.domain != OURS or (list(reader.input).count(name) == 1 and reader.input[0] == name)
+        only_as_queries = reader.domain != OURS or (
+            list(reader.input).count(name) == 1 and reader.input[0] == name
+        )
         return reader.output[0] in narrow and only_as_queries
 
     for node in reversed(graph.nodes):
         if not (node.domain == OURS or graph.tokenwise(node)) or len(node.output) != 1:
             continue
-        if all(reads_by_row(reader, node.output[0]) for reader in readers.get(node.output[0], [])):
+        if all(
+            reads_by_row(reader, node.output[0])
+            for reader in readers.get(node.output[0], [])
+        ):
             narrow[node.output[0]] = node
     return list(reversed(narrow.values()))
 
@@ -183,12 +226,18 @@ def fold_scales(graph: Graph, cores: list[AttentionCore]) -> None:
 
 
 def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
-    """Add the mask to the keys (rows x tokens x width numbers) instead of to the scores (rows x heads x tokens x
-    tokens): every head gets one feature more, 1 in all queries and the mask's value in the keys."""
+    """Add the mask to the keys (rows x tokens x width numbers) instead of to the scores
+    (rows x heads x tokens x tokens): every head gets one feature more, 1 in all queries
+    and the mask's value in the keys."""
     spread: dict[tuple[str, int, int, int], str] = {}
     for core in (core for core in cores if core.mask):
         for name, bias in zip(core.node.input, (1.0, 0.0), strict=False):
-            _reweigh(graph, _product(graph, name), "masked", partial(_widen, heads=core.heads, bias=bias))
+            _reweigh(
+                graph,
+                _product(graph, name),
+                "masked",
+                partial(_widen, heads=core.heads, bias=bias),
+            )
         key = core.mask, core.heads, core.size, attribute(core.node, "tokens_first")
         if key not in spread:
             spread[key] = _spread(graph, *key)
@@ -204,8 +253,8 @@ def mask_scores(graph: Graph, cores: list[AttentionCore]) -> None:
 
 
 def merge(graph: Graph) -> int:
-    """Merge the products of queries, keys and values that read the same tensor; return the number of merged
-    products."""
+    """Merge the products of queries, keys and values that read the same tensor; return
+    the number of merged products."""
     merged = 0
     for node in graph.attentions():
         made = [_product(graph, name) for name in node.input[:3]]
@@ -226,8 +275,11 @@ def _product(graph: Graph, name: str) -> Linear:
     return found
 
 
-def _reweigh(graph: Graph, made: Linear, suffix: str, change: Callable[[Array], Array]) -> None:
-    """Change weight and bias; a weight that layers share is changed once for all of them."""
+def _reweigh(
+    graph: Graph, made: Linear, suffix: str, change: Callable[[Array], Array]
+) -> None:
+    """Change weight and bias; a weight that layers share is changed once for all of
+    them."""
     for node, name in ((made.product, made.weight), (made.sum, made.bias)):
         if not name:
             continue
@@ -242,28 +294,42 @@ def _scale(value: Array, factor: float) -> Array:
 
 
 def _widen(value: Array, heads: int, bias: float) -> Array:
-    """Extend (..., heads x size) to (..., heads x (size + 1)): by 0 in a weight, by `bias` in a bias."""
+    """Extend (..., heads x size) to (..., heads x (size + 1)): by 0 in a weight, by
+    `bias` in a bias."""
     by_head = value.reshape(*value.shape[:-1], heads, -1)
-    new = np.full((*by_head.shape[:-1], 1), bias if value.ndim == 1 else 0.0, value.dtype)
+    new = np.full(
+        (*by_head.shape[:-1], 1), bias if value.ndim == 1 else 0.0, value.dtype
+    )
     return np.concatenate([by_head, new], axis=-1).reshape(*value.shape[:-1], -1)
 
 
 def _spread(graph: Graph, mask: str, heads: int, size: int, first: int) -> str:
-    """Expand the mask (rows, 1, 1, tokens) to (rows, tokens, heads x (size + 1)), 0 except in the last place of every
-    head."""
+    """Expand the mask (rows, 1, 1, tokens) to (rows, tokens, heads x (size + 1)), 0
+    except in the last place of every head."""
     column = graph.add("Reshape", [mask, graph.integers(0, -1, 1)], f"{mask}/column")
     if first:
-        column = graph.add("Transpose", [column], f"{mask}/tokens_first", perm=[1, 0, 2])
+        column = graph.add(
+            "Transpose", [column], f"{mask}/tokens_first", perm=[1, 0, 2]
+        )
     places = np.zeros((heads, size + 1), np.float32)
     places[:, -1] = 1.0
-    return graph.add("Mul", [column, graph.constant(places.reshape(-1), "mask_places")], f"{mask}/in_keys")
+    return graph.add(
+        "Mul",
+        [column, graph.constant(places.reshape(-1), "mask_places")],
+        f"{mask}/in_keys",
+    )
 
 
 def _join(graph: Graph, alike: list[Linear]) -> None:
     values = [(graph.value(each.weight), graph.value(each.bias)) for each in alike]
-    weights, biases = ([value for value in group if value is not None] for group in zip(*values, strict=True))
+    weights, biases = (
+        [value for value in group if value is not None]
+        for group in zip(*values, strict=True)
+    )
     name = alike[0].product.name + ".merged"
-    weight = graph.constant(np.concatenate(weights, axis=1), f"{alike[0].weight}.merged")
+    weight = graph.constant(
+        np.concatenate(weights, axis=1), f"{alike[0].weight}.merged"
+    )
     summed = graph.add("MatMul", [alike[0].source, weight], name)
     if biases:
         bias = graph.constant(np.concatenate(biases), f"{alike[0].bias}.merged")
@@ -272,4 +338,8 @@ def _join(graph: Graph, alike: list[Linear]) -> None:
     parts = [each.sum.output[0] for each in alike]
     for each in alike:
         graph.remove(each.sum)
-    graph.nodes.append(onnx.helper.make_node("Split", [summed, sizes], parts, name=f"{name}/Split", axis=-1))
+    graph.nodes.append(
+        onnx.helper.make_node(
+            "Split", [summed, sizes], parts, name=f"{name}/Split", axis=-1
+        )
+    )

@@ -1,13 +1,14 @@
-"""Build one ONNX file that takes a text and gives its answer, with the tokenizer inside, of operators that every
-standard onnxruntime has.
+"""Build one ONNX file that takes a text and gives its answer, with the tokenizer
+inside, of operators that every standard onnxruntime has.
 
-    bundle = text_model(Bundle.load(path))            # adds onnx/model_text.onnx, or raises ExportError
-    run_text(bundle.path / TEXT, ["a good film"])
+    bundle = text_model(Bundle.load(path))            # adds onnx/model_text.onnx, or
+    raises ExportError run_text(bundle.path / TEXT, ["a good film"])
 
-An app passes a string to the file and gets a label, the words of a text with their labels, or the answer to a question:
-no tokenizer library, no vocabulary file, no custom operators, and the same file runs in onnxruntime for Python, for
-mobile and for the web. A file is written only if it tokenises a list of hard texts, and all given texts, exactly as the
-bundle's own tokenizer does.
+An app passes a string to the file and gets a label, the words of a text with their
+labels, or the answer to a question: no tokenizer library, no vocabulary file, no custom
+operators, and the same file runs in onnxruntime for Python, for mobile and for the web.
+A file is written only if it tokenises a list of hard texts, and all given texts,
+exactly as the bundle's own tokenizer does.
 """
 
 import json
@@ -43,7 +44,14 @@ from compress.exporters.predictor import (
 )
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
-from compress.exporters.tokenizer.build import GIVEN, MODELS, Pieces, RowTemplate, join_reader, reader
+from compress.exporters.tokenizer.build import (
+    GIVEN,
+    MODELS,
+    Pieces,
+    RowTemplate,
+    join_reader,
+    reader,
+)
 from compress.io import atomic_file
 
 TEXT_KEY: Final = "compress.text"
@@ -99,7 +107,8 @@ TEXTS: Final[tuple[str, ...]] = (
     "soft\u00adhyphen \u200e left \u200f right \u202eoverride\u202c",
     "nul\x00inside \x00 \x01\x02\x1f\x7f\x80\x9f",
     "\ufffd replacement \ufffd\ufffd",
-    "private \ue000\uf8ff \U000f0000 \U0010fffd unassigned \u0378 \U0003ffff \uffff \ufdd0",
+    "private \ue000\uf8ff \U000f0000 \U0010fffd unassigned \u0378 \U0003ffff \uffff "
+    "\ufdd0",
     "a\u034fb \u180e \u115f\u1160 \u3164 \uffa0 \U000e0001",
     # Punctuation, symbols, numbers
     "Don't can't we'll they've I'd it's o'clock 'quoted' ''twice'' ``ticks``",
@@ -110,7 +119,8 @@ TEXTS: Final[tuple[str, ...]] = (
     "http://www.example.org/a_b?c=d&e=%20#f user@example.com www.x.y/z:8080 ../a/b.c",
     "@user #hashtag #日本 RT: :-) ;) <3 ^_^ ¯\\_(ツ)_/¯",
     "ｆｕｌｌ ｗｉｄｔｈ ＡＢＣ １２３ ！？ 、。「」・〜",
-    "\u037e \u0387 \u055c \u05be \u060c \u061f \u0964 \u0e5a \u3001 \u30fb \ufe50 \uff01 \U00010100",
+    "\u037e \u0387 \u055c \u05be \u060c \u061f \u0964 \u0e5a \u3001 \u30fb \ufe50 "
+    "\uff01 \U00010100",
     "snake_case camelCase kebab-case SCREAMING_CASE x86_64 v1.2.3-rc4",
     # Long
     "a" * 99,
@@ -155,10 +165,12 @@ class TextProof:
     """Record what a text file was compared on before it was written.
 
     tokenizer      its type; tokenizers: the version of the library
-    hard           the number of texts, or pairs, of the hard list; given: of the user's own
+    hard           the number of texts, or pairs, of the hard list; given: of the user's
+                   own
     precision      of the model inside; max_length: tokens that a row is truncated to
     kind, labels   of the task
-    words          of the vocabulary, each one token, of which a text of any length can be made
+    words          of the vocabulary, each one token, of which a text of any length can
+                   be made
     """
 
     tokenizer: str
@@ -172,22 +184,32 @@ class TextProof:
     words: tuple[str, ...] = ()
 
 
-def text_model(bundle: Bundle, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> Bundle:
-    """Add `onnx/model_text.onnx` to the bundle, a `text_file` of its file of `precision`."""
+def text_model(
+    bundle: Bundle, *, precision: Precision = "int8", texts: Sequence[Text] = ()
+) -> Bundle:
+    """Add `onnx/model_text.onnx` to the bundle, a `text_file` of its file of
+    `precision`."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "model_text.onnx"
         text_file(bundle, file, precision=precision, texts=texts)
         return bundle.put("text", file)
 
 
-def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> TextProof:
-    """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label, score, probabilities (see
-    `build.answer`) and logits, those of the bundle's file of `precision`. For tagging and questions, whose logits are
-    per token, also `offsets`, the characters of the text, or context, that each token covers; for tagging `words`, for
-    questions `answer` (see `build.answer_span`). Long texts are truncated.
+def text_file(
+    bundle: Bundle,
+    target: Path,
+    *,
+    precision: Precision = "int8",
+    texts: Sequence[Text] = (),
+) -> TextProof:
+    """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label,
+    score, probabilities (see `build.answer`) and logits, those of the bundle's file of
+    `precision`. For tagging and questions, whose logits are per token, also `offsets`,
+    the characters of the text, or context, that each token covers; for tagging `words`,
+    for questions `answer` (see `build.answer_span`). Long texts are truncated.
 
-    Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not support, and where any of the
-    hard texts, or of `texts`, is tokenised differently.
+    Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not
+    support, and where any of the hard texts, or of `texts`, is tokenised differently.
     """
     encoder, frame = _read(bundle)
     bundle.check_has(precision)
@@ -206,19 +228,30 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
         words=tuple(list_words(encoder.backend)),
     )
     threshold = bundle.manifest.threshold
-    whole = join_reader(read, model, bundle.task, math.inf if threshold is None else threshold)
-    whole.producer_name, whole.producer_version = model.producer_name, model.producer_version
-    onnx.helper.set_model_props(whole, {**metadata(model), TEXT_KEY: json.dumps(asdict(proof), ensure_ascii=False)})
+    whole = join_reader(
+        read, model, bundle.task, math.inf if threshold is None else threshold
+    )
+    whole.producer_name, whole.producer_version = (
+        model.producer_name,
+        model.producer_version,
+    )
+    onnx.helper.set_model_props(
+        whole,
+        {**metadata(model), TEXT_KEY: json.dumps(asdict(proof), ensure_ascii=False)},
+    )
     onnx.checker.check_model(whole)
     with tempfile.TemporaryDirectory() as scratch:
         front = Path(scratch) / "front.onnx"
         onnx.save_model(read, front)
-        if found := find_differences(open_session(front, threads=1), encoder, frame, [*hard, *texts]):
+        if found := find_differences(
+            open_session(front, threads=1), encoder, frame, [*hard, *texts]
+        ):
             listed = "\n".join(f"  {each}" for each in found[:SHOWN])
             more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             raise ExportError(
-                f"{bundle.path}: the graph tokenises {len(found)} of {len(hard) + len(texts)} texts differently from "
-                f"tokenizer.json; nothing was written. Expected the same tokens:\n{listed}{more}"
+                f"{bundle.path}: the graph tokenises {len(found)} of "
+                f"{len(hard) + len(texts)} texts differently from tokenizer.json; "
+                f"nothing was written. Expected the same tokens:\n{listed}{more}"
             )
     with atomic_file(target) as file:
         onnx.save_model(whole, file)
@@ -226,9 +259,12 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     return proof
 
 
-def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction | Vector | Answer | Marked]:
-    """Predict for each text, or pair, with a text file, in order, as `Bundle.predict` does; but long texts are
-    truncated, where `Bundle.predict` splits words and contexts into several rows.
+def run_text(
+    path: Path, texts: Sequence[Text], *, threads: int = 1
+) -> list[Prediction | Vector | Answer | Marked]:
+    """Predict for each text, or pair, with a text file, in order, as `Bundle.predict`
+    does; but long texts are truncated, where `Bundle.predict` splits words and contexts
+    into several rows.
 
     Raises ExportError for a file that `text_model` did not write.
     """
@@ -251,91 +287,153 @@ def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Pre
         if proof.kind in ("regression", "ranking"):
             predictions.append(Prediction("", score, {}))
             continue
-        scores = {label: float(value) for label, value in zip(proof.labels, answers["probabilities"], strict=True)}
+        scores = {
+            label: float(value)
+            for label, value in zip(proof.labels, answers["probabilities"], strict=True)
+        }
         label = answers["label"]
-        label = label if isinstance(label, str) else ", ".join(each for each in label if each)
+        label = (
+            label
+            if isinstance(label, str)
+            else ", ".join(each for each in label if each)
+        )
         predictions.append(Prediction(label, score, scores))
     return predictions
 
 
 def _marked(text: str, answers: Mapping[str, Any]) -> Marked:
-    """Find the entities among the words that a text file labels; words without a token are outside."""
+    """Find the entities among the words that a text file labels; words without a token
+    are outside."""
     spans = [match.span() for match in windows.WORDS.finditer(text)]
     tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
     at = {start: number for number, (start, _) in enumerate(spans)}
-    for label, score, (start, _) in zip(answers["label"], answers["score"], answers["words"], strict=True):
+    for label, score, (start, _) in zip(
+        answers["label"], answers["score"], answers["words"], strict=True
+    ):
         if label:
             tags[at[start]], shares[at[start]] = label, score
     return mark(text, spans, tags, shares)
 
 
 def read_proof(path: Path) -> TextProof:
-    """Read a text file's proof. Raises ExportError for a file that `text_model` did not write."""
+    """Read a text file's proof. Raises ExportError for a file that `text_model` did not
+    write."""
     entry = metadata(read_model(path)).get(TEXT_KEY)
     if entry is None:
-        raise ExportError(f"{path}: no tokenizer inside; expected the {TEXT_KEY!r} entry that `text_model` writes")
+        raise ExportError(
+            f"{path}: no tokenizer inside; expected the {TEXT_KEY!r} entry that "
+            "`text_model` writes"
+        )
     values = json.loads(entry)
-    return TextProof(**{**values, "labels": tuple(values["labels"]), "words": tuple(values.get("words", ()))})
+    return TextProof(
+        **{
+            **values,
+            "labels": tuple(values["labels"]),
+            "words": tuple(values.get("words", ())),
+        }
+    )
 
 
 MOST_WORDS = 100
 
 
 def list_words(tokenizer: Tokenizer) -> list[str]:
-    """List the first words of a vocabulary that are one token each, at the beginning of a text and within; letters only
-    if there are no others."""
+    """List the first words of a vocabulary that are one token each, at the beginning of
+    a text and within; letters only if there are no others."""
     vocabulary = tokenizer.get_vocab()
-    letters = [token.lstrip("Ġ▁") for token in sorted(vocabulary, key=vocabulary.__getitem__)]
-    letters = sorted((each for each in dict.fromkeys(letters) if each.isalpha()), key=lambda each: len(each) == 1)
-    whole = (each for each in letters if len(tokenizer.encode(f"{each} {each}", add_special_tokens=False).ids) == 2)
+    letters = [
+        token.lstrip("Ġ▁") for token in sorted(vocabulary, key=vocabulary.__getitem__)
+    ]
+    letters = sorted(
+        (each for each in dict.fromkeys(letters) if each.isalpha()),
+        key=lambda each: len(each) == 1,
+    )
+    whole = (
+        each
+        for each in letters
+        if len(tokenizer.encode(f"{each} {each}", add_special_tokens=False).ids) == 2
+    )
     return list(islice(whole, MOST_WORDS))
 
 
 def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
     """Open the bundle's tokenizer, and read the template of its rows."""
     task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
-    config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
-    summary = config.get("summary_type", "last" if config.get("model_type") == "xlnet" else "first")
+    config: dict[str, Any] = json.loads(
+        (bundle.path / "config.json").read_text(encoding="utf-8")
+    )
+    summary = config.get(
+        "summary_type", "last" if config.get("model_type") == "xlnet" else "first"
+    )
     if not task.tokenwise and task.kind != "embedding" and summary != "first":
         raise ExportError(
-            f"{bundle.path}: summary_type in config.json is {summary}: the model reads the last place of a row, or all "
-            "of them, padding too, and a text file pads the shorter texts of a batch. Expected first; tokenise in the "
-            "app, and pass one row at a time to the bundle's other files"
+            f"{bundle.path}: summary_type in config.json is {summary}: the model reads "
+            "the last place of a row, or all of them, padding too, and a text file "
+            "pads the shorter texts of a batch. Expected first; tokenise in the app, "
+            "and pass one row at a time to the bundle's other files"
         )
-    frame = frames.read_template(encoder, pair=task.pair, max_length=bundle.manifest.max_length, kind=task.kind)
+    frame = frames.read_template(
+        encoder, pair=task.pair, max_length=bundle.manifest.max_length, kind=task.kind
+    )
     if task.kind == "qa" and frame.parts[0].token is None:
-        raise ExportError(f'{bundle.path}: no special token before a question; expected one, which means "no answer"')
+        raise ExportError(
+            f"{bundle.path}: no special token before a question; expected one, which "
+            'means "no answer"'
+        )
     return encoder, frame
 
 
-def _reader(encoder: TextEncoder, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
-    """Build the graph of a tokenizer, or load it from the cache, which saves seconds."""
+def _reader(
+    encoder: TextEncoder, frame: RowTemplate, like: onnx.ModelProto
+) -> onnx.ModelProto:
+    """Build the graph of a tokenizer, or load it from the cache, which saves
+    seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
-    others = [windows.WORDS.pattern, unidata_version, str(frame.question)]  # defined outside of this package
+    # defined outside of this package
+    others = [windows.WORDS.pattern, unidata_version, str(frame.question)]
     own = encoder.fingerprint()
-    key = digest(own, repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *others, *code)
+    key = digest(
+        own,
+        repr(frame),
+        *opsets,
+        str(like.ir_version),
+        version("tokenizers"),
+        *others,
+        *code,
+    )
 
     def build(folder: Path) -> None:
-        onnx.save_model(reader(take_apart(encoder), frame, like), folder / "reader.onnx")
+        onnx.save_model(
+            reader(take_apart(encoder), frame, like), folder / "reader.onnx"
+        )
 
     return onnx.load(load_or_create(home() / "readers" / key, build) / "reader.onnx")
 
 
 def take_apart(encoder: TextEncoder) -> Pieces:
-    """Read the parts of a tokenizer. Raises ExportError for one that the graph does not support."""
+    """Read the parts of a tokenizer. Raises ExportError for one that the graph does not
+    support."""
     described = json.loads(encoder.backend.to_str())
     if encoder.settings.split_special_tokens:  # their names in a text are ordinary text
-        described["added_tokens"] = [token for token in described["added_tokens"] if not token["special"]]
+        described["added_tokens"] = [
+            token for token in described["added_tokens"] if not token["special"]
+        ]
     kind = described["model"]["type"]
     pieces = MODELS.get(kind)
-    wrong = pieces.list_unsupported(described) if pieces else [f"model {kind} (expected {', '.join(MODELS)})"]
+    wrong = (
+        pieces.list_unsupported(described)
+        if pieces
+        else [f"model {kind} (expected {', '.join(MODELS)})"]
+    )
     if not pieces or wrong:
         raise ExportError(
-            f"{encoder.name}: {TOKENIZER_JSON}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, "
-            "DistilBERT, ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and "
-            "Unigram as of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a "
-            "library that reads tokenizer.json, and pass the ids to the bundle's other files"
+            f"{encoder.name}: {TOKENIZER_JSON}: {'; '.join(wrong)}. A text file "
+            "supports WordPiece as of BERT, DistilBERT, ELECTRA, MobileBERT and "
+            "MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram "
+            "as of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise "
+            "in the app with a library that reads tokenizer.json, and pass the ids to "
+            "the bundle's other files"
         )
     return pieces.from_tokenizer(encoder.backend, described)
 
@@ -345,24 +443,33 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, make_feeds(texts)), strict=True))
 
 
-def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]) -> None:
-    """Raise ExportError where the file's logits differ from those of the bundle's file for the same text."""
+def _check_logits(
+    bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]
+) -> None:
+    """Raise ExportError where the file's logits differ from those of the bundle's file
+    for the same text."""
     expected = bundle.open(precision).logits(read_rows(*_read(bundle), texts))
-    session, names = open_session(file, threads=1), GIVEN.get(bundle.task.kind, ("logits",))
+    session, names = (
+        open_session(file, threads=1),
+        GIVEN.get(bundle.task.kind, ("logits",)),
+    )
     answers = (_run(session, [text]) for text in texts)
-    found = join_answers(bundle.task, [[each[name][0] for name in names] for each in answers])
+    found = join_answers(
+        bundle.task, [[each[name][0] for name in names] for each in answers]
+    )
     difference = float(np.abs(found - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise ExportError(
-            f"{bundle.path}: the text file's logits differ from those of its {precision} file by {difference:.2g} for "
-            "the same texts; nothing was written. Please report it with the bundle's config.json"
+            f"{bundle.path}: the text file's logits differ from those of its "
+            f"{precision} file by {difference:.2g} for the same texts; nothing was "
+            "written. Please report it with the bundle's config.json"
         )
 
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """A text that the graph tokenises differently: the name of the array, such as input_ids, the first token that
-    differs, and the values from there on."""
+    """A text that the graph tokenises differently: the name of the array, such as
+    input_ids, the first token that differs, and the values from there on."""
 
     text: Text
     name: str
@@ -371,15 +478,30 @@ class TokenDifference:
     found: tuple[Any, ...]
 
     def __str__(self) -> str:
-        shown = f"{self.text!r}" if len(f"{self.text!r}") < 80 else f"{self.text!r:.77}..."
+        shown = (
+            f"{self.text!r}" if len(f"{self.text!r}") < 80 else f"{self.text!r:.77}..."
+        )
         expected, found = list(self.expected[:5]), list(self.found[:5])
-        return f"{shown} at token {self.at}: expected {self.name} {expected}, found {found}"
+        return (
+            f"{shown} at token {self.at}: expected {self.name} {expected}, found "
+            f"{found}"
+        )
 
 
 def list_hard_texts(frame: RowTemplate) -> list[Text]:
     """List the texts, or pairs of texts, that every file is compared on."""
-    room = frame.room  # also texts of about as many tokens as a row holds, and of about half as many
-    counts = {1, room // 2 - 1, room // 2, room // 2 + 1, room - 1, room, room + 1, 2 * room}
+    # also texts of about as many tokens as a row holds, and of about half as many
+    room = frame.room
+    counts = {
+        1,
+        room // 2 - 1,
+        room // 2,
+        room // 2 + 1,
+        room - 1,
+        room,
+        room + 1,
+        2 * room,
+    }
     if frame.kind == "qa":
         counts |= {frame.question - 1, frame.question, frame.question + 1}
     edges = ["a " * count for count in sorted(counts)]
@@ -389,7 +511,10 @@ def list_hard_texts(frame: RowTemplate) -> list[Text]:
 
 
 def find_differences(
-    session: onnxruntime.InferenceSession, encoder: TextEncoder, frame: RowTemplate, texts: Sequence[Text]
+    session: onnxruntime.InferenceSession,
+    encoder: TextEncoder,
+    frame: RowTemplate,
+    texts: Sequence[Text],
 ) -> list[TokenDifference]:
     """Find the texts whose rows differ, in a session of a graph of `reader`."""
     names = [node.name for node in session.get_outputs()]
@@ -398,56 +523,87 @@ def find_differences(
         batch = texts[first : first + TOGETHER]
         expected = read_rows(encoder, frame, batch)
         for size in (1, len(batch)) if len(batch) > 1 else (1,):
-            parts = (batch[start : start + size] for start in range(0, len(batch), size))
-            rows = [row for part in parts for row in zip(*session.run(names, make_feeds(part)), strict=True)]
+            parts = (
+                batch[start : start + size] for start in range(0, len(batch), size)
+            )
+            rows = [
+                row
+                for part in parts
+                for row in zip(*session.run(names, make_feeds(part)), strict=True)
+            ]
             for text, whole, row in zip(batch, expected, rows, strict=True):
-                found.append(_compare(text, whole, dict(zip(names, map(np.ndarray.tolist, row), strict=True)), frame))
+                found.append(
+                    _compare(
+                        text,
+                        whole,
+                        dict(zip(names, map(np.ndarray.tolist, row), strict=True)),
+                        frame,
+                    )
+                )
     return list({each.text: each for each in found if each is not None}.values())
 
 
-def read_rows(encoder: TextEncoder, frame: RowTemplate, texts: Sequence[Text]) -> Sequence[Mapping[str, Sequence[Any]]]:
-    """Encode texts as `Bundle.predict` does, with token types; of texts that take several rows the one that a
-    truncated text would have."""
+def read_rows(
+    encoder: TextEncoder, frame: RowTemplate, texts: Sequence[Text]
+) -> Sequence[Mapping[str, Sequence[Any]]]:
+    """Encode texts as `Bundle.predict` does, with token types; of texts that take
+    several rows the one that a truncated text would have."""
     if frame.kind == "qa":
         return [_read_question(encoder, frame, text[0], text[1]) for text in texts]
     if frame.kind == "tagging":
-        return [_read_words(encoder, frame, text) for text in texts if isinstance(text, str)]
+        return [
+            _read_words(encoder, frame, text) for text in texts if isinstance(text, str)
+        ]
     return _with_types(encoder).encode(texts, frame.max_length)
 
 
 def _with_types(encoder: TextEncoder) -> TextEncoder:
-    """Return the encoder with token types, which the graph makes for every tokenizer."""
+    """Return the encoder with token types, which the graph makes for every
+    tokenizer."""
     return replace(encoder, settings=replace(encoder.settings, token_types=True))
 
 
-def _read_question(encoder: TextEncoder, frame: RowTemplate, question: str, context: str) -> dict[str, list[Any]]:
+def _read_question(
+    encoder: TextEncoder, frame: RowTemplate, question: str, context: str
+) -> dict[str, list[Any]]:
     (found,) = encoder.questions([question], [context], frame.max_length)
     window = found[-1 if frame.side == "left" else 0]
     row: dict[str, list[Any]] = dict(_with_types(encoder).row(window.row))
-    row["offsets"] = [[max(0, start), max(0, end)] for start, end in zip(window.starts, window.ends, strict=True)]
+    row["offsets"] = [
+        [max(0, start), max(0, end)]
+        for start, end in zip(window.starts, window.ends, strict=True)
+    ]
     return row
 
 
-def _read_words(encoder: TextEncoder, frame: RowTemplate, text: str) -> dict[str, list[Any]]:
+def _read_words(
+    encoder: TextEncoder, frame: RowTemplate, text: str
+) -> dict[str, list[Any]]:
     spans = [match.span() for match in windows.WORDS.finditer(text)]
     words = [text[start:end] for start, end in spans]
     (found,) = encoder.words([words], frame.max_length)
     nothing = windows.Window([frame.padding], [0], [])
     if not found:
-        return dict(_with_types(encoder).row(nothing)) | {name: [[0, 0]] for name in frame.outputs}
+        return dict(_with_types(encoder).row(nothing)) | {
+            name: [[0, 0]] for name in frame.outputs
+        }
     window = found[-1 if frame.side == "left" else 0].row
     spaced = [f" {word}" for word in words]
-    made = encoder.backend.encode(spaced, is_pretokenized=True, add_special_tokens=False)
+    made = encoder.backend.encode(
+        spaced, is_pretokenized=True, add_special_tokens=False
+    )
     before = None
     if len(made.ids) > frame.room and frame.side == "left":
         before = made.word_ids[-frame.room - 1]
     made.truncate(frame.room, direction=frame.side)
     row: dict[str, list[Any]] = dict(_with_types(encoder).row(window))
     row |= {name: [[0, 0] for _ in window.ids] for name in frame.outputs}
-    numbers = [number for number in made.word_ids if number is not None]  # all are: there are no special tokens
+    # all are: there are no special tokens
+    numbers = [number for number in made.word_ids if number is not None]
     for at, word, (start, end) in zip(window.text, numbers, made.offsets, strict=True):
         begin = spans[word][0]
-        row["offsets"][at] = [begin + start - 1, begin + end - 1]  # the space before a word is not in the text
+        # the space before a word is not in the text
+        row["offsets"][at] = [begin + start - 1, begin + end - 1]
         row["words"][at] = [0, 0] if word == before else list(spans[word])
         before = word
     return row
@@ -455,20 +611,37 @@ def _read_words(encoder: TextEncoder, frame: RowTemplate, text: str) -> dict[str
 
 def make_feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
     """Build the inputs of a text file: `text`, and `text_pair` for pairs."""
-    columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
-    return {name: np.array(column, dtype=object) for name, column in zip(("text", "text_pair"), columns, strict=False)}
+    columns = zip(
+        *([text] if isinstance(text, str) else text for text in texts), strict=True
+    )
+    return {
+        name: np.array(column, dtype=object)
+        for name, column in zip(("text", "text_pair"), columns, strict=False)
+    }
 
 
 def _compare(
-    text: Text, expected: Mapping[str, Sequence[Any]], found: Mapping[str, list[Any]], frame: RowTemplate
+    text: Text,
+    expected: Mapping[str, Sequence[Any]],
+    found: Mapping[str, list[Any]],
+    frame: RowTemplate,
 ) -> TokenDifference | None:
     """Compare a row; None where it equals the tokenizer's, followed by padding."""
     beyond = len(found["input_ids"]) - len(expected["input_ids"])
-    filling: dict[str, Any] = {"input_ids": frame.padding} | {name: [0, 0] for name in frame.outputs}
-    whole = {name: [*values, *[filling.get(name, 0)] * beyond] for name, values in expected.items()}
+    filling: dict[str, Any] = {"input_ids": frame.padding} | {
+        name: [0, 0] for name in frame.outputs
+    }
+    whole = {
+        name: [*values, *[filling.get(name, 0)] * beyond]
+        for name, values in expected.items()
+    }
     name = next((name for name, values in whole.items() if values != found[name]), None)
     if name is None:
         return None
-    same = [ours == theirs for ours, theirs in zip(found[name], whole[name], strict=False)]
+    same = [
+        ours == theirs for ours, theirs in zip(found[name], whole[name], strict=False)
+    ]
     at = same.index(False) if False in same else len(same)
-    return TokenDifference(text, name, at, tuple(whole[name][at:]), tuple(found[name][at:]))
+    return TokenDifference(
+        text, name, at, tuple(whole[name][at:]), tuple(found[name][at:])
+    )

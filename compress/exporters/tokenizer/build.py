@@ -1,7 +1,8 @@
-"""Make a model's input rows of tokens: truncation, special tokens, padding, mask, token types; and its outputs'
-answers.
+"""Make a model's input rows of tokens: truncation, special tokens, padding, mask, token
+types; and its outputs' answers.
 
-Shapes: B texts or pairs, R texts (B; of pairs 2B: all first ones, then all second ones), T tokens of all texts.
+Shapes: B texts or pairs, R texts (B; of pairs 2B: all first ones, then all second
+ones), T tokens of all texts.
 """
 
 import math
@@ -36,7 +37,8 @@ from compress.exporters.tokenizer.wordpiece import (
 
 @dataclass(frozen=True)
 class RowPart:
-    """One part of a row: a special token, or the tokens of a text (`token` is None), and its token type."""
+    """One part of a row: a special token, or the tokens of a text (`token` is None),
+    and its token type."""
 
     token: int | None
     second: bool
@@ -80,37 +82,55 @@ class RowTemplate:
         return {"tagging": ("offsets", "words"), "qa": ("offsets",)}.get(self.kind, ())
 
 
-def read_template(encoder: TextEncoder, *, pair: bool, max_length: int, kind: Kind = "classification") -> RowTemplate:
+def read_template(
+    encoder: TextEncoder, *, pair: bool, max_length: int, kind: Kind = "classification"
+) -> RowTemplate:
     """Read the special tokens around one text, or two, and how a long text is cut off.
 
-    Raises ExportError where an example has no tokens, or `max_length` leaves no room for a text.
+    Raises ExportError where an example has no tokens, or `max_length` leaves no room
+    for a text.
     """
     tokenizer, settings = encoder.backend, encoder.settings
     tokenizer.no_truncation()
     row = tokenizer.encode("a", "a") if pair else tokenizer.encode("a")
     parts: list[RowPart] = []
-    for token, segment, source in zip(row.ids, row.type_ids, row.sequence_ids, strict=True):
+    for token, segment, source in zip(
+        row.ids, row.type_ids, row.sequence_ids, strict=True
+    ):
         part = RowPart(token if source is None else None, source == 1, segment)
         if part.token is not None or part not in parts:
             parts.append(part)
     padding = settings.pad_token_id or 0  # which the mask hides
-    frame = RowTemplate(tuple(parts), max_length, padding, kind, settings.truncation_side)
+    frame = RowTemplate(
+        tuple(parts), max_length, padding, kind, settings.truncation_side
+    )
     if sum(part.token is None for part in parts) != 1 + pair:
-        raise ExportError("tokenizer.json: the text 'a' has no tokens; expected a tokenizer that reads any text")
+        raise ExportError(
+            "tokenizer.json: the text 'a' has no tokens; expected a tokenizer that "
+            "reads any text"
+        )
     if frame.room < 1 + (frame.question if kind == "qa" else pair):
         raise ExportError(
-            f"max_length {max_length}: no room for a text beside {max_length - frame.room} special tokens"
+            f"max_length {max_length}: no room for a text beside "
+            f"{max_length - frame.room} special tokens"
         )
     return frame
 
 
-def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) -> dict[str, str]:
-    """Add input_ids, attention_mask and token_type_ids (B, longest row) for the tokens of `texts` (1,) texts, and the
-    offsets (B, longest row, 2) of tokens with spans, in pairs only of the second text; (0, 0) elsewhere."""
+def rows(
+    graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str
+) -> dict[str, str]:
+    """Add input_ids, attention_mask and token_type_ids (B, longest row) for the tokens
+    of `texts` (1,) texts, and the offsets (B, longest row, 2) of tokens with spans, in
+    pairs only of the second text; (0, 0) elsewhere."""
     tokens_T, lines_T = tokens.ids_T, tokens.lines_T
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
-    place_T = graph.op("Sub", graph.numbers(graph.size(tokens_T, 0)), graph.op("Gather", before_R, lines_T))
+    place_T = graph.op(
+        "Sub",
+        graph.numbers(graph.size(tokens_T, 0)),
+        graph.op("Gather", before_R, lines_T),
+    )
     kept = _truncate(graph, frame, counts_R)
     kept_T = graph.op("Gather", graph.op("Concat", *kept, axis=0), lines_T)
     if frame.side == "left":  # the first tokens of a long text would be before its row
@@ -123,29 +143,49 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
     ends, starts, own = _offsets(graph, frame, kept)
     if not own:  # a text without tokens is a padding token, as in `Encoder.encode`
         ends = graph.op("Max", ends, graph.constant(1))
-    longest = graph.op("Reshape", graph.op("ReduceMax", ends, keepdims=0), graph.constant([1]))
+    longest = graph.op(
+        "Reshape", graph.op("ReduceMax", ends, keepdims=0), graph.constant([1])
+    )
     line_B = graph.op("Mul", graph.numbers(batch), longest)
-    begin_R = graph.op("Concat", *(graph.op("Add", line_B, start) for start in starts), axis=0)
+    begin_R = graph.op(
+        "Concat", *(graph.op("Add", line_B, start) for start in starts), axis=0
+    )
     at_T = graph.op("Add", graph.op("Gather", begin_R, lines_T), place_T)
-    places = [graph.select(at_T, fits_T), *(graph.op("Add", line_B, at) for at, _ in own)]
-    values = [graph.select(tokens_T, fits_T), *(graph.full(batch, part.token or 0) for _, part in own)]
+    places = [
+        graph.select(at_T, fits_T),
+        *(graph.op("Add", line_B, at) for at, _ in own),
+    ]
+    values = [
+        graph.select(tokens_T, fits_T),
+        *(graph.full(batch, part.token or 0) for _, part in own),
+    ]
     shape = graph.op("Concat", batch, longest, axis=0)
 
     def placed(numbers: Sequence[str], filling: int) -> str:
         empty = graph.full(graph.op("Mul", batch, longest), filling)
         flat = graph.op(
-            "ScatterElements", empty, graph.op("Concat", *places, axis=0), graph.op("Concat", *numbers, axis=0), axis=0
+            "ScatterElements",
+            empty,
+            graph.op("Concat", *places, axis=0),
+            graph.op("Concat", *numbers, axis=0),
+            axis=0,
         )
         return graph.op("Reshape", flat, shape, allowzero=1)
 
     if any(part.segment for part in frame.parts):
         segments = [part.segment for part in frame.parts if part.token is None]
-        types_R = graph.op("Concat", *(graph.full(batch, segment) for segment in segments), axis=0)
+        types_R = graph.op(
+            "Concat", *(graph.full(batch, segment) for segment in segments), axis=0
+        )
         types = [graph.select(graph.op("Gather", types_R, lines_T), fits_T)]
-        types_BL = placed([*types, *(graph.full(batch, part.segment) for _, part in own)], 0)
+        types_BL = placed(
+            [*types, *(graph.full(batch, part.segment) for _, part in own)], 0
+        )
     else:
         types_BL = graph.full(shape)
-    real = graph.op("Less", graph.numbers(longest), graph.op("Unsqueeze", ends, graph.constant([1])))
+    real = graph.op(
+        "Less", graph.numbers(longest), graph.op("Unsqueeze", ends, graph.constant([1]))
+    )
     made = {
         "input_ids": placed(values, frame.padding),
         "attention_mask": graph.integers(real),
@@ -157,9 +197,15 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
     if frame.pair:
         second_T = graph.integers(graph.op("GreaterOrEqual", lines_T, batch))
         spans = graph.op("Mul", spans, graph.columns(second_T))
-    table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))  # the first row is for other tokens
-    numbers_T = graph.select(graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])), fits_T)
-    offsets = graph.op("Gather", table, placed([numbers_T, *(graph.full(batch) for _ in own)], 0))
+    # the first row is for other tokens
+    table = graph.op("Pad", spans, graph.constant([1, 0, 0, 0]))
+    numbers_T = graph.select(
+        graph.op("Add", graph.numbers(graph.size(tokens_T, 0)), graph.constant([1])),
+        fits_T,
+    )
+    offsets = graph.op(
+        "Gather", table, placed([numbers_T, *(graph.full(batch) for _ in own)], 0)
+    )
     if len(frame.outputs) == 1:
         return made | {"offsets": offsets}
     edges = (graph.constant([edge]) for edge in (0, 2, 4))
@@ -174,7 +220,8 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
 def _offsets(
     graph: GraphBuilder, frame: RowTemplate, kept: Sequence[str]
 ) -> tuple[str, list[str], list[tuple[str, RowPart]]]:
-    """Add the number of tokens of each row (B,), the places where its texts start, and those of its special tokens."""
+    """Add the number of tokens of each row (B,), the places where its texts start, and
+    those of its special tokens."""
     offset = graph.op("Mul", kept[0], graph.constant(0))
     starts, own = {}, []
     for part in frame.parts:
@@ -188,10 +235,12 @@ def _offsets(
 
 
 def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[str]:
-    """Add the number of tokens (B,) that are kept of the first text, and of the second one.
+    """Add the number of tokens (B,) that are kept of the first text, and of the second
+    one.
 
-    Of a pair that is too long each text gets half the room, the longer one the odd token; where one needs less than
-    half, the other gets the rest. tokenizers 0.23 truncates like this with `longest_first`.
+    Of a pair that is too long each text gets half the room, the longer one the odd
+    token; where one needs less than half, the other gets the rest. tokenizers 0.23
+    truncates like this with `longest_first`.
     """
     room = frame.room
     if not frame.pair:
@@ -199,7 +248,8 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     half = graph.op("Div", graph.op("Shape", counts_R), graph.constant([2]))
     one = graph.op("Slice", counts_R, graph.constant([0]), half)
     other = graph.op("Slice", counts_R, half, graph.constant([EVERYTHING]))
-    if frame.kind == "qa":  # like the first window of `windows.read_questions`, on the left like the last
+    # like the first window of `windows.read_questions`, on the left like the last
+    if frame.kind == "qa":
         one = graph.op("Min", one, graph.constant(frame.question))
         return [one, graph.op("Min", other, graph.op("Sub", graph.constant(room), one))]
     swapped = graph.op("Greater", one, other)
@@ -207,8 +257,13 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     left = graph.op("Max", short, graph.op("Sub", graph.constant(room), short))
     both = graph.op("Greater", graph.op("Add", short, left), graph.constant(room))
     short = graph.op("Where", both, graph.constant(room // 2), short)
-    long = graph.op("Where", both, graph.constant(room - room // 2), graph.op("Min", long, left))
-    return [graph.op("Where", swapped, long, short), graph.op("Where", swapped, short, long)]
+    long = graph.op(
+        "Where", both, graph.constant(room - room // 2), graph.op("Min", long, left)
+    )
+    return [
+        graph.op("Where", swapped, long, short),
+        graph.op("Where", swapped, short, long),
+    ]
 
 
 LIKELY = 0.5
@@ -220,32 +275,58 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
 
     classification  label (B,) string, score (B,), probabilities (B, K)
     tagging         the same for every token, label '' where no word begins
-    multilabel      label (B, K) string: '' for those below 0.5; score (B,): the highest probability; probabilities
+    multilabel      label (B, K) string: '' for those below 0.5; score (B,): the highest
+                    probability; probabilities
     regression, ranking    score (B,)
     """
     if task.numeric:
         graph.name_output("score", graph.flat(logits_BK))
-        return [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"])]
+        return [
+            helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"])
+        ]
     several, tokens = task.kind == "multilabel", task.kind == "tagging"
     axis = 2 if tokens else 1
-    probabilities = graph.op("Sigmoid", logits_BK) if several else graph.op("Softmax", logits_BK, axis=axis)
+    probabilities = (
+        graph.op("Sigmoid", logits_BK)
+        if several
+        else graph.op("Softmax", logits_BK, axis=axis)
+    )
     best = graph.op("ArgMax", logits_BK, axis=axis, keepdims=1)
     highest = graph.op("GatherElements", probabilities, best, axis=axis)
-    graph.name_output("score", graph.op("Squeeze", highest, graph.constant([2])) if tokens else graph.flat(highest))
+    graph.name_output(
+        "score",
+        graph.op("Squeeze", highest, graph.constant([2]))
+        if tokens
+        else graph.flat(highest),
+    )
     graph.name_output("probabilities", probabilities)
     labels = graph.constant([*task.labels, ""] if tokens else list(task.labels))
     if tokens:
         found = graph.op("Squeeze", best, graph.constant([2]))
-        found = graph.op("Where", _covers(graph, "words"), found, graph.constant(len(task.labels)))
+        found = graph.op(
+            "Where", _covers(graph, "words"), found, graph.constant(len(task.labels))
+        )
         graph.name_output("label", graph.op("Gather", labels, found))
     elif several:
-        likely = graph.op("GreaterOrEqual", probabilities, graph.constant(np.array(LIKELY, np.float32)))
-        graph.name_output("label", graph.op("Where", likely, labels, graph.constant([""])))
+        likely = graph.op(
+            "GreaterOrEqual",
+            probabilities,
+            graph.constant(np.array(LIKELY, np.float32)),
+        )
+        graph.name_output(
+            "label", graph.op("Where", likely, labels, graph.constant([""]))
+        )
     else:
         graph.name_output("label", graph.op("Gather", labels, graph.flat(best)))
-    shape: list[str | int] = ["batch_size", *(["sequence_length"] if tokens else []), len(task.labels)]
+    shape: list[str | int] = [
+        "batch_size",
+        *(["sequence_length"] if tokens else []),
+        len(task.labels),
+    ]
     return [
-        helper.make_tensor_value_info("label", TensorProto.STRING, shape if several else shape[:-1]),
+        helper.make_tensor_value_info(
+            "label", TensorProto.STRING, shape if several else shape[:-1]
+        ),
         helper.make_tensor_value_info("score", TensorProto.FLOAT, shape[:axis]),
         helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, shape),
     ]
@@ -258,18 +339,27 @@ def _covers(graph: GraphBuilder, spans_BL2: str) -> str:
 
 
 def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
-    """Add the outputs for questions, as in `predictor.Answer`, and return their types: answer (B, 2), the first
-    character of the context and the end, (0, 0) for no answer, and score (B,)."""
+    """Add the outputs for questions, as in `predictor.Answer`, and return their types:
+    answer (B, 2), the first character of the context and the end, (0, 0) for no answer,
+    and score (B,)."""
     length = graph.size("start_logits", 1)
     at = graph.numbers(length)
     context = _covers(graph, "offsets")
     possible = graph.op("Or", context, graph.op("Equal", at, graph.constant(0)))
     never = graph.constant(np.array(-np.inf, np.float64))
-    doubles = [graph.op("Cast", name, to=TensorProto.DOUBLE) for name in ("start_logits", "end_logits")]
-    shares = [graph.op("Softmax", graph.op("Where", possible, each, never), axis=1) for each in doubles]
+    doubles = [
+        graph.op("Cast", name, to=TensorProto.DOUBLE)
+        for name in ("start_logits", "end_logits")
+    ]
+    shares = [
+        graph.op("Softmax", graph.op("Where", possible, each, never), axis=1)
+        for each in doubles
+    ]
     first, last = (graph.op("Where", context, each, never) for each in doubles)
     sums = graph.op(
-        "Add", graph.op("Unsqueeze", first, graph.constant([2])), graph.op("Unsqueeze", last, graph.constant([1]))
+        "Add",
+        graph.op("Unsqueeze", first, graph.constant([2])),
+        graph.op("Unsqueeze", last, graph.constant([1])),
     )
     width = graph.op("Sub", at, graph.op("Unsqueeze", at, graph.constant([1])))
     short = graph.op("Less", width, graph.constant(LONGEST))
@@ -282,20 +372,41 @@ def answer_span(graph: GraphBuilder, threshold: float) -> list[ValueInfoProto]:
         none = graph.op(
             "Add",
             *(
-                graph.op("Slice", each, graph.constant([0]), graph.constant([1]), graph.constant([1]))
+                graph.op(
+                    "Slice",
+                    each,
+                    graph.constant([0]),
+                    graph.constant([1]),
+                    graph.constant([1]),
+                )
                 for each in doubles
             ),
         )
         margin = graph.op("Sub", none, graph.op("GatherElements", flat, best, axis=1))
-        given = graph.integers(graph.op("LessOrEqual", margin, graph.constant(np.array(threshold))))
+        given = graph.integers(
+            graph.op("LessOrEqual", margin, graph.constant(np.array(threshold)))
+        )
         edges = [graph.op("Mul", edge, given) for edge in edges]
-    starts, ends = (graph.op("Gather", "offsets", graph.constant(side), axis=2) for side in (0, 1))
+    starts, ends = (
+        graph.op("Gather", "offsets", graph.constant(side), axis=2) for side in (0, 1)
+    )
     pairs = zip((starts, ends), edges, strict=True)
     graph.name_output(
-        "answer", graph.op("Concat", *(graph.op("GatherElements", *pair, axis=1) for pair in pairs), axis=1)
+        "answer",
+        graph.op(
+            "Concat",
+            *(graph.op("GatherElements", *pair, axis=1) for pair in pairs),
+            axis=1,
+        ),
     )
-    found = [graph.op("GatherElements", share, edge, axis=1) for share, edge in zip(shares, edges, strict=True)]
-    graph.name_output("score", graph.op("Cast", graph.flat(graph.op("Mul", *found)), to=TensorProto.FLOAT))
+    found = [
+        graph.op("GatherElements", share, edge, axis=1)
+        for share, edge in zip(shares, edges, strict=True)
+    ]
+    graph.name_output(
+        "score",
+        graph.op("Cast", graph.flat(graph.op("Mul", *found)), to=TensorProto.FLOAT),
+    )
     return [
         helper.make_tensor_value_info("answer", TensorProto.INT64, ["batch_size", 2]),
         helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch_size"]),
@@ -306,20 +417,30 @@ PREFIX = "text"
 """The prefix of all names that are added to the model's graph."""
 
 Pieces = WordPiece | ByteLevel | Unigram
-MODELS: Mapping[str, type[Pieces]] = {"WordPiece": WordPiece, "BPE": ByteLevel, "Unigram": Unigram}
-"""The parts of tokenizers that can be a graph, by the type of model that tokenizer.json names."""
+MODELS: Mapping[str, type[Pieces]] = {
+    "WordPiece": WordPiece,
+    "BPE": ByteLevel,
+    "Unigram": Unigram,
+}
+"""The parts of tokenizers that can be a graph, by the type of model that tokenizer.json
+names."""
 
 ROWS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
-    """Build the graph from `text` (and `text_pair`), (batch,) strings, to input_ids, attention_mask and token_type_ids
-    (batch, longest row), in the operator set and format version of the model `like`."""
+    """Build the graph from `text` (and `text_pair`), (batch,) strings, to input_ids,
+    attention_mask and token_type_ids (batch, longest row), in the operator set and
+    format version of the model `like`."""
     graph = GraphBuilder(PREFIX)
     inputs = [helper.make_tensor_value_info("text", TensorProto.STRING, ["batch_size"])]
     texts = "text"
     if frame.pair:
-        inputs.append(helper.make_tensor_value_info("text_pair", TensorProto.STRING, ["batch_size"]))
+        inputs.append(
+            helper.make_tensor_value_info(
+                "text_pair", TensorProto.STRING, ["batch_size"]
+            )
+        )
         texts = graph.op("Concat", "text", "text_pair", axis=0)
     if frame.kind == "tagging":
         tokens = _tokenize_words(graph, words, texts)
@@ -328,28 +449,41 @@ def reader(words: Pieces, frame: RowTemplate, like: onnx.ModelProto) -> onnx.Mod
     for name, tensor in rows(graph, frame, tokens, graph.size(texts, 0)).items():
         graph.name_output(name, tensor)
     shape = ["batch_size", "sequence_length"]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ROWS]
-    outputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [*shape, 2]) for name in frame.outputs]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ROWS
+    ]
+    outputs += [
+        helper.make_tensor_value_info(name, TensorProto.INT64, [*shape, 2])
+        for name in frame.outputs
+    ]
     made = helper.make_graph(graph.nodes, "texts", inputs, outputs, graph.constants)
     known = DOMAINS | {each.domain: each.version for each in like.opset_import}
-    operators = [helper.make_opsetid(domain, number) for domain, number in known.items()]
+    operators = [
+        helper.make_opsetid(domain, number) for domain, number in known.items()
+    ]
     return helper.make_model(made, opset_imports=operators, ir_version=like.ir_version)
 
 
 def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens:
-    """Add the tokens of the words of each text, split by `windows.WORDS`, every word tokenised by itself. Spans are
-    (T, 4): the characters of the token, and those of the word that begins with it, (0, 0) at its other tokens."""
+    """Add the tokens of the words of each text, split by `windows.WORDS`, every word
+    tokenised by itself. Spans are (T, 4): the characters of the token, and those of the
+    word that begins with it, (0, 0) at its other tokens."""
     letters, spaces = (characters(_list_matches(pattern)) for pattern in (r"\w", r"\s"))
-    pattern = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(r"\w", f"[{letters}]")
+    pattern = WORDS.pattern.replace(r"[^\w\s]", f"[^{letters}{spaces}]").replace(
+        r"\w", f"[{letters}]"
+    )
     pattern = pattern.replace(r"\S", f"[^{spaces}]")
     parts_RP = cut(graph, texts_R, f"{pattern}|[{spaces}]+", "")
-    parts = graph.op("Concat", graph.flat(parts_RP), graph.constant([""]), axis=0)  # one at least
+    # one at least
+    parts = graph.op("Concat", graph.flat(parts_RP), graph.constant([""]), axis=0)
     tokens = pieces.write(graph, parts, spans=True, words=True)
     sizes = graph.op("Slice", tokens.sizes_R, graph.constant([0]), graph.constant([-1]))
     sizes_RP = graph.op("Reshape", sizes, graph.op("Shape", parts_RP), allowzero=1)
     starts_RP = graph.op("CumSum", sizes_RP, graph.constant(1), exclusive=1)
     starts_T = graph.op("Gather", graph.flat(starts_RP), tokens.lines_T)
-    ends_T = graph.op("Add", starts_T, graph.op("Gather", graph.flat(sizes_RP), tokens.lines_T))
+    ends_T = graph.op(
+        "Add", starts_T, graph.op("Gather", graph.flat(sizes_RP), tokens.lines_T)
+    )
     before_T = graph.op("Concat", graph.constant([-1]), tokens.lines_T, axis=0)
     before_T = graph.op("Slice", before_T, graph.constant([0]), graph.constant([-1]))
     first_T = graph.integers(graph.op("Less", before_T, tokens.lines_T))
@@ -361,28 +495,42 @@ def _tokenize_words(graph: GraphBuilder, pieces: Pieces, texts_R: str) -> Tokens
 
 
 def _list_matches(pattern: str) -> tuple[Range, ...]:
-    """List the characters of a class of Python's regular expressions; RE2's classes are ASCII only."""
+    """List the characters of a class of Python's regular expressions; RE2's classes are
+    ASCII only."""
     every = "".join(chr(code) for code in range(UNICODE) if code not in SURROGATES)
     return join_ranges([ord(character) for character in re.findall(pattern, every)])
 
 
-GIVEN: Mapping[Kind, Sequence[str]] = {"embedding": VECTORS["embedding"], "qa": ("start_logits", "end_logits")}
+GIVEN: Mapping[Kind, Sequence[str]] = {
+    "embedding": VECTORS["embedding"],
+    "qa": ("start_logits", "end_logits"),
+}
 """The model's outputs that are passed on, where they are not `logits`."""
 
 
-def join_reader(read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float) -> onnx.ModelProto:
-    """Join the model to its reader: texts in, answers out. Parts of a row that the model does not read are left out.
+def join_reader(
+    read: onnx.ModelProto, model: onnx.ModelProto, task: Task, threshold: float
+) -> onnx.ModelProto:
+    """Join the model to its reader: texts in, answers out. Parts of a row that the
+    model does not read are left out.
 
     threshold  qa, see `Predictor`
 
-    Raises ExportError for a model with other inputs, or without the outputs of its kind of task.
+    Raises ExportError for a model with other inputs, or without the outputs of its kind
+    of task.
     """
     wanted = [node.name for node in model.graph.input]
     if unknown := set(wanted) - set(ROWS):
-        raise ExportError(f"the model's file reads {', '.join(sorted(unknown))} too; expected {', '.join(ROWS)}")
+        raise ExportError(
+            f"the model's file reads {', '.join(sorted(unknown))} too; expected "
+            f"{', '.join(ROWS)}"
+        )
     given = GIVEN.get(task.kind, ("logits",))
     if missing := set(given) - {node.name for node in model.graph.output}:
-        raise ExportError(f"the model's file has no {', '.join(sorted(missing))}; expected a head for {task.kind}")
+        raise ExportError(
+            f"the model's file has no {', '.join(sorted(missing))}; expected a head "
+            f"for {task.kind}"
+        )
     ends = GraphBuilder(f"{PREFIX}/answer")
     if task.kind == "qa":
         outputs = answer_span(ends, threshold)
@@ -390,22 +538,38 @@ def join_reader(read: onnx.ModelProto, model: onnx.ModelProto, task: Task, thres
         outputs = [] if task.kind == "embedding" else answer(ends, task, *given)
     spans = [node for node in read.graph.output if node.name not in ROWS]
     graph = helper.make_graph(
-        [*_list_needed(read.graph, [*wanted, *(node.name for node in spans)]), *model.graph.node, *ends.nodes],
+        [
+            *_list_needed(read.graph, [*wanted, *(node.name for node in spans)]),
+            *model.graph.node,
+            *ends.nodes,
+        ],
         "texts_to_labels",
         list(read.graph.input),
-        [*outputs, *(node for node in model.graph.output if node.name in given), *spans],
+        [
+            *outputs,
+            *(node for node in model.graph.output if node.name in given),
+            *spans,
+        ],
         [*read.graph.initializer, *model.graph.initializer, *ends.constants],
     )
-    return helper.make_model(graph, opset_imports=read.opset_import, ir_version=read.ir_version)
+    return helper.make_model(
+        graph, opset_imports=read.opset_import, ir_version=read.ir_version
+    )
 
 
-def _list_needed(graph: onnx.GraphProto, outputs: Sequence[str]) -> list[onnx.NodeProto]:
+def _list_needed(
+    graph: onnx.GraphProto, outputs: Sequence[str]
+) -> list[onnx.NodeProto]:
     """List the nodes that these outputs depend on, also through subgraphs."""
     wanted, kept = set(outputs), []
     for node in reversed(graph.node):
         if wanted & set(node.output):
             kept.append(node)
             wanted |= set(node.input)
-            bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-            wanted |= {name for body in bodies for inner in body.node for name in inner.input}
+            bodies = [
+                attribute.g for attribute in node.attribute if attribute.HasField("g")
+            ]
+            wanted |= {
+                name for body in bodies for inner in body.node for name in inner.input
+            }
     return kept[::-1]

@@ -1,8 +1,10 @@
-"""Read SentencePiece's map of characters, which tokenizer.json calls `Precompiled`, and how tokenizers applies it.
+"""Read SentencePiece's map of characters, which tokenizer.json calls `Precompiled`, and
+how tokenizers applies it.
 
-A map is a double-array trie of UTF-8 (the units of Darts-clone) and the texts that its keys become. tokenizers cuts a
-text into grapheme clusters. One of several characters and at most five bytes becomes what the shortest key that it
-begins with becomes, as a whole, if there is such a key. In all others every character is looked up by itself.
+A map is a double-array trie of UTF-8 (the units of Darts-clone) and the texts that its
+keys become. tokenizers cuts a text into grapheme clusters. One of several characters
+and at most five bytes becomes what the shortest key that it begins with becomes, as a
+whole, if there is such a key. In all others every character is looked up by itself.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +21,9 @@ MOST_BYTES: Final = 5
 """Longer clusters are looked up character by character."""
 
 CONTROL, OTHER, EXTENDS, PREPENDS, RETURN, FEED = range(6)
-"""Classes of characters: one that is always alone, most, one that extends the cluster before it, one that begins a
-cluster with what follows, and the two that are one cluster in this order."""
+"""Classes of characters: one that is always alone, most, one that extends the cluster
+before it, one that begins a cluster with what follows, and the two that are one cluster
+in this order."""
 CLASSES: Final = FEED + 1
 
 JOINED: Final = np.array(
@@ -34,13 +37,15 @@ JOINED: Final = np.array(
         for before in range(CLASSES)
     ]
 )
-"""True for each pair of classes of which a character, and one of the other after it, are in one cluster."""
+"""True for each pair of classes of which a character, and one of the other after it,
+are in one cluster."""
 
 LEAF, LONG, LAST = 1 << 8, 1 << 9, 1 << 31
 
 
 def read_charsmap(data: bytes) -> dict[str, str]:
-    """Read the keys of at most five bytes, except those that begin with a shorter one, and what they become."""
+    """Read the keys of at most five bytes, except those that begin with a shorter one,
+    and what they become."""
     size = int.from_bytes(data[:4], "little")
     units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
     texts = data[4 + size :]
@@ -79,7 +84,9 @@ def write_charsmap(keys: Mapping[str, str]) -> bytes:
         units[256 * nodes[name[:-1]] + name[-1]] |= LEAF
         units[256 * nodes[name]] = LAST | len(texts)
         texts += text.encode() + b"\0"
-    return (4 * len(units)).to_bytes(4, "little") + units.astype("<u4").tobytes() + texts
+    return (
+        (4 * len(units)).to_bytes(4, "little") + units.astype("<u4").tobytes() + texts
+    )
 
 
 HANGUL: Final = (range(0x1100, 0x1200), range(0xA960, 0xA980), range(0xAC00, 0xD800))
@@ -88,12 +95,15 @@ PICTURES: Final = "©®"
 
 
 def list_odd_keys(keys: Iterable[str]) -> list[str]:
-    """List the keys that may begin inside of a cluster, or of one that goes on, by rules that `JOINED` lacks."""
+    """List the keys that may begin inside of a cluster, or of one that goes on, by
+    rules that `JOINED` lacks."""
     classes = find_classes()
     return [
         key
         for key in keys
-        if classes[ord(key[0])] == PREPENDS or key[0] in PICTURES or any(ord(key[0]) in some for some in HANGUL)
+        if classes[ord(key[0])] == PREPENDS
+        or key[0] in PICTURES
+        or any(ord(key[0]) in some for some in HANGUL)
     ]
 
 
@@ -105,16 +115,27 @@ def is_cluster(text: str) -> bool:
 
 @lru_cache(maxsize=1)
 def find_classes() -> NDArray[np.uint8]:
-    """Find the class of every character by what tokenizers makes of it in three texts (2 s)."""
-    probe = normalizers.Precompiled(write_charsmap({"a": "b", "\u0301\u0301": "c", "e\u0301": "d"}))
+    """Find the class of every character by what tokenizers makes of it in three texts
+    (2 s)."""
+    probe = normalizers.Precompiled(
+        write_charsmap({"a": "b", "\u0301\u0301": "c", "e\u0301": "d"})
+    )
     classes = np.full(UNICODE, OTHER, np.uint8)
-    for first in (first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES):
+    for first in (
+        first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES
+    ):
         block = list(map(chr, range(first, first + BLOCK)))
         after, before, around = (
-            isolate([text.replace("?", each) for each in block], probe.normalize_str, between="\x01\u200b")
+            isolate(
+                [text.replace("?", each) for each in block],
+                probe.normalize_str,
+                between="\x01\u200b",
+            )
             for text in ("a?", "?\u0301\u0301", "?e\u0301")
         )
-        for code, *made in zip(range(first, first + BLOCK), after, before, around, strict=True):
+        for code, *made in zip(
+            range(first, first + BLOCK), after, before, around, strict=True
+        ):
             if made[0] == "b":
                 classes[code] = EXTENDS
             elif made[1].endswith("c"):

@@ -1,8 +1,11 @@
-"""Build Unicode's canonical composition, NFC, as a graph: decompose characters, sort their marks, compose them again.
+"""Build Unicode's canonical composition, NFC, as a graph: decompose characters, sort
+their marks, compose them again.
 
-Which characters it concerns is asked of tokenizers, whose Unicode may be older than Python's.
+Which characters it concerns is asked of tokenizers, whose Unicode may be older than
+Python's.
 
-Shapes: N cells of all texts, M the same decomposed, W characters with others after them that may be composed with them.
+Shapes: N cells of all texts, M the same decomposed, W characters with others after them
+that may be composed with them.
 """
 
 import unicodedata
@@ -40,13 +43,26 @@ class Composition:
     @property
     def letters(self) -> set[str]:
         """Return all characters that it concerns; all others stay as they are."""
-        return {*self.decomposed, *"".join(self.decomposed.values()), *self.classes, *"".join(self.composed)}
+        return {
+            *self.decomposed,
+            *"".join(self.decomposed.values()),
+            *self.classes,
+            *"".join(self.composed),
+        }
 
     def changes(self, text: str) -> bool:
-        """Check whether these characters may be changed by others beside them, or others may become one of them."""
+        """Check whether these characters may be changed by others beside them, or
+        others may become one of them."""
         made = {made for made in self.decomposed.values() if len(made) == 1}
-        odd = {*self.decomposed, *self.classes, *made, *(pair[1] for pair in self.composed)}
-        return not odd.isdisjoint(text) or text[-1:] in {pair[0] for pair in self.composed}
+        odd = {
+            *self.decomposed,
+            *self.classes,
+            *made,
+            *(pair[1] for pair in self.composed),
+        }
+        return not odd.isdisjoint(text) or text[-1:] in {
+            pair[0] for pair in self.composed
+        }
 
 
 @lru_cache(maxsize=1)
@@ -54,14 +70,19 @@ def read_composition() -> Composition:
     """Ask tokenizers how it composes characters (2 s)."""
     split, join = normalizers.NFD().normalize_str, normalizers.NFC().normalize_str
     decomposed = {}
-    for first in (first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES):
+    for first in (
+        first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES
+    ):
         block = list(map(chr, range(first, first + BLOCK)))
         results = zip(block, isolate(block, split), strict=True)
-        decomposed.update({character: result for character, result in results if result != character})
+        decomposed.update(
+            {character: result for character, result in results if result != character}
+        )
     classes = {}
     for character in map(chr, range(UNICODE)):
         if kind := unicodedata.combining(character):
-            below, above = character + "\u0334", "\u0345" + character  # of the first and of the last class
+            # of the first and of the last class
+            below, above = character + "\u0334", "\u0345" + character
             if split(below) != below or (kind == 1 and split(above) != above):
                 classes[character] = kind
     composed = {}
@@ -72,9 +93,11 @@ def read_composition() -> Composition:
 
 
 def compose(graph: GraphBuilder, cells: Cells, numbers: Mapping[str, int]) -> Cells:
-    """Add the cells in NFC; `numbers`: the codes of `Composition.letters`. Cells of all other codes stay as they are.
+    """Add the cells in NFC; `numbers`: the codes of `Composition.letters`. Cells of all
+    other codes stay as they are.
 
-    What a composed character covers is the first of the characters that it was composed of, as in tokenizers.
+    What a composed character covers is the first of the characters that it was composed
+    of, as in tokenizers.
     """
     how = read_composition()
     other = max(numbers.values()) + 1  # stands for all codes that have no number
@@ -89,44 +112,80 @@ def compose(graph: GraphBuilder, cells: Cells, numbers: Mapping[str, int]) -> Ce
     codes_N = graph.op("Min", cells.codes, graph.constant(other))
     flat = graph.flat(graph.look_up(becomes, codes_N))
     real = graph.op("Greater", flat, graph.constant(GONE))
-    width, at_M = graph.constant(becomes.shape[1]), graph.flat(graph.op("NonZero", real))
+    width, at_M = (
+        graph.constant(becomes.shape[1]),
+        graph.flat(graph.op("NonZero", real)),
+    )
     codes_M, places_M = graph.select(flat, real), graph.op("Div", at_M, width)
-    more_M = graph.integers(graph.op("Greater", graph.op("Mod", at_M, width), graph.constant(0)))
+    more_M = graph.integers(
+        graph.op("Greater", graph.op("Mod", at_M, width), graph.constant(0))
+    )
     classes_M = graph.look_up(classes, codes_M)
-    runs_M = graph.op("CumSum", graph.integers(graph.op("Equal", classes_M, graph.constant(0))), graph.constant(0))
-    order_M = _sort(graph, graph.op("Add", graph.op("Mul", runs_M, graph.constant(CLASSES)), classes_M))
-    codes_M, places_M, more_M = (graph.op("Gather", each, order_M) for each in (codes_M, places_M, more_M))
-    pairs = {tuple(numbers[letter] for letter in pair): numbers[made] for pair, made in how.composed.items()}
+    runs_M = graph.op(
+        "CumSum",
+        graph.integers(graph.op("Equal", classes_M, graph.constant(0))),
+        graph.constant(0),
+    )
+    order_M = _sort(
+        graph,
+        graph.op("Add", graph.op("Mul", runs_M, graph.constant(CLASSES)), classes_M),
+    )
+    codes_M, places_M, more_M = (
+        graph.op("Gather", each, order_M) for each in (codes_M, places_M, more_M)
+    )
+    pairs = {
+        tuple(numbers[letter] for letter in pair): numbers[made]
+        for pair, made in how.composed.items()
+    }
     heads_M = graph.op("Not", graph.look_up(follows, codes_M))
-    heads_M = graph.op("Concat", graph.constant(np.array([True])), graph.slice(heads_M, 1), axis=0)
-    after_M, more_M = _join(graph, trie.build([pairs], other + 1), classes, heads_M, (codes_M, more_M))
+    heads_M = graph.op(
+        "Concat", graph.constant(np.array([True])), graph.slice(heads_M, 1), axis=0
+    )
+    after_M, more_M = _join(
+        graph, trie.build([pairs], other + 1), classes, heads_M, (codes_M, more_M)
+    )
     kept_M = graph.op("Greater", after_M, graph.constant(GONE))
     codes_K, more_K = graph.select(after_M, kept_M), graph.select(more_M, kept_M)
     own_K = graph.op("Gather", cells.codes, graph.select(places_M, kept_M))
-    codes_K = graph.op("Where", graph.op("Equal", codes_K, graph.constant(other)), own_K, codes_K)
-    # A character takes as many of the text as it was made of, or none and covers the one before
+    codes_K = graph.op(
+        "Where", graph.op("Equal", codes_K, graph.constant(other)), own_K, codes_K
+    )
+    # A character takes as many of the text as it was made of, or none and covers the
+    # one before
     adds_K = graph.op("Greater", more_K, graph.constant(0))
-    taken_K = graph.op("Max", graph.op("Sub", graph.constant(1), more_K), graph.constant(0))
+    taken_K = graph.op(
+        "Max", graph.op("Sub", graph.constant(1), more_K), graph.constant(0)
+    )
     source_K = graph.op("CumSum", taken_K, graph.constant(0), exclusive=1)
     source_K = graph.op("Sub", source_K, graph.integers(adds_K))
     return replace(gather(graph, cells, source_K), codes=codes_K)
 
 
 def _sort(graph: GraphBuilder, keys_M: str) -> str:
-    """Add (M,): the places of the keys in ascending order, of equal ones in their own."""
-    ends = [f"{graph.prefix}/sorted_{len(graph.nodes)}", f"{graph.prefix}/order_{len(graph.nodes)}"]
+    """Add (M,): the places of the keys in ascending order, of equal ones in their
+    own."""
+    ends = [
+        f"{graph.prefix}/sorted_{len(graph.nodes)}",
+        f"{graph.prefix}/order_{len(graph.nodes)}",
+    ]
     given = [keys_M, graph.size(keys_M, 0)]
     graph.nodes.append(helper.make_node("TopK", given, ends, name=ends[0], largest=0))
     return ends[1]
 
 
 def _join(
-    graph: GraphBuilder, pairs: trie.Trie, classes: NDArray[np.int64], heads_M: str, decomposed: tuple[str, str]
+    graph: GraphBuilder,
+    pairs: trie.Trie,
+    classes: NDArray[np.int64],
+    heads_M: str,
+    decomposed: tuple[str, str],
 ) -> tuple[str, str]:
-    """Add the codes (M,) after composition, GONE where a character became a part of one before, and how many characters
-    more each was made of than it was decomposed into; `decomposed`: both before.
+    """Add the codes (M,) after composition, GONE where a character became a part of one
+    before, and how many characters more each was made of than it was decomposed into;
+    `decomposed`: both before.
 
-    In each round, every character of `heads_M` looks at the next one of those after it, which are no heads.
+    In each round, every character of `heads_M` looks at the next one of those after it,
+    which are no heads.
     """
     root = int(pairs.base[pairs.roots[0]])
     codes_M, more_M = decomposed
@@ -137,23 +196,34 @@ def _join(
     begin_W, ends_W = graph.select(begin_W, several_W), graph.select(ends_W, several_W)
     body = GraphBuilder(f"{graph.prefix}/compose")
     step, going, codes, more, head, latest = (
-        f"{body.prefix}/{name}" for name in ("step", "going", "codes", "more", "head", "latest")
+        f"{body.prefix}/{name}"
+        for name in ("step", "going", "codes", "more", "head", "latest")
     )
     place = body.op("Add", body.op("Add", begin_W, step), body.constant(1))
     inside = body.op("Less", place, ends_W)
     place = body.op("Where", inside, place, head)
     one, other = body.op("Gather", codes, head), body.op("Gather", codes, place)
-    base, check, value = (body.constant(each) for each in (pairs.base, pairs.check, pairs.value))
+    base, check, value = (
+        body.constant(each) for each in (pairs.base, pairs.check, pairs.value)
+    )
     state = body.op("Add", one, body.constant(root))
-    begun = body.op("Equal", body.integers(body.op("Gather", check, state)), body.constant(pairs.roots[0]))
+    begun = body.op(
+        "Equal",
+        body.integers(body.op("Gather", check, state)),
+        body.constant(pairs.roots[0]),
+    )
     at = body.op("Add", body.integers(body.op("Gather", base, state)), other)
     led = body.op("Equal", body.integers(body.op("Gather", check, at)), state)
     kind = body.look_up(classes, other)
-    clear = body.op("Or", body.op("Equal", latest, body.constant(0)), body.op("Less", latest, kind))
+    clear = body.op(
+        "Or", body.op("Equal", latest, body.constant(0)), body.op("Less", latest, kind)
+    )
     joins = body.op("And", body.op("And", inside, clear), body.op("And", begun, led))
     made = body.op("Where", joins, body.integers(body.op("Gather", value, at)), one)
     size = body.op(
-        "Add", body.op("Gather", more, head), body.op("Sub", body.op("Gather", more, place), body.constant(1))
+        "Add",
+        body.op("Gather", more, head),
+        body.op("Sub", body.op("Gather", more, place), body.constant(1)),
     )
     size = body.op("Where", joins, size, body.op("Gather", more, head))
     codes_after = body.op("ScatterElements", codes, head, made, axis=0)
@@ -170,11 +240,15 @@ def _join(
     inputs = [
         helper.make_tensor_value_info(step, TensorProto.INT64, []),
         helper.make_tensor_value_info(going, TensorProto.BOOL, []),
-        *(helper.make_tensor_value_info(name, *line) for name in (codes, more, head, latest)),
+        *(
+            helper.make_tensor_value_info(name, *line)
+            for name in (codes, more, head, latest)
+        ),
     ]
     outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, [])]
     outputs += [
-        helper.make_tensor_value_info(name, *line) for name in (codes_after, more_after, head_after, latest_after)
+        helper.make_tensor_value_info(name, *line)
+        for name in (codes_after, more_after, head_after, latest_after)
     ]
     loop = f"{graph.prefix}/Loop_{len(graph.nodes)}"
     given = [

@@ -1,7 +1,9 @@
-"""Build ONNX graphs node by node; and a graph of the longest match in a set of words, for all positions at once.
+"""Build ONNX graphs node by node; and a graph of the longest match in a set of words,
+for all positions at once.
 
-The words are a double-array trie (Aoe 1989, An efficient digital search algorithm by using a double-array structure):
-from state s, symbol c leads to base[s] + c if check[base[s] + c] == s, and nowhere otherwise.
+The words are a double-array trie (Aoe 1989, An efficient digital search algorithm by
+using a double-array structure): from state s, symbol c leads to base[s] + c if
+check[base[s] + c] == s, and nowhere otherwise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +21,15 @@ Attribute = int | float | str | Sequence[int] | Sequence[str]
 
 CLASSIC = "ai.onnx.ml"
 DOMAINS = {MICROSOFT: 1, CLASSIC: 2}
-"""The operator sets of the graphs besides ONNX's own; onnxruntime's standard builds have both."""
+"""The operator sets of the graphs besides ONNX's own; onnxruntime's standard builds
+have both."""
 
 EVERYTHING = np.iinfo(np.int64).max
 
 
 class GraphBuilder:
-    """Nodes and constants in the order in which they were added; all names begin with `prefix`."""
+    """Nodes and constants in the order in which they were added; all names begin with
+    `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -33,31 +37,49 @@ class GraphBuilder:
         self.constants: list[TensorProto] = []
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def op(self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute) -> str:
-        """Add a node and return the name of its output. `onnx.checker`, which checks every file, refuses attributes
-        that the operator does not have."""
+    def op(
+        self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute
+    ) -> str:
+        """Add a node and return the name of its output. `onnx.checker`, which checks
+        every file, refuses attributes that the operator does not have."""
         name = f"{self.prefix}/{kind}_{len(self.nodes)}"
         node = helper.make_node(kind, inputs, [name], name=name, domain=domain)
-        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        node.attribute.extend(
+            helper.make_attribute(key, value) for key, value in attributes.items()
+        )
         self.nodes.append(node)
         return name
 
     def name_output(self, name: str, tensor: str) -> None:
         """Make `tensor` an output of the graph called `name`."""
-        self.nodes.append(helper.make_node("Identity", [tensor], [name], name=f"{self.prefix}/as_{name}"))
+        self.nodes.append(
+            helper.make_node(
+                "Identity", [tensor], [name], name=f"{self.prefix}/as_{name}"
+            )
+        )
 
-    def constant(self, value: NDArray[np.generic] | Sequence[int] | Sequence[str] | int) -> str:
-        """Add a constant: numbers become int64, texts strings, an array keeps its type; equal ones share a name."""
+    def constant(
+        self, value: NDArray[np.generic] | Sequence[int] | Sequence[str] | int
+    ) -> str:
+        """Add a constant: numbers become int64, texts strings, an array keeps its type;
+        equal ones share a name."""
         array = np.asarray(value)
         tensor = (
-            helper.make_tensor("", TensorProto.STRING, array.shape, [text.encode() for text in array.ravel().tolist()])
+            helper.make_tensor(
+                "",
+                TensorProto.STRING,
+                array.shape,
+                [text.encode() for text in array.ravel().tolist()],
+            )
             if array.dtype.kind in "UO"
             else numpy_helper.from_array(array)
         )
         content = tensor.SerializeToString(deterministic=True)
         key = (str(array.dtype.kind), array.shape, content)
         if key not in self._known:
-            tensor.name = self._known[key] = f"{self.prefix}/constant_{len(self.constants)}"
+            tensor.name = self._known[key] = (
+                f"{self.prefix}/constant_{len(self.constants)}"
+            )
             self.constants.append(tensor)
         return self._known[key]
 
@@ -75,7 +97,11 @@ class GraphBuilder:
         """Add an int64 tensor of this shape, filled with `value`."""
         name = f"{self.prefix}/ConstantOfShape_{len(self.nodes)}"
         filling = helper.make_tensor("value", TensorProto.INT64, [1], [value])
-        self.nodes.append(helper.make_node("ConstantOfShape", [shape], [name], name=name, value=filling))
+        self.nodes.append(
+            helper.make_node(
+                "ConstantOfShape", [shape], [name], name=name, value=filling
+            )
+        )
         return name
 
     def numbers(self, count: str) -> str:
@@ -88,21 +114,30 @@ class GraphBuilder:
 
     def sums(self, values: str, places: str, count: str) -> str:
         """Add (count,): the sum of the values of each place."""
-        return self.op("ScatterElements", self.full(count), places, values, axis=0, reduction="add")
+        return self.op(
+            "ScatterElements", self.full(count), places, values, axis=0, reduction="add"
+        )
 
     def columns(self, *vectors: str) -> str:
         """Add (n, vectors): (n,) vectors as columns."""
         ones = self.constant([1])
-        return self.op("Concat", *(self.op("Unsqueeze", vector, ones) for vector in vectors), axis=1)
+        return self.op(
+            "Concat",
+            *(self.op("Unsqueeze", vector, ones) for vector in vectors),
+            axis=1,
+        )
 
     def slice(self, vector: str, first: int, end: int = EVERYTHING) -> str:
         """Add the values of a vector from `first` to before `end`."""
         return self.op("Slice", vector, self.constant([first]), self.constant([end]))
 
     def shift(self, vector: str, by: int, kind: type = np.int64) -> str:
-        """Add the values of a vector, of this type, each `by` places later; False, or 0, where none is left."""
+        """Add the values of a vector, of this type, each `by` places later; False, or
+        0, where none is left."""
         empty = self.constant(np.zeros(abs(by), kind))
-        whole = self.op("Concat", *((empty, vector) if by > 0 else (vector, empty)), axis=0)
+        whole = self.op(
+            "Concat", *((empty, vector) if by > 0 else (vector, empty)), axis=0
+        )
         return self.slice(whole, 0, -by) if by > 0 else self.slice(whole, -by)
 
     def look_up(self, table: NDArray[np.generic] | Sequence[int], numbers: str) -> str:
@@ -127,7 +162,8 @@ Word = tuple[int, ...]
 class Trie:
     """Several sets of words, each with a state to begin at.
 
-    base, check   (states,) int32; value (states,) int32: the value of the word that ends here, or -1
+    base, check   (states,) int32; value (states,) int32: the value of the word that
+                  ends here, or -1
     roots         the first state of each set
     longest       symbols in the longest word
     """
@@ -140,9 +176,10 @@ class Trie:
 
 
 def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
-    """Build the trie of these sets of words, of symbols 0 <= c < `symbols`; words are not empty, values not
-    negative."""
-    children: list[dict[int, int]] = [{} for _ in sets]  # node -> symbol -> node; the first nodes are the roots
+    """Build the trie of these sets of words, of symbols 0 <= c < `symbols`; words are
+    not empty, values not negative."""
+    # node -> symbol -> node; the first nodes are the roots
+    children: list[dict[int, int]] = [{} for _ in sets]
     values = [-1] * len(sets)
     for root, words in enumerate(sets):
         for word, value in words.items():
@@ -162,13 +199,20 @@ def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
         for after in below.values():
             arrays[1][places[after]] = places[node]
     longest = max(len(word) for words in sets for word in words)
-    return Trie(arrays[0], arrays[1], arrays[2], tuple(int(place) for place in places[: len(sets)]), longest)
+    return Trie(
+        arrays[0],
+        arrays[1],
+        arrays[2],
+        tuple(int(place) for place in places[: len(sets)]),
+        longest,
+    )
 
 
 def _place(
     children: Sequence[Mapping[int, int]], roots: int, symbols: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose a distinct place and a base for every node, first for nodes with most children."""
+    """Choose a distinct place and a base for every node, first for nodes with most
+    children."""
     room = len(children) + 2 * symbols + roots + 1
     free = np.ones(room, bool)
     free[: roots + 1] = False  # DEAD and the roots
@@ -203,66 +247,108 @@ def _place(
 def find_matches(
     graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str, *, longest: str = ""
 ) -> tuple[str, str]:
-    """Add (K, M) int32 values of the words of 1 to K symbols that begin at each of M places, from `states_M` (int32),
-    and -1 where there is none; and (K, 1) numbers from 0 to K - 1.
+    """Add (K, M) int32 values of the words of 1 to K symbols that begin at each of M
+    places, from `states_M` (int32), and -1 where there is none; and (K, 1) numbers from
+    0 to K - 1.
 
-    longest  int64 scalar: the most symbols that a match can have in these texts, which saves rounds
+    longest  int64 scalar: the most symbols that a match can have in these texts, which
+             saves rounds
     """
     most = graph.constant(trie.longest)
-    rounds = graph.op("Max", graph.op("Min", longest, most), graph.constant(1)) if longest else most
+    rounds = (
+        graph.op("Max", graph.op("Min", longest, most), graph.constant(1))
+        if longest
+        else most
+    )
     beyond = graph.constant(np.zeros(trie.longest, np.int32))
     steps_K1 = graph.op(
-        "Unsqueeze", graph.op("Range", graph.constant(0), rounds, graph.constant(1)), graph.constant([1])
+        "Unsqueeze",
+        graph.op("Range", graph.constant(0), rounds, graph.constant(1)),
+        graph.constant([1]),
     )
     ahead_KM = graph.op("Add", steps_K1, graph.numbers(graph.size(symbols_M, 0)))
-    symbols_KM = graph.op("Gather", graph.op("Concat", symbols_M, beyond, axis=0), ahead_KM)
+    symbols_KM = graph.op(
+        "Gather", graph.op("Concat", symbols_M, beyond, axis=0), ahead_KM
+    )
     body = GraphBuilder(f"{graph.prefix}/match")
     state, here, kept = (f"{body.prefix}/{name}" for name in ("state", "here", "kept"))
     place = body.op("Add", body.op("Gather", body.constant(trie.base), state), here)
     led = body.op("Equal", body.op("Gather", body.constant(trie.check), place), state)
     after = body.op("Where", led, place, body.constant(np.array(DEAD, np.int32)))
     body.nodes.append(helper.make_node("Identity", [after], [kept], name=kept))
-    line = [helper.make_tensor_value_info(name, TensorProto.INT32, [None]) for name in (state, here, after, kept)]
+    line = [
+        helper.make_tensor_value_info(name, TensorProto.INT32, [None])
+        for name in (state, here, after, kept)
+    ]
     walk = helper.make_graph(body.nodes, "match", line[:2], line[2:], body.constants)
     scan = f"{graph.prefix}/Scan_{len(graph.nodes)}"
     ends = [f"{scan}/state", f"{scan}/states"]
-    graph.nodes.append(helper.make_node("Scan", [states_M, symbols_KM], ends, name=scan, body=walk, num_scan_inputs=1))
+    graph.nodes.append(
+        helper.make_node(
+            "Scan",
+            [states_M, symbols_KM],
+            ends,
+            name=scan,
+            body=walk,
+            num_scan_inputs=1,
+        )
+    )
     return graph.look_up(trie.value, ends[1]), steps_K1
 
 
 def longest_matches(
     graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str, *, longest: str = ""
 ) -> tuple[str, str]:
-    """Add (M,) int64 lengths and values of the longest of the words that `find_matches` finds at each place.
+    """Add (M,) int64 lengths and values of the longest of the words that `find_matches`
+    finds at each place.
 
     Where there is none, the length is 0 and the value -1.
     """
-    values_KM, steps_K1 = find_matches(graph, trie, symbols_M, states_M, longest=longest)
+    values_KM, steps_K1 = find_matches(
+        graph, trie, symbols_M, states_M, longest=longest
+    )
     found = graph.op("Greater", values_KM, graph.constant(np.array(-1, np.int32)))
-    sizes = graph.op("Where", found, graph.op("Add", steps_K1, graph.constant(1)), graph.constant(0))
+    sizes = graph.op(
+        "Where", found, graph.op("Add", steps_K1, graph.constant(1)), graph.constant(0)
+    )
     best_1M = graph.op("ArgMax", sizes, axis=0, keepdims=1)
-    lengths, values = (graph.flat(graph.op("GatherElements", each, best_1M, axis=0)) for each in (sizes, values_KM))
+    lengths, values = (
+        graph.flat(graph.op("GatherElements", each, best_1M, axis=0))
+        for each in (sizes, values_KM)
+    )
     return lengths, graph.integers(values)
 
 
 def follow_chains(graph: GraphBuilder, begun_N: str, jumps_N: str, longest: str) -> str:
-    """Add (N,) bool: the places that are reached from those that are begun (int64, 0 or 1).
+    """Add (N,) bool: the places that are reached from those that are begun (int64, 0 or
+    1).
 
-    From each place `jumps_N` leads to the next; following the chains from all places at once, by jumps of 1, 2, 4, ...,
-    takes as many rounds as `longest`, the most places of a chain (int64 scalar), has bits.
+    From each place `jumps_N` leads to the next; following the chains from all places at
+    once, by jumps of 1, 2, 4, ..., takes as many rounds as `longest`, the most places
+    of a chain (int64 scalar), has bits.
     """
     body = GraphBuilder(f"{graph.prefix}/follow")
-    step, going, jumps, reached = (f"{body.prefix}/{name}" for name in ("step", "going", "jumps", "reached"))
+    step, going, jumps, reached = (
+        f"{body.prefix}/{name}" for name in ("step", "going", "jumps", "reached")
+    )
     # counts paths, of which each round doubles the sum: less than 2^63 by far
     after = body.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
     doubled, still = body.op("Gather", jumps, jumps), body.op("Identity", going)
     scalars = (step, TensorProto.INT64), (going, TensorProto.BOOL)
     inputs = [helper.make_tensor_value_info(*each, []) for each in scalars]
-    inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [None]) for name in (jumps, reached)]
+    inputs += [
+        helper.make_tensor_value_info(name, TensorProto.INT64, [None])
+        for name in (jumps, reached)
+    ]
     outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, [])]
-    outputs += [helper.make_tensor_value_info(name, TensorProto.INT64, [None]) for name in (doubled, after)]
+    outputs += [
+        helper.make_tensor_value_info(name, TensorProto.INT64, [None])
+        for name in (doubled, after)
+    ]
     powers = graph.constant([1 << bit for bit in range(32)])
-    rounds = graph.op("ReduceSum", graph.integers(graph.op("Less", powers, longest)), keepdims=0)
+    rounds = graph.op(
+        "ReduceSum", graph.integers(graph.op("Less", powers, longest)), keepdims=0
+    )
     loop = f"{graph.prefix}/Loop_{len(graph.nodes)}"
     given, left = [rounds, "", jumps_N, begun_N], [f"{loop}/jumps", f"{loop}/reached"]
     walk = helper.make_graph(body.nodes, "follow", inputs, outputs, body.constants)

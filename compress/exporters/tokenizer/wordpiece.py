@@ -1,9 +1,10 @@
-"""Build WordPiece as a graph: BERT's normalisation, splitting and greedy longest match, on all characters of a batch at
-once.
+"""Build WordPiece as a graph: BERT's normalisation, splitting and greedy longest match,
+on all characters of a batch at once.
 
-Three operators work on strings: onnxruntime's own `Tokenizer` splits a text into characters and special tokens, without
-characters that the normaliser drops; a second one finds the characters that are words of their own; `LabelEncoder`
-numbers them. All the rest is integer arithmetic. No custom operator library is needed.
+Three operators work on strings: onnxruntime's own `Tokenizer` splits a text into
+characters and special tokens, without characters that the normaliser drops; a second
+one finds the characters that are words of their own; `LabelEncoder` numbers them. All
+the rest is integer arithmetic. No custom operator library is needed.
 
 Shapes: R texts, M symbols of all texts, one after another, T tokens of all texts.
 """
@@ -28,10 +29,12 @@ UNICODE: Final = 0x110000
 BLOCK: Final = 256
 
 LETTERS: Final = "\U00010330\u10d0"
-"""A Gothic and a Georgian letter, of different blocks: no other character is normalised to one of them."""
+"""A Gothic and a Georgian letter, of different blocks: no other character is normalised
+to one of them."""
 
 BETWEEN: Final = ""
-"""The boundary between two words in `CharacterMap.listed`, where it stands among characters."""
+"""The boundary between two words in `CharacterMap.listed`, where it stands among
+characters."""
 
 Range = tuple[int, int]
 
@@ -52,9 +55,12 @@ class CharacterMap:
 
 
 def read_characters(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
-    """Read a tokenizer's normalisation of every character; `known` are the characters in its tokens."""
+    """Read a tokenizer's normalisation of every character; `known` are the characters
+    in its tokens."""
     rules = json.loads(tokenizer.to_str())
-    found = _normalise_all(json.dumps({name: rules[name] for name in ("normalizer", "pre_tokenizer")}))
+    found = _normalise_all(
+        json.dumps({name: rules[name] for name in ("normalizer", "pre_tokenizer")})
+    )
     listed: dict[str, tuple[str, ...]] = {}
     alone: list[int] = [code for code in found.alone if chr(code) not in known]
     for character, parts in found.changed.items():
@@ -66,13 +72,17 @@ def read_characters(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap
     single = own.intersection(map(chr, found.alone))
     listed |= {character: (BETWEEN, character, BETWEEN) for character in single}
     listed |= {character: (character,) for character in own - single}
-    return CharacterMap(dict(sorted(listed.items())), join_ranges(found.dropped), join_ranges(sorted(alone)))
+    return CharacterMap(
+        dict(sorted(listed.items())),
+        join_ranges(found.dropped),
+        join_ranges(sorted(alone)),
+    )
 
 
 @dataclass(frozen=True)
 class _Normalisation:
-    """The code points of Unicode that are `dropped`, that stand `alone`, unchanged, and what others are `changed` to;
-    all others are letters that stay as they are."""
+    """The code points of Unicode that are `dropped`, that stand `alone`, unchanged, and
+    what others are `changed` to; all others are letters that stay as they are."""
 
     dropped: Sequence[int]
     alone: Sequence[int]
@@ -81,19 +91,30 @@ class _Normalisation:
 
 @lru_cache(maxsize=2)
 def _normalise_all(rules: str) -> _Normalisation:
-    """Apply a normaliser and a splitter, given as JSON, to every character inside a word (1.2 s)."""
+    """Apply a normaliser and a splitter, given as JSON, to every character inside a
+    word (1.2 s)."""
     unknown = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
     tokenizer = Tokenizer.from_str(
-        json.dumps({"version": "1.0", "added_tokens": [], "model": unknown} | json.loads(rules))
+        json.dumps(
+            {"version": "1.0", "added_tokens": [], "model": unknown} | json.loads(rules)
+        )
     )
 
     def normalise(text: str) -> str:
         """Normalise a text, with a space where words are split."""
-        normal = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
-        return " ".join(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+        normal = (
+            text
+            if tokenizer.normalizer is None
+            else tokenizer.normalizer.normalize_str(text)
+        )
+        return " ".join(
+            word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal)
+        )
 
     dropped, alone, changed = array("l"), array("l"), {}
-    for first in (first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES):
+    for first in (
+        first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES
+    ):
         block = list(map(chr, range(first, first + BLOCK)))
         for character, result in zip(block, isolate(block, normalise), strict=True):
             if result == character != " ":
@@ -103,12 +124,17 @@ def _normalise_all(rules: str) -> _Normalisation:
             elif result == f" {character} ":
                 alone.append(ord(character))
             else:
-                changed[character] = tuple(BETWEEN if part == " " else part for part in result)
+                changed[character] = tuple(
+                    BETWEEN if part == " " else part for part in result
+                )
     return _Normalisation(dropped, alone, changed)
 
 
-def isolate(texts: Sequence[str], change: Callable[[str], str], *, between: str = LETTERS) -> list[str]:
-    """Change texts, all in one call, between two of a character: the first of `between` that they do not contain."""
+def isolate(
+    texts: Sequence[str], change: Callable[[str], str], *, between: str = LETTERS
+) -> list[str]:
+    """Change texts, all in one call, between two of a character: the first of `between`
+    that they do not contain."""
     letter = between[any(between[0] in text for text in texts)]
     return change(letter.join(("", *texts, ""))).split(letter)[1:-1]
 
@@ -119,10 +145,14 @@ def characters(ranges: Iterable[Range]) -> str:
 
 
 def join_ranges(codes: Sequence[int]) -> tuple[Range, ...]:
-    """Join ascending code points into ranges; a range may span the surrogates, which no text has."""
+    """Join ascending code points into ranges; a range may span the surrogates, which no
+    text has."""
     found: list[Range] = []
     for code in codes:
-        if found and (found[-1][1] == code - 1 or (found[-1][1] == SURROGATES[0] - 1 and code == SURROGATES[-1] + 1)):
+        if found and (
+            found[-1][1] == code - 1
+            or (found[-1][1] == SURROGATES[0] - 1 and code == SURROGATES[-1] + 1)
+        ):
             found[-1] = (found[-1][0], code)
         else:
             found.append((code, code))
@@ -133,18 +163,22 @@ NOTHING: Final = 0
 END: Final = 1
 UNKNOWN: Final = 2
 FIRST: Final = 3
-"""Symbols: padding, the end of a word, a character that no token has; then the characters of tokens."""
+"""Symbols: padding, the end of a word, a character that no token has; then the
+characters of tokens."""
 
 PAD: Final = "padding"
-"""The padding of shorter rows of characters; more than one character, so that no text can contain it."""
+"""The padding of shorter rows of characters; more than one character, so that no text
+can contain it."""
 
 
 @dataclass(frozen=True)
 class Tokens:
     """The tensors that hold the tokens of all texts, in order.
 
-    ids_T       the ids, without special tokens around a text; lines_T: the number of each token's text
-    spans_T2    the first character of its text that a token covers, and the end; '' where not requested
+    ids_T       the ids, without special tokens around a text; lines_T: the number of
+                each token's text
+    spans_T2    the first character of its text that a token covers, and the end; ''
+                where not requested
     sizes_R     characters of each text; '' where not requested
     """
 
@@ -162,7 +196,8 @@ class WordPiece:
     reading     the normalisation of characters
     pieces      the trie of tokens: those that begin a word, those that continue one
     special     special tokens that are recognised in a text
-    unknown     id of the unknown token; longest: the most characters of a word, beyond which it is unknown
+    unknown     id of the unknown token; longest: the most characters of a word, beyond
+                which it is unknown
     """
 
     symbols: Mapping[str, int]
@@ -175,57 +210,118 @@ class WordPiece:
     @staticmethod
     def list_unsupported(described: Mapping[str, Any]) -> list[str]:
         """List what the graph does not support in a tokenizer, given as its JSON."""
-        parts = {part: (described[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer")}
+        parts = {
+            part: (described[part] or {}).get("type")
+            for part in ("normalizer", "pre_tokenizer")
+        }
         expected = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}
-        wrong = [f"{part} {parts[part]} (expected {expected[part]})" for part in parts if parts[part] != expected[part]]
-        return wrong + list_odd_tokens(described, ("single_word", "lstrip", "rstrip", "normalized"))
+        wrong = [
+            f"{part} {parts[part]} (expected {expected[part]})"
+            for part in parts
+            if parts[part] != expected[part]
+        ]
+        return wrong + list_odd_tokens(
+            described, ("single_word", "lstrip", "rstrip", "normalized")
+        )
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer, described: Mapping[str, Any]) -> "WordPiece":
-        """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds nothing."""
+    def from_tokenizer(
+        cls, tokenizer: Tokenizer, described: Mapping[str, Any]
+    ) -> "WordPiece":
+        """Read a tokenizer; `described`: its JSON, in which `list_unsupported` finds
+        nothing."""
         model = described["model"]
         special = {token["content"]: token["id"] for token in described["added_tokens"]}
         prefix = model["continuing_subword_prefix"]
         begin = {word: number for word, number in model["vocab"].items() if word}
-        inside = {word[len(prefix) :]: number for word, number in begin.items() if word.startswith(prefix)}
+        inside = {
+            word[len(prefix) :]: number
+            for word, number in begin.items()
+            if word.startswith(prefix)
+        }
         inside.pop("", None)
         known = frozenset("".join((*begin, *inside)))
         reading = read_characters(tokenizer, known)
-        single = {part for parts in reading.listed.values() if BETWEEN in parts for part in parts} - {BETWEEN}
+        single = {
+            part
+            for parts in reading.listed.values()
+            if BETWEEN in parts
+            for part in parts
+        } - {BETWEEN}
         letters = {part for parts in reading.listed.values() for part in parts} & known
-        symbols = {character: index for index, character in enumerate(sorted(letters), FIRST)}
-        symbols |= {token: index for index, token in enumerate(special, FIRST + len(symbols))}
+        symbols = {
+            character: index for index, character in enumerate(sorted(letters), FIRST)
+        }
+        symbols |= {
+            token: index for index, token in enumerate(special, FIRST + len(symbols))
+        }
 
         def spelled(words: Mapping[str, int]) -> dict[trie.Word, int]:
-            """Spell the words that can occur: of characters that the normaliser leaves, and that do not stand alone."""
-            possible = (word for word in words if set(word) <= letters and (len(word) == 1 or not set(word) & single))
-            return {tuple(symbols[letter] for letter in word): words[word] for word in possible}
+            """Spell the words that can occur: of characters that the normaliser leaves,
+            and that do not stand alone."""
+            possible = (
+                word
+                for word in words
+                if set(word) <= letters and (len(word) == 1 or not set(word) & single)
+            )
+            return {
+                tuple(symbols[letter] for letter in word): words[word]
+                for word in possible
+            }
 
-        whole = spelled(begin) | {(symbols[token],): number for token, number in special.items()}
+        whole = spelled(begin) | {
+            (symbols[token],): number for token, number in special.items()
+        }
         pieces = trie.build([whole, spelled(inside)], FIRST + len(symbols))
         unknown = model["vocab"][model["unk_token"]]
-        return cls(symbols, reading, pieces, tuple(special), unknown, model["max_input_chars_per_word"])
+        return cls(
+            symbols,
+            reading,
+            pieces,
+            tuple(special),
+            unknown,
+            model["max_input_chars_per_word"],
+        )
 
-    def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False, words: bool = False) -> Tokens:
-        """Add the tokens of all texts, and with `spans` the characters that they cover; white space is no token, and
-        `words` changes nothing."""
-        symbols_M, rows_M, lengths_RC, cells_M = self._symbols(graph, texts_R, spans=spans)
-        inside_M = graph.op("Greater", symbols_M, graph.constant(np.array(END, np.int32)))
+    def write(
+        self,
+        graph: GraphBuilder,
+        texts_R: str,
+        *,
+        spans: bool = False,
+        words: bool = False,
+    ) -> Tokens:
+        """Add the tokens of all texts, and with `spans` the characters that they cover;
+        white space is no token, and `words` changes nothing."""
+        symbols_M, rows_M, lengths_RC, cells_M = self._symbols(
+            graph, texts_R, spans=spans
+        )
+        inside_M = graph.op(
+            "Greater", symbols_M, graph.constant(np.array(END, np.int32))
+        )
         inside = graph.integers(inside_M)
         count = graph.size(symbols_M, 0)
-        before = graph.op("Concat", graph.constant([0]), graph.slice(inside, 0, -1), axis=0)
+        before = graph.op(
+            "Concat", graph.constant([0]), graph.slice(inside, 0, -1), axis=0
+        )
         starts_M = graph.op("Greater", inside, before)
         starts = graph.integers(starts_M)
-        root, other = (graph.constant(np.array(state, np.int32)) for state in self.pieces.roots)
+        root, other = (
+            graph.constant(np.array(state, np.int32)) for state in self.pieces.roots
+        )
         begin = graph.op("Where", starts_M, root, other)
-        words_M = graph.op("CumSum", starts, graph.constant(0))  # counted from 1; before the first word: 0
+        # counted from 1; before the first word: 0
+        words_M = graph.op("CumSum", starts, graph.constant(0))
         places = graph.op("Add", count, graph.constant([1]))
         sizes = graph.sums(inside, words_M, places)
         longest = graph.op("ReduceMax", sizes, keepdims=0)
-        lengths_M, ids_M = trie.longest_matches(graph, self.pieces, symbols_M, begin, longest=longest)
+        lengths_M, ids_M = trie.longest_matches(
+            graph, self.pieces, symbols_M, begin, longest=longest
+        )
         ahead = graph.op("Min", graph.op("Add", graph.numbers(count), lengths_M), count)
         jumps = graph.op("Where", _zero(graph, lengths_M), count, ahead)
-        jumps = graph.op("Concat", jumps, count, axis=0)  # one place after all others, which leads to itself
+        # one place after all others, which leads to itself
+        jumps = graph.op("Concat", jumps, count, axis=0)
         begun = graph.op("Concat", starts, graph.constant([0]), axis=0)
         reached_M = graph.slice(trie.follow_chains(graph, begun, jumps, longest), 0, -1)
         begun_M = graph.op("And", inside_M, reached_M)
@@ -237,14 +333,22 @@ class WordPiece:
             graph.op("Greater", sizes, graph.constant(self.longest)),
         )
         lost_M = graph.op("Gather", lost, words_M)
-        token_M = graph.op("And", begun_M, graph.op("Or", starts_M, graph.op("Not", lost_M)))
+        token_M = graph.op(
+            "And", begun_M, graph.op("Or", starts_M, graph.op("Not", lost_M))
+        )
         ids = graph.op("Where", lost_M, graph.constant(self.unknown), ids_M)
         tokens = Tokens(graph.select(ids, token_M), graph.select(rows_M, token_M))
         if not spans:
             return tokens
         at_T = graph.flat(graph.op("NonZero", token_M))
-        reach_M = graph.op("Where", lost_M, graph.op("Gather", sizes, words_M), lengths_M)
-        last_T = graph.op("Sub", graph.op("Add", at_T, graph.op("Gather", reach_M, at_T)), graph.constant(1))
+        reach_M = graph.op(
+            "Where", lost_M, graph.op("Gather", sizes, words_M), lengths_M
+        )
+        last_T = graph.op(
+            "Sub",
+            graph.op("Add", at_T, graph.op("Gather", reach_M, at_T)),
+            graph.constant(1),
+        )
         starts_RC = graph.op("CumSum", lengths_RC, graph.constant(1), exclusive=1)
         ends_RC = graph.op("Add", starts_RC, lengths_RC)
         edges = [
@@ -253,24 +357,42 @@ class WordPiece:
         ]
         spans_T2 = graph.columns(*edges)
         return replace(
-            tokens, spans_T2=spans_T2, sizes_R=graph.op("ReduceSum", lengths_RC, graph.constant([1]), keepdims=0)
+            tokens,
+            spans_T2=spans_T2,
+            sizes_R=graph.op("ReduceSum", lengths_RC, graph.constant([1]), keepdims=0),
         )
 
-    def _symbols(self, graph: GraphBuilder, texts_R: str, *, spans: bool) -> tuple[str, str, str, str]:
-        """Add the (M,) int32 symbols, each text ending with END, and the (M,) numbers of their texts; for spans also
-        the (R, C) lengths of the parts of the texts, 0 for padding, and the (M,) places among these R x C."""
-        special = "|".join(re.escape(token) for token in sorted(self.special, key=len, reverse=True))
+    def _symbols(
+        self, graph: GraphBuilder, texts_R: str, *, spans: bool
+    ) -> tuple[str, str, str, str]:
+        """Add the (M,) int32 symbols, each text ending with END, and the (M,) numbers
+        of their texts; for spans also the (R, C) lengths of the parts of the texts, 0
+        for padding, and the (M,) places among these R x C."""
+        special = "|".join(
+            re.escape(token) for token in sorted(self.special, key=len, reverse=True)
+        )
         # Characters that are dropped are skipped, unless characters are counted
-        every = f"[^{characters(self.reading.dropped)}]" if self.reading.dropped and not spans else "(?s:.)"
+        every = (
+            f"[^{characters(self.reading.dropped)}]"
+            if self.reading.dropped and not spans
+            else "(?s:.)"
+        )
         strings = cut(graph, texts_R, f"{special}|{every}" if special else every)
         table = [(UNKNOWN,), (END, UNKNOWN, END), (END,)]
-        spelled: dict[tuple[int, ...], int] = {symbols: index for index, symbols in enumerate(table)}
+        spelled: dict[tuple[int, ...], int] = {
+            symbols: index for index, symbols in enumerate(table)
+        }
         numbers: dict[str, int] = {PAD: 2}
         for character, parts in self.reading.listed.items():
-            symbols = tuple(END if part == BETWEEN else self.symbols.get(part, UNKNOWN) for part in parts)
+            symbols = tuple(
+                END if part == BETWEEN else self.symbols.get(part, UNKNOWN)
+                for part in parts
+            )
             numbers[character] = spelled.setdefault(symbols, len(spelled))
         for token in self.special:
-            numbers[token] = spelled.setdefault((END, self.symbols[token], END), len(spelled))
+            numbers[token] = spelled.setdefault(
+                (END, self.symbols[token], END), len(spelled)
+            )
         table, filling = list(spelled), 2
         if spans:  # dropped characters have a code, and so has the padding
             table, filling = [*table, (), (END,)], len(table) + 1
@@ -298,8 +420,11 @@ class WordPiece:
         as_cut = graph.op("Reshape", alone, graph.op("Shape", strings), allowzero=1)
         return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
 
-    def _unlisted(self, graph: GraphBuilder, codes: str, strings: str, *, dropped: int) -> str:
-        """Replace the codes of the few characters that are not listed: 1 for those that stand alone, or `dropped`."""
+    def _unlisted(
+        self, graph: GraphBuilder, codes: str, strings: str, *, dropped: int
+    ) -> str:
+        """Replace the codes of the few characters that are not listed: 1 for those that
+        stand alone, or `dropped`."""
         flat = graph.flat(codes)
         unlisted = _zero(graph, flat)
         strings = graph.select(graph.flat(strings), unlisted)
@@ -310,24 +435,46 @@ class WordPiece:
                 own = graph.op("Add", own, graph.op("Mul", found, graph.constant(code)))
         places = graph.flat(graph.op("NonZero", unlisted))
         return graph.op(
-            "Reshape", graph.op("ScatterElements", flat, places, own, axis=0), graph.op("Shape", codes), allowzero=1
+            "Reshape",
+            graph.op("ScatterElements", flat, places, own, axis=0),
+            graph.op("Shape", codes),
+            allowzero=1,
         )
 
 
 def list_odd_tokens(described: Mapping[str, Any], options: Sequence[str]) -> list[str]:
     """List the added tokens that have any of these options."""
-    found = ((token["content"], [name for name in options if token[name]]) for token in described["added_tokens"])
-    return [f"added token {content!r} with {', '.join(odd)} (expected none of these)" for content, odd in found if odd]
+    found = (
+        (token["content"], [name for name in options if token[name]])
+        for token in described["added_tokens"]
+    )
+    return [
+        f"added token {content!r} with {', '.join(odd)} (expected none of these)"
+        for content, odd in found
+        if odd
+    ]
 
 
 def cut(graph: GraphBuilder, texts: str, pattern: str, filling: str = PAD) -> str:
-    """Add (texts, most matches) strings: the longest matches in each text, one after another, padded by `filling`."""
-    return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=filling, tokenexp=pattern)
+    """Add (texts, most matches) strings: the longest matches in each text, one after
+    another, padded by `filling`."""
+    return graph.op(
+        "Tokenizer",
+        texts,
+        domain=MICROSOFT,
+        mark=0,
+        mincharnum=1,
+        pad_value=filling,
+        tokenexp=pattern,
+    )
 
 
-def spell(graph: GraphBuilder, table: Sequence[Sequence[int]], codes: str) -> tuple[str, str, str]:
-    """Add (M,) int32: the symbols that a table has for each code, one after another; the places (M,) of the codes; and
-    the place (M,) of each symbol among those of its code."""
+def spell(
+    graph: GraphBuilder, table: Sequence[Sequence[int]], codes: str
+) -> tuple[str, str, str]:
+    """Add (M,) int32: the symbols that a table has for each code, one after another;
+    the places (M,) of the codes; and the place (M,) of each symbol among those of its
+    code."""
     width = max(map(len, table))
     becomes = np.full((len(table), width), NOTHING, np.int32)
     for index, symbols in enumerate(table):
@@ -335,18 +482,29 @@ def spell(graph: GraphBuilder, table: Sequence[Sequence[int]], codes: str) -> tu
     flat = graph.flat(graph.look_up(becomes, codes))
     real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
     at_M, size = graph.flat(graph.op("NonZero", real)), graph.constant(width)
-    return graph.select(flat, real), graph.op("Div", at_M, size), graph.op("Mod", at_M, size)
+    return (
+        graph.select(flat, real),
+        graph.op("Div", at_M, size),
+        graph.op("Mod", at_M, size),
+    )
 
 
 def contains(graph: GraphBuilder, strings: str, ranges: Sequence[Range]) -> str:
-    """Add (n,): 1 for each of n strings that contains a character of these ranges, 0 for the others."""
+    """Add (n,): 1 for each of n strings that contains a character of these ranges, 0
+    for the others."""
     # So that every batch has one; not U+0000, which a constant loses
     example = graph.constant([chr(ranges[0][0] or ranges[0][1])])
-    matched = cut(graph, graph.op("Concat", graph.flat(strings), example, axis=0), f"[{characters(ranges)}]")
+    matched = cut(
+        graph,
+        graph.op("Concat", graph.flat(strings), example, axis=0),
+        f"[{characters(ranges)}]",
+    )
     return graph.slice(graph.flat(number(graph, matched, {PAD: 0}, 1)), 0, -1)
 
 
-def number(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int) -> str:
+def number(
+    graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int
+) -> str:
     """Add the number of each string, `other` for those that have none."""
     return graph.op(
         "LabelEncoder",
