@@ -24,7 +24,8 @@ from compress.training.objective import check_terms, find_loss
 from compress.training.stage import shares
 
 if TYPE_CHECKING:
-    from compress.data.task import Kind, TaskData
+    from compress.data.task import TaskData
+from compress.kinds import Kind
 
 
 def join_processes() -> PartialState:

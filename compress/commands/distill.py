@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
@@ -49,7 +49,6 @@ from compress.data.corpus import load_corpus
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.errors import RecipeError, TeacherError
-from compress.evaluation.evaluator import count_examples
 from compress.exporters.artifact import Bundle, check_parts
 from compress.exporters.manifest import kind_of_bundle
 from compress.models import checkpoints, heads
@@ -68,7 +67,6 @@ from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.importance import compute_importance
 from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
-from compress.records.run_report import example_unit
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape
@@ -92,7 +90,7 @@ from compress.training.teacher_vectors import VectorSource, with_teacher, with_v
 from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
-    from compress.data.task import Kind
+    pass
 
 
 @check_arguments
@@ -215,12 +213,10 @@ def describe_run(models: "StageModels", *, prompted: bool) -> str:
         at for at, name in enumerate(parts) if name and models.run.result(name).is_dir()
     ]
     left = [*list(parts.values())[max(done, default=-1) + 1 :], "export to ONNX"]
-    examples = count_examples(
-        data.task, data.validation if data.test is None else data.test
-    )
+    scored = data.validation if data.test is None else data.test
     return (
-        f"{', '.join(left)}, and measure on {examples:,} "
-        f"{example_unit(data.task.kind, data.task.metric)}"
+        f"{', '.join(left)}, and measure on {data.task.count_examples(scored):,} "
+        f"{data.task.scored_unit(data.task.metric)}"
     )
 
 
@@ -316,9 +312,7 @@ def prepare(
             console=console,
         )
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
-    columns = replace(
-        columns, kind=columns.kind or cast("Kind | None", recipe.only_kind)
-    )
+    columns = replace(columns, kind=columns.kind or recipe.only_kind)
     reranker = (
         None
         if recorded

@@ -30,7 +30,6 @@ from compress.data.tables import SUFFIXES
 from compress.data.task import Task, TaskData
 from compress.data.text_files import reading
 from compress.errors import DataError, TeacherError
-from compress.evaluation import metrics
 from compress.io import make_folder
 from compress.models import precision as precisions
 from compress.outputs import check_new_file, check_output_folder, output_file
@@ -284,7 +283,7 @@ def check_score(
     )
     task = texts.labelled.task
     own, always = (
-        metrics.scores(task, logits, labels_N)[task.metric]
+        task.score_rows(logits, labels_N)[task.metric]
         for logits in (soft.log_p_NC, constant_NC)
     )
     note = (

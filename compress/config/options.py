@@ -10,13 +10,13 @@ import torch.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from compress import kinds
 from compress.arguments import BUNDLES, MINUTES, NAME, SEEDS, check_arguments
 from compress.config import PANELS
-from compress.records import Kind
 
 data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
@@ -65,7 +65,13 @@ TextColumns = Annotated[
 LabelColumn = Annotated[
     str | None, data_option(help="Name the label column, or several: a,b.")
 ]
-TaskKind = Annotated[Kind | None, data_option(help="Name the kind of task")]
+if TYPE_CHECKING:
+    KindName = str
+else:
+    KindName = Literal[kinds.names()]  # the command line's help lists them
+TaskKind = Annotated[
+    KindName | None, data_option(help="Name the kind of task"), kinds.KindCheck()
+]
 Metric = Annotated[
     str | None, data_option(help="Choose the best checkpoint by this score.")
 ]

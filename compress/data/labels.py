@@ -38,8 +38,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from compress.data.schema import number
-from compress.data.task import Kind
 from compress.errors import DataError, did_you_mean
+from compress.kinds import Kind
 
 if TYPE_CHECKING:
     from compress.data.tables import CellKind, Table

@@ -28,9 +28,10 @@ from compress.data.objects import data_path
 from compress.data.schema import ChosenColumns
 from compress.data.sources import Role, Source
 from compress.data.tables import Table
-from compress.data.task import Examples, Kind, Task, TaskData, UnsavedTask, check_metric
+from compress.data.task import Examples, Task, TaskData, UnsavedTask
 from compress.data.text_files import head
 from compress.errors import DataError, did_you_mean
+from compress.kinds import Kind, find
 
 HELD_OUT: Final = 0.1
 """The share of the training rows that becomes the validation split of a source without
@@ -80,7 +81,7 @@ def load_task(
             columns "1", "2", ...
     label   the label column, or several 0/1 columns joined by commas; detected if None
     kind    detected from the labels if None
-    metric  one of METRICS[kind]; the first if None
+    metric  one of the metrics of the kind; the first if None
     seed    chooses the rows to hold out for validation if the source has no validation
             split
     unlabelled  accept a training split without labels, and leave out its column
@@ -92,8 +93,6 @@ def load_task(
     the top of `squad`, `conll`, `embedding` and `ranking`; guesses become notes. If no
     test split has labels, a second validation split takes its place. Raises DataError.
     """
-    if kind is not None:
-        check_metric(kind, None)
     source = data_path(source)
     detect = kind is None and text is None and label is None
     unsaved: UnsavedTask | None = None
@@ -189,7 +188,7 @@ def _load_texts(
         columns.label if len(columns.label) > 1 else guide.classes.get(columns.label[0])
     )
     coding = labels.learn(labelled.labels, kind, declared)
-    metric = check_metric(coding.kind, metric)
+    metric = find(coding.kind).choose_metric(metric)
     task = Task(
         coding.kind, columns.text, ",".join(columns.label), coding.names, metric
     )
@@ -474,7 +473,7 @@ def _load_annotated(
     annotated: _Annotated, *, metric: str | None, seed: int
 ) -> UnsavedTask:
     kind, places, notes = annotated.kind, annotated.places, list(annotated.notes)
-    metric = check_metric(kind, metric)
+    metric = find(kind).choose_metric(metric)
     splits: dict[Role, Examples] = {}
     for role, examples in annotated.splits.items():
         if examples is not None:
@@ -508,7 +507,7 @@ def _load_ranking(
     metric: str | None,
     seed: int,
 ) -> UnsavedTask:
-    metric = check_metric("ranking", metric)
+    metric = find("ranking").choose_metric(metric)
     rankings = ranking.read(source, text, label)
     notes = [
         *rankings.notes,

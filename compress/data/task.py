@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from compress import records
+import numpy as np
+from numpy.typing import NDArray
+
+from compress import kinds
 from compress.arguments import check_arguments
 from compress.errors import DataError, did_you_mean
+from compress.kinds import Kind
+from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-Kind = records.Kind
-
-METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
-    {
-        "classification": ("accuracy", "f1", "matthews"),
-        "multilabel": ("f1", "f1_macro", "accuracy"),
-        "regression": ("pearson", "spearman"),
-        "tagging": ("f1", "precision", "recall", "accuracy"),
-        "qa": ("f1", "exact"),
-        "embedding": (
-            "spearman",
-            "pearson",
-            "ndcg@10",
-            "mrr@10",
-            "map",
-            "recall@10",
-            "recall@100",
-        ),
-        "ranking": ("ndcg@10", "mrr@10", "map"),
-    }
-)
-"""The metrics that can choose a checkpoint, by kind; the first is the default."""
-
-
-def check_metric(kind: Kind, metric: str | None) -> str:
-    """Return the metric, or the default of the kind if it is None. Raises DataError for
-    an unknown kind or metric."""
-    if kind not in METRICS:
-        raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
-    if metric is not None and metric not in METRICS[kind]:
-        raise DataError(
-            f"metric {metric!r} does not score a {kind} "
-            f"task.{did_you_mean(metric, METRICS[kind])}"
-        )
-    return metric or METRICS[kind][0]
+Thresholds = tuple[float | None, float | None]
+"""The thresholds of two models: see `Task.scores`."""
 
 
 @check_arguments
@@ -59,6 +30,10 @@ def check_metric(kind: Kind, metric: str | None) -> str:
 class Task:
     """Describe a prediction task over a text, a pair of texts, the words of a sentence,
     or a question and its context.
+
+    This is the base of the kinds of task, one class each in `compress/tasks/`: what
+    differs between them is a method or a class variable here, and nobody else compares
+    kinds. `Task("ranking", ...)` makes an object of the class of rankings.
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression
             (a number), tagging (one of `labels` for every word), qa (a span of the
@@ -71,7 +46,7 @@ class Task:
     labels  the class names in the order of the logits, for tagging IOB2 tags; empty for
             other kinds
     metric  the score that chooses the best checkpoint, higher is better: one of
-            METRICS[kind]
+            `metrics`
     unanswerable    qa: some questions have no answer in their context, and the model
                     may give none
     width   embedding: the size of a vector, as the teacher's; 0 until the teacher is
@@ -88,26 +63,186 @@ class Task:
     width: int = 0
     prompts: tuple[str, str] = ("", "")
 
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """The metrics that can choose a checkpoint; the first is the default."""
+    tokenwise: ClassVar[bool] = False
+    """Whether the model predicts for every token instead of once for the row."""
+    numeric: ClassVar[bool] = False
+    """Whether the model predicts a number."""
+
+    has_labels: ClassVar[bool] = False
+    """Whether the task has `labels`."""
+
+    def __new__(cls, kind: str = "", *_: object, **__: object) -> Task:
+        """Make an object of the kind's own class, which `__init__` then fills."""
+        known = cls is Task and kind in kinds.names()
+        return super().__new__(kinds.find(kind) if known else cls)
+
+    @classmethod
+    def choose_metric(cls, metric: str | None) -> str:
+        """Return the metric, or the default if it is None. Raises DataError for an
+        unknown one."""
+        if metric is not None and metric not in cls.metrics:
+            raise DataError(
+                f"metric {metric!r} does not score a {cls.kind} "  # type: ignore[misc]
+                f"task.{did_you_mean(metric, cls.metrics)}"
+            )
+        return metric or cls.metrics[0]
+
     @property
     def outputs(self) -> int:
         """Count the logits per row, or per token if the task is `tokenwise`; for
         embeddings the size of the vector."""
-        return 2 if self.kind == "qa" else self.width or len(self.labels) or 1
+        return self.width or len(self.labels) or 1
 
     @property
     def pair(self) -> bool:
         return len(self.text) == 2
 
-    @property
-    def numeric(self) -> bool:
-        """Check whether the model predicts a number."""
-        return self.kind in ("regression", "ranking")
+    # What scores are computed over. `exam` is an `evaluation.evaluator.Evaluator`: a
+    # split, its rows, and views of both.
 
-    @property
-    def tokenwise(self) -> bool:
-        """Check whether the model predicts for every token instead of once for the
-        row."""
-        return self.kind in ("tagging", "qa")
+    unit: ClassVar[tuple[str, str]] = ("row", "rows")
+    """What a split consists of, in the singular and the plural."""
+    naive: ClassVar[str] = "always giving the most frequent answer"
+    """What the baseline `majority` does."""
+    agreement_is_share: ClassVar[bool] = True
+    """Whether `agreement` is the share of answers, or of their parts, that are the
+    same."""
+
+    @classmethod
+    def scored_unit(cls, metric: str) -> str:
+        """Return what a metric is computed over, in the plural."""
+        return "rows"
+
+    @classmethod
+    def averages_classes(cls, metric: str, labels: int) -> bool:
+        """Check whether a metric is the mean F1 of these many classes."""
+        return False
+
+    def count_rows(self, split: Dataset) -> int:
+        """Count what `unit` names."""
+        return len(split)
+
+    def count_examples(self, split: Dataset) -> int:
+        """Count the examples of a split that the metric is computed over."""
+        return len(split)
+
+    def choose_examples(self, exam: Any, count: int) -> NDArray[Any]:
+        """Choose at most `count` examples, evenly spaced."""
+        return np.unique(
+            np.linspace(0, len(exam) - 1, min(count, len(exam)), dtype=int)
+        )
+
+    def subsample(self, exam: Any, count: int) -> NDArray[Any]:
+        """Choose examples of at most `count` rows, evenly spaced."""
+        return self.choose_examples(exam, count)
+
+    def select(self, exam: Any, examples: NDArray[Any]) -> tuple[Dataset, NDArray[Any]]:
+        """Select examples; return them as a split, and the numbers of their rows."""
+        return exam.split.select(examples), examples
+
+    def scores(
+        self, exam: Any, logits: NDArray[Any], threshold: float | None
+    ) -> dict[str, float]:
+        """Compute every metric by name.
+
+        threshold   qa: the margin over the best span from which no answer is given
+        """
+        return self.score_rows(logits, exam.labels)
+
+    def score_rows(
+        self, logits: NDArray[Any], labels: NDArray[Any]
+    ) -> dict[str, float]:
+        """Compute every metric by name, from the labels of the rows.
+
+        Raises CompressError for logits that are not finite or do not match the labels,
+        DataError for invalid labels. A metric that constant predictions leave undefined
+        is 0.0.
+        """
+        raise NotImplementedError
+
+    def by_class(self, exam: Any, logits: NDArray[Any]) -> tuple[ClassScore, ...]:
+        """Score each label, or each type of entity; () for tasks without labels."""
+        return ()
+
+    def agreement(
+        self,
+        exam: Any,
+        student: NDArray[Any],
+        teacher: NDArray[Any],
+        thresholds: Thresholds,
+    ) -> float:
+        """Measure how much the student predicts what the teacher predicts."""
+        raise NotImplementedError
+
+    def count_changed(
+        self,
+        exam: Any,
+        student: NDArray[Any],
+        teacher: NDArray[Any],
+        thresholds: Thresholds,
+    ) -> int | None:
+        """Count the examples with different predictions; None if every prediction
+        differs slightly."""
+        return None
+
+    def distance(
+        self, exam: Any, student: NDArray[Any], teacher: NDArray[Any]
+    ) -> float:
+        """Measure how far the student's logits are from the teacher's; smooth, where
+        `agreement` counts."""
+        raise NotImplementedError
+
+    def example_scores(
+        self, exam: Any, logits: NDArray[Any], threshold: float | None
+    ) -> NDArray[Any] | None:
+        """Compute the value of each example if the metric is their mean, else None."""
+        return None
+
+    def metric_of_examples(
+        self, exam: Any, logits: NDArray[Any]
+    ) -> tuple[Callable[[NDArray[Any]], float], int]:
+        """Return a function that computes the metric over the examples of these
+        numbers, which may repeat, and the number of examples."""
+
+        def score(drawn: NDArray[Any]) -> float:
+            return self.score_rows(logits[drawn], exam.labels[drawn])[self.metric]
+
+        return score, len(exam)
+
+    def choose_threshold(self, exam: Any, logits: NDArray[Any]) -> float:
+        """Choose the threshold with the highest score: see `scores`."""
+        return 0.0
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        """Score predictions without a neural model, by the name that tables show."""
+        return {"majority": self.majority(data, split)}
+
+    def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
+        """Score a constant prediction, which the labelled split determines."""
+        known = np.asarray(data.labelled["label"][:])
+        labels = np.asarray(split["label"][:])
+        constant = np.tile(self.constant(known), (len(labels), 1))
+        return self.score_rows(constant, labels)
+
+    def constant(self, labels: NDArray[Any]) -> NDArray[Any]:
+        """Return the logits of the best constant prediction for these labels."""
+        raise NotImplementedError
+
+    def fit_linear(
+        self, features: Any, labels: NDArray[Any], inputs: Any
+    ) -> NDArray[Any]:
+        """Fit linear models to sparse features and labels; return the logits of
+        `inputs`."""
+        raise NotImplementedError
+
+    def lead(
+        self, data: TaskData, exam: Any, logits: NDArray[Any]
+    ) -> tuple[float, float] | None:
+        """Return by how much the logits score above `majority`, and the standard error
+        of that; None if it is found by leaving examples out."""
+        return None
 
 
 @check_arguments
@@ -119,7 +254,7 @@ class TaskData:
 
     text, text_pair (pairs only), label    the label is an int class id, a float, or a
                                            list of 0.0/1.0 floats (one per class),
-                                           depending on `task.kind`
+                                           depending on the task
     words, tags                            tagging: lists of strings and of int class
                                            ids
     query                                  ranking: an int, the same for all passages of
@@ -151,11 +286,15 @@ class TaskData:
     notes: tuple[str, ...] = ()
 
     @property
+    def labelled(self) -> Dataset:
+        """Return the training split, or the validation split if that has no labels."""
+        return self.train if "label" in self.train.column_names else self.validation
+
+    @property
     def label_scale(self) -> tuple[float, float]:
         """Return the mean and the standard deviation of a regression's labels; 1 if
         they are all the same."""
-        known = self.train if "label" in self.train.column_names else self.validation
-        labels = known["label"][:]
+        labels = self.labelled["label"][:]
         mean = fmean(labels)
         return mean, sqrt(fmean((label - mean) ** 2 for label in labels)) or 1.0
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
+from compress.kinds import Kind
 from compress.models.heads import CLASSES
 
 if TYPE_CHECKING:

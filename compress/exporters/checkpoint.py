@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from compress.data.conll import standard_labels
 from compress.data.encoder import TokenizerSettings
-from compress.data.task import METRICS, Kind, Task
+from compress.data.task import Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BundleKind
+from compress.kinds import Kind, find
 from compress.models import checkpoints
 from compress.models.folder import CONFIG, MODULES, ModelFolder
 from compress.models.pooling import POOLS, Pool, Pooling, set_pooling
@@ -296,7 +297,7 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
     if pair and kind != "classification":
         raise ExportError(f"{source.path}: pair does not apply to {head.name}")
     if kind == "qa":
-        return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
+        return Task("qa", ("question", "context"), "answers", (), find("qa").metrics[0])
     names = source.labels()
     if kind == "tagging":
         return Task(
@@ -304,19 +305,19 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
             ("words",),
             "tags",
             standard_labels(names, str(source.path)),
-            METRICS["tagging"][0],
+            find("tagging").metrics[0],
         )
     text = ("text", "text_pair") if pair else ("text",)
     if config.problem_type == "multi_label_classification":
-        return Task("multilabel", text, "labels", names, METRICS["multilabel"][0])
+        return Task("multilabel", text, "labels", names, find("multilabel").metrics[0])
     if config.problem_type == "regression" or len(names) == 1:
         if len(names) != 1:
             raise ExportError(
                 f"{source.where}: a regression of {len(names)} numbers; expected one"
             )
         label = "score" if names[0].startswith("LABEL_") else names[0]
-        return Task("regression", text, label, (), METRICS["regression"][0])
-    return Task(kind, text, "label", names, METRICS[kind][0])
+        return Task("regression", text, label, (), find("regression").metrics[0])
+    return Task(kind, text, "label", names, find(kind).metrics[0])
 
 
 def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int:

@@ -18,7 +18,7 @@ from compress.arguments import read_texts
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
 from compress.data.encoder import Text, TextEncoder
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.data.text_files import LONGEST
 from compress.data.vector_index import find_nearest
 from compress.errors import ArgumentError, BundleError, DataError
@@ -29,6 +29,7 @@ from compress.exporters.session import (
     open_session,
     runtime_reason,
 )
+from compress.kinds import Kind
 from compress.progress import show_progress
 
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compress.data.task import Kind
+from compress.kinds import Kind
 from compress.records.latency import Setting
 from compress.slicing.rules import GROUPED
 from compress.slicing.shape import Shape

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from compress.benchmark.devices import Device
-from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.exporters import npu
 from compress.exporters.artifact import FILES, Precision
@@ -29,6 +28,7 @@ from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import SHIPPED
 from compress.exporters.session import rows_for
 from compress.exporters.weight_only import quantize_weights
+from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.models import heads
 from compress.models.sharing import share_again

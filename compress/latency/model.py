@@ -28,9 +28,9 @@ from transformers import CONFIG_MAPPING
 from compress import io
 from compress.benchmark.devices import Device
 from compress.data.cache import home, is_whole, load_or_create
-from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.io import write_json
+from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.latency.measure import FilePrecision, Sample, choose_spread, sample
 from compress.models import heads

@@ -5,8 +5,9 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import StudentError
+from compress.kinds import Kind
 from compress.models.pooling import width_of
 
 if TYPE_CHECKING:

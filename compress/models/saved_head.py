@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
-from compress.data.task import Kind
 from compress.errors import TeacherError
+from compress.kinds import Kind
 from compress.models import heads
 from compress.models.folder import ModelFolder, explain_load_errors
 from compress.models.tensors import (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.benchmark.devices import Device
-from compress.data.task import Kind
 from compress.errors import BundleError, SearchError
 from compress.exporters.artifact import FILES, Bundle
+from compress.kinds import Kind
 from compress.latency.features import Terms
 from compress.latency.measure import FilePrecision, choose_spread, sample
 from compress.latency.model import (

@@ -112,7 +112,9 @@ def compare_logits(
     )
     thresholds = (threshold, threshold)
     changed = evaluator.count_changed(other, exact, thresholds=thresholds)
-    ranking = evaluator.task.kind == "ranking"
+    same = None
+    if changed is not None and not evaluator.task.agreement_is_share:
+        same = 1 - changed / len(evaluator)
     return ScoreDrop(
         before,
         after,
@@ -120,7 +122,7 @@ def compare_logits(
         float(np.abs(other - exact).max()),
         compare_classes(evaluator.by_class(exact), evaluator.by_class(other)),
         changed,
-        1 - changed / len(evaluator) if ranking and changed is not None else None,
+        same,
     )
 
 

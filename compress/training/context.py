@@ -17,9 +17,10 @@ from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
 from compress.data.query_groups import group_rows
-from compress.data.task import Kind, TaskData
+from compress.data.task import TaskData
 from compress.data.tokenize import encode, encode_task
 from compress.errors import DataError
+from compress.kinds import Kind
 from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augment_split, task_text

@@ -19,10 +19,11 @@ from compress.config.stages import Head, Stage
 from compress.console import warn
 from compress.data.cache import home, is_whole, load_or_create
 from compress.data.collate import Batching
-from compress.data.task import Kind, TaskData
+from compress.data.task import TaskData
 from compress.errors import TeacherError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
+from compress.kinds import Kind
 from compress.models import heads
 from compress.models.folder import ModelFolder, identify
 from compress.models.loader import (
@@ -347,25 +348,18 @@ def check_logits(
     evaluator = Evaluator(
         data.task, data.validation, data.validation if rows is None else rows
     )
-    scores, majority = (
-        evaluator.scores(logits),
-        baselines.majority(data, data.validation),
-    )
+    scores = evaluator.scores(logits)
+    majority = data.task.majority(data, data.validation)
     metric = data.task.metric
     ahead, error = baselines.lead_over_majority(data, evaluator, logits)
-    ranking = data.task.kind == "ranking"
-    rows, other = (
-        ("queries", "a random order")
-        if ranking
-        else ("rows", "always giving the most frequent answer")
-    )
+    _, units = data.task.unit
     figures = (
-        f"{metric} {scores[metric]:.3f} on the {len(evaluator):,} validation {rows}"
+        f"{metric} {scores[metric]:.3f} on the {len(evaluator):,} validation {units}"
     )
-    figures = f"{figures}, {other} gets {majority[metric]:.3f}"
+    figures = f"{figures}, {data.task.naive} gets {majority[metric]:.3f}"
     way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
     if ahead > SURE * error and way >= USELESS:
-        others = baselines.baselines(data, data.validation) if way < WEAK else {}
+        others = data.task.baselines(data, data.validation) if way < WEAK else {}
         notes = [
             f"teacher {name} teaches little: {figures}, and {other}, without a model, "
             f"{baseline[metric]:.3f}: train a better teacher, or learn from the labels "

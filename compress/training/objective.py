@@ -19,8 +19,8 @@ from compress.config.reference import check_options, find, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, did_you_mean
+from compress.kinds import Kind
 from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
-from compress.records import Kind
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
 from compress.values import Range

@@ -35,9 +35,9 @@ from compress.data.collate import (
     TokenBudget,
 )
 from compress.data.masking import Words, count_tokens
-from compress.data.task import Kind
 from compress.errors import DamagedError, ObjectiveError, RecipeError
 from compress.io import atomic_folder, verify
+from compress.kinds import Kind
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import fit_new_output
 from compress.models.precision import cast_linear_layers

@@ -15,8 +15,9 @@ from compress.config.options import DataOptions, LengthOptions, MeasureOptions, 
 from compress.config.recipe import Recipe
 from compress.config.stages import Stage
 from compress.data.lengths import RowLengths
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import RecipeError
+from compress.kinds import Kind
 from compress.nas.config import Budget, Space
 from tests import tiny
 

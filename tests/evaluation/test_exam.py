@@ -151,7 +151,7 @@ def test_logits_equal_those_of_single_rows(padding: str, words: TaskData, asked:
 
 
 def test_baselines_of_words(words: TaskData) -> None:
-    found = baselines.baselines(words, words.validation)
+    found = words.task.baselines(words, words.validation)
     assert list(found) == ["majority", "tag of each word"]
     assert found["majority"]["f1"] == 0.0
     assert found["majority"]["accuracy"] > 0.3
@@ -160,7 +160,7 @@ def test_baselines_of_words(words: TaskData) -> None:
 
 
 def test_baselines_of_questions(asked: TaskData) -> None:
-    found = baselines.baselines(asked, asked.train)
+    found = asked.task.baselines(asked, asked.train)
     assert list(found) == ["majority", "nearest sentence"]
     assert found["majority"]["f1"] == pytest.approx(1 / 4)
     split = Dataset.from_dict(
@@ -182,5 +182,5 @@ def test_leave_groups_out(kind: str, request: pytest.FixtureRequest) -> None:
     assert [len(part) for part, _ in parts] == [16] * 5
     assert {part.scores(logits)[data.task.metric] for part, logits in parts} == {1.0}
     ahead, error = baselines.lead_over_majority(data, whole, perfect(whole))
-    assert ahead == 1 - baselines.majority(data, data.train)[data.task.metric]
+    assert ahead == 1 - data.task.majority(data, data.train)[data.task.metric]
     assert 0 <= error < ahead / 3

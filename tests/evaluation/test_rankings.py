@@ -17,7 +17,7 @@ from compress.data import load_task
 from compress.data.task import Task
 from compress.data.tokenize import encode
 from compress.errors import CompressError, ObjectiveError, RecipeError
-from compress.evaluation import baselines, metrics
+from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.ranking import query_scores
 from compress.exporters.artifact import Bundle
@@ -126,9 +126,9 @@ def test_invalid_logits(evaluator: Evaluator) -> None:
 
 
 def test_baselines(data: Any) -> None:
-    found = baselines.baselines(data, data.validation)
+    found = data.task.baselines(data, data.validation)
     assert list(found) == ["random order", "BM25"]
-    assert found["random order"] == baselines.majority(data, data.validation)
+    assert found["random order"] == data.task.majority(data, data.validation)
     by_chance = sum(1 / np.log2(rank + 1) for rank in range(1, 6)) / 5
     assert found["random order"]["ndcg@10"] == pytest.approx(by_chance, abs=0.15)
     assert found["BM25"]["ndcg@10"] < 0.8

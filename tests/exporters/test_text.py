@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from compress.data.encoder import Text, TextEncoder, text_encoder_of
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import ExportError
 from compress.exporters import tokenizer as texting
 from compress.exporters.artifact import TEXT, Bundle, Precision
@@ -54,6 +54,7 @@ from compress.exporters.tokenizer.charsmap import EXTENDS, find_classes, read_ch
 from compress.exporters.tokenizer.nfc import read_composition
 from compress.exporters.tokenizer.unigram import Unigram
 from compress.exporters.tokenizer.wordpiece import CharacterMap
+from compress.kinds import Kind
 from tests import tiny
 
 LETTERS = tuple(sorted({*string.ascii_letters, *string.digits, *"".join(TEXTS[4:60])} - {" ", "\u0301"}))

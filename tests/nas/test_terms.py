@@ -8,8 +8,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from compress.data.task import Kind
 from compress.exporters.onnx import to_onnx
+from compress.kinds import Kind
 from compress.latency.features import EXACT, Terms
 from compress.models import heads
 from compress.models.flops import flops_per_token

@@ -13,8 +13,8 @@ from compress.config.recipe import Recipe
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
-from compress.data.task import Kind
 from compress.errors import ObjectiveError, StudentError
+from compress.kinds import Kind
 from compress.models.heads import task_class
 from compress.papers import deberta, electra
 from compress.papers.bert import masked_lm

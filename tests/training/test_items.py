@@ -17,7 +17,7 @@ from transformers import (
 
 from compress.config.term import Term
 from compress.data.masking import Words
-from compress.data.task import Kind
+from compress.kinds import Kind
 from compress.models.heads import task_class
 from compress.papers import deberta, deberta_v3, dynabert, electra, gkd, minillm, mobilebert, q8bert
 from compress.papers.cofi import Matched

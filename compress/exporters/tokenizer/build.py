@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
 from compress.data.encoder import TextEncoder
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.data.windows import LONGEST_QUESTION, WORDS, Side
 from compress.errors import ExportError
 from compress.evaluation.qa import LONGEST
@@ -33,6 +33,7 @@ from compress.exporters.tokenizer.wordpiece import (
     cut,
     join_ranges,
 )
+from compress.kinds import Kind
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""Choose one of several classes for a text, or a pair of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.task import Task, TaskData, Thresholds
+from compress.evaluation import metrics
+from compress.records.class_scores import ClassScore
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from compress.evaluation.evaluator import Evaluator
+
+Array = NDArray[Any]
+
+
+class Classification(Task):
+    """Choose one of `labels`: the one with the highest logit.
+
+    accuracy, f1 (with two classes, of the last; with more, macro over the classes that
+    occur), matthews
+    """
+
+    kind = "classification"
+    metrics = ("accuracy", "f1", "matthews")
+    has_labels = True
+
+    @classmethod
+    def averages_classes(cls, metric: str, labels: int) -> bool:
+        return metric == "f1" and labels > 2
+
+    def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+        labels = np.asarray(labels)
+        logits = metrics.check_logits(logits, (len(labels), self.outputs))
+        metrics.check_classes(labels, self.outputs)
+        predicted = logits.argmax(axis=1)
+        average = "binary" if self.outputs == 2 else "macro"
+        constant = metrics.is_constant(predicted) or metrics.is_constant(labels)
+        f1 = f1_score(labels, predicted, average=average, zero_division=0.0)
+        matthews = 0.0 if constant else float(matthews_corrcoef(labels, predicted))
+        return {
+            "accuracy": float(accuracy_score(labels, predicted)),
+            "f1": float(f1),
+            "matthews": matthews,
+        }
+
+    def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
+        labels = exam.labels
+        logits = metrics.check_logits(logits, (len(labels), self.outputs))
+        metrics.check_classes(labels, self.outputs)
+        classes = np.arange(self.outputs)
+        predicted = logits.argmax(axis=1)[:, None] == classes
+        return metrics.count_classes(self.labels, predicted, labels[:, None] == classes)
+
+    def agreement(
+        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
+    ) -> float:
+        """Measure the share of rows with the same class."""
+        metrics.check_same_shape(student, teacher)
+        return float((student.argmax(axis=1) == teacher.argmax(axis=1)).mean())
+
+    def count_changed(
+        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
+    ) -> int:
+        return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
+
+    def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
+        """Measure the mean KL divergence from the teacher's probabilities to the
+        student's, in nats."""
+        return float(metrics.divergence(student, teacher).mean())
+
+    def example_scores(
+        self, exam: Evaluator, logits: Array, threshold: float | None
+    ) -> Array | None:
+        if self.metric != "accuracy":
+            return None
+        return np.asarray((logits.argmax(axis=1) == exam.labels).astype(float))
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        from compress.evaluation import baselines
+
+        return baselines.of_labels(data, split)
+
+    def constant(self, labels: Array) -> Array:
+        """Return the most frequent class."""
+        return np.bincount(labels, minlength=self.outputs).astype(np.float64)
+
+    def fit_linear(self, features: Any, labels: Array, inputs: Any) -> Array:
+        """Fit logistic regressions, of each class against the rest."""
+        from compress.evaluation.baselines import log_odds
+
+        if self.outputs == 2:
+            odds = log_odds(features, labels == 1, inputs)
+            return np.stack([-odds, odds], axis=1)
+        columns = [log_odds(features, labels == n, inputs) for n in range(self.outputs)]
+        return np.stack(columns, axis=1)

@@ -1,0 +1,68 @@
+"""Give a text, or a pair of texts, a number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.task import Task, TaskData, Thresholds
+from compress.evaluation import metrics
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from compress.evaluation.evaluator import Evaluator
+
+Array = NDArray[Any]
+
+
+class Regression(Task):
+    """Give a number, which is the logit.
+
+    pearson, spearman, mse
+    """
+
+    kind = "regression"
+    metrics = ("pearson", "spearman")
+    numeric = True
+
+    def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
+        from scipy.stats import rankdata
+
+        labels = np.asarray(labels)
+        predicted = metrics.check_logits(logits, (len(labels), self.outputs))[:, 0]
+        metrics.check_numbers(labels)
+        return {
+            "pearson": metrics.pearson(predicted, labels),
+            "spearman": metrics.pearson(rankdata(predicted), rankdata(labels)),
+            "mse": float(np.square(predicted - labels).mean()),
+        }
+
+    def agreement(
+        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
+    ) -> float:
+        """Compute Pearson's r, 0.0 where either is constant."""
+        metrics.check_same_shape(student, teacher)
+        return metrics.pearson(student[:, 0], teacher[:, 0])
+
+    def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
+        """Measure the mean squared difference."""
+        return float(np.square(student - teacher).mean())
+
+    def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
+        from compress.evaluation import baselines
+
+        return baselines.of_labels(data, split)
+
+    def constant(self, labels: Array) -> Array:
+        """Return the mean."""
+        return np.array([labels.mean()])
+
+    def fit_linear(self, features: Any, labels: Array, inputs: Any) -> Array:
+        """Fit a ridge regression."""
+        from sklearn.linear_model import Ridge
+
+        predicted = Ridge(alpha=1.0).fit(features, labels).predict(inputs)
+        return np.asarray(predicted[:, None])
