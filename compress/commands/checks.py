@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import PartialState
 
+from compress import kinds
 from compress.config import reference, user_code
 from compress.config.recipe import Recipe, ancestor
 from compress.config.reference import Call
@@ -133,7 +134,7 @@ def check_kind(recipe: Recipe, kind: "Kind") -> None:
                 f"{where} has no loss for {kind}: "
                 f"{', '.join(term.name for term in stage.objective)}"
             )
-        elif labels and kind == "embedding":
+        elif labels and kinds.find(kind).vectors:
             problems.append(
                 f"{where} needs labels, and texts for embedding have none: "
                 f"{', '.join(labels)}"

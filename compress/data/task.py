@@ -99,6 +99,67 @@ class Task:
     def pair(self) -> bool:
         return len(self.text) == 2
 
+    # Heads, losses and rows. Class methods, for only the kind may be known.
+
+    head: ClassVar[str] = "AutoModelForSequenceClassification"
+    """The Auto class of models for the task."""
+    problem: ClassVar[str | None] = None
+    """The `problem_type` of a sequence classifier's config; other heads have none."""
+    vectors: ClassVar[bool] = False
+    """Whether the answer is a vector, and there are no labels."""
+    one_label: ClassVar[bool] = False
+    """Whether each row has one of `labels`."""
+    word_labels: ClassVar[bool] = False
+    """Whether each word has one of `labels`."""
+    one_word: ClassVar[bool] = False
+    """Whether a word, or a number, is the whole answer."""
+    takes_texts: ClassVar[bool] = True
+    """Whether a single text that a teacher labels can be a row."""
+    scaled: ClassVar[bool] = False
+    """Whether labels are numbers of any size, in whose unit a new head begins."""
+    own_loss: ClassVar[str] = "bert.labels"
+    """The loss that stands for `bert.labels`, the task's own."""
+
+    @classmethod
+    def auto_class(cls) -> Any:
+        """Return the Auto class of models for the task, which `loader.load_model`
+        takes."""
+        import transformers
+
+        return getattr(transformers, cls.head)
+
+    @classmethod
+    def count_outputs(cls, config: Any) -> int:
+        """Count the outputs of a model of this config."""
+        return len(config.id2label or {})
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Name the outputs of the head for a config."""
+        return self.labels or ("score",)
+
+    @classmethod
+    def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
+        """Write the labels of a checkpoint, or of a file, as `labels` are."""
+        return tuple(names)
+
+    @classmethod
+    def spread(cls, values: Any, mask_BL: Any) -> Any:
+        """Reshape the logits of a batch, or the labels, to those of which a loss per
+        example takes the mean."""
+        return values
+
+    @classmethod
+    def distributions(cls, logits: Any, mask_BL: Any) -> Any:
+        """Return one distribution, or one number, per row: per example, per token, or
+        per start and end."""
+        return logits[mask_BL.bool()] if logits.dim() == 3 else logits
+
+    def explain_errors(self, exam: Any, logits: NDArray[Any]) -> str:
+        """Say what is wrong with a teacher that teaches nothing, if its answers show
+        it."""
+        return ""
+
     # What scores are computed over. `exam` is an `evaluation.evaluator.Evaluator`: a
     # split, its rows, and views of both.
 

@@ -47,7 +47,6 @@ from compress.exporters import manifest as manifests
 from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import atomic_file, atomic_folder
-from compress.models.heads import PROBLEMS, count_outputs, output_names
 from compress.models.pooling import pooling_of, set_pooling
 from compress.outputs import check_output_folder
 from compress.provenance import option_of
@@ -560,7 +559,7 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
     from compress.data.encoder import TextEncoder, TokenizerSettings, tokenizer_name
 
     kind = type(model).__name__
-    outputs = count_outputs(model.config, task.kind)
+    outputs = task.count_outputs(model.config)
     if outputs != task.outputs:
         raise BundleError(f"{kind}: {outputs} outputs; the task has {task.outputs}")
     if getattr(tokenizer, "backend_tokenizer", None) is None:
@@ -607,8 +606,8 @@ def _write_model(
     from compress.models.checkpoints import save_checkpoint
 
     plain = as_float32(model)
-    labels = (task.label,) if task.numeric else output_names(task)
-    plain.config.problem_type = PROBLEMS.get(task.kind)
+    labels = (task.label,) if task.numeric else task.output_names
+    plain.config.problem_type = task.problem
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
     if task.kind == "embedding":

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.kinds import Kind
-from compress.models.heads import CLASSES
 
 if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
@@ -135,7 +134,7 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
                 task.kind, '"first text", "second text"' if task.pair else '"a text"'
             )
         ),
-        head=Markup(CLASSES[task.kind]),
+        head=Markup(task.head),
         shell=Markup(
             {
                 "qa": "'a question' --pair 'the text'",

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from compress.data.conll import standard_labels
 from compress.data.encoder import TokenizerSettings
 from compress.data.task import Task
 from compress.errors import ExportError, TeacherError
@@ -262,10 +261,13 @@ def _load_encoder(
     pooler that its files lack."""
     import transformers
 
-    from compress.models.heads import task_class
     from compress.models.loader import check_vocabulary, load_model, load_tokenizer
 
-    auto = transformers.AutoModel if pooling.pool is None else task_class("embedding")
+    auto = (
+        transformers.AutoModel
+        if pooling.pool is None
+        else find("embedding").auto_class()
+    )
     if pooling.pool is not None:
         set_pooling(config, pooling)
     tokenizer = load_tokenizer(folder)
@@ -304,7 +306,7 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
             "tagging",
             ("words",),
             "tags",
-            standard_labels(names, str(source.path)),
+            find("tagging").standard_labels(names, str(source.path)),
             find("tagging").metrics[0],
         )
     text = ("text", "text_pair") if pair else ("text",)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compress.kinds import Kind
+from compress.kinds import Kind, find
 from compress.records.latency import Setting
 from compress.slicing.rules import GROUPED
 from compress.slicing.shape import Shape
@@ -23,10 +23,6 @@ BOTTLENECKED = ("mobilebert", "ib-bert")
 MODERN = ("modernbert",)
 EXACT = (*PLAIN, *BOTTLENECKED, *MODERN, "static-embedding")
 """Families whose counts match the exported graph product by product."""
-
-READS_ONE = ("classification", "multilabel", "regression", "ranking")
-"""Kinds whose head reads only the first token, in PLAIN and BOTTLENECKED families, and
-in MODERN ones unless they pool by a mean."""
 
 ACTIVATIONS = (
     "hidden_act",
@@ -68,7 +64,7 @@ class Terms:
         outputs all tokens."""
         if config.model_type == "static-embedding":
             return _static(config, setting)
-        cut = kind in READS_ONE and config.model_type in (
+        cut = _reads_one(kind) and config.model_type in (
             *PLAIN,
             *BOTTLENECKED,
             *MODERN,
@@ -164,7 +160,7 @@ def _count(
     embedded, head, heads = (
         _embedding(config),
         _head(config, kind),
-        rows if kind in READS_ONE else tokens,
+        rows if _reads_one(kind) else tokens,
     )
     activation = next(
         (found for name in ACTIVATIONS if (found := getattr(config, name, None))),
@@ -226,13 +222,22 @@ def _embedding(config: Any) -> int:
     return shape.embedding * shape.hidden if factorised else 0
 
 
+def _reads_one(kind: Kind | None) -> bool:
+    """Check whether the head reads only the first token, in PLAIN and BOTTLENECKED
+    families, and in MODERN ones unless they pool by a mean."""
+    if kind is None:
+        return False
+    task = find(kind)
+    return not (task.tokenwise or task.vectors)
+
+
 def _head(config: Any, kind: Kind | None) -> int:
     """Count the multiply-adds of one application of the head: of its pooler, if any,
     and its classifier."""
     # a linear map of one vector per text is negligible
-    if kind is None or kind == "embedding":
+    if kind is None or find(kind).vectors:
         return 0
     shape = Shape.from_config(config)
-    pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)
+    pooled = _reads_one(kind) and getattr(config, "classifier_activation", True)
     pooled = pooled or config.model_type in MODERN  # whichever tokens it reads
     return shape.hidden * (shape.hidden * bool(pooled) + shape.classes)

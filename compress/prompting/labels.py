@@ -486,7 +486,7 @@ def build_task_prompt(
 ) -> TaskPrompt:
     """Prepare the prompt for a task, with examples from `train` if it asks for any.
     Raises PromptError."""
-    if task.kind != "classification":
+    if not task.one_label:
         raise PromptError(
             [f"{prompt.name}: a prompt is for classification; the task is {task.kind}"]
         )

@@ -29,6 +29,9 @@ class Classification(Task):
     kind = "classification"
     metrics = ("accuracy", "f1", "matthews")
     has_labels = True
+    problem = "single_label_classification"
+    one_label = True
+    one_word = True
 
     @classmethod
     def averages_classes(cls, metric: str, labels: int) -> bool:
@@ -82,6 +85,28 @@ class Classification(Task):
         if self.metric != "accuracy":
             return None
         return np.asarray((logits.argmax(axis=1) == exam.labels).astype(float))
+
+    def explain_errors(self, exam: Evaluator, logits: Array) -> str:
+        """Find out whether the labels are in another order."""
+        from scipy.optimize import linear_sum_assignment
+        from sklearn.metrics import confusion_matrix
+
+        labels = exam.labels
+        counts = confusion_matrix(labels, logits.argmax(1), labels=range(self.outputs))
+        truth, output = linear_sum_assignment(-counts)
+        matched = counts[truth, output].sum() / counts.sum()
+        as_is = np.trace(counts) / counts.sum()
+        most_frequent = np.bincount(labels.astype(int)).max() / len(labels)
+        if matched <= max(most_frequent, as_is) + 0.1:
+            return ""
+        pairs = ", ".join(
+            f"output {o} means {self.labels[t]}"
+            for t, o in zip(truth, output, strict=True)
+        )
+        return (
+            f"Its labels are in another order: with {pairs} it scores "
+            f"{matched:.3f}. Correct id2label in its config.json"
+        )
 
     def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
         from compress.evaluation import baselines

@@ -27,6 +27,9 @@ class Embedding(Task):
     """
 
     kind = "embedding"
+    head = "AutoModelForSentenceEmbedding"
+    vectors = True
+    takes_texts = False
     metrics = (
         "spearman",
         "pearson",
@@ -38,6 +41,24 @@ class Embedding(Task):
     )
     pair_metrics = ("spearman", "pearson")
     """The metrics of pairs of texts; the others are of queries with passages."""
+
+    @classmethod
+    def auto_class(cls) -> Any:
+        from compress.models.sentence_encoder import AutoModelForSentenceEmbedding
+
+        return AutoModelForSentenceEmbedding
+
+    @classmethod
+    def count_outputs(cls, config: Any) -> int:
+        """Count the numbers of the vectors."""
+        from compress.models.pooling import width_of
+
+        return width_of(config)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Name no outputs, but a config keeps two labels."""
+        return ("LABEL_0", "LABEL_1")
 
     @classmethod
     def scored_unit(cls, metric: str) -> str:

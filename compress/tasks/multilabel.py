@@ -13,6 +13,7 @@ from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import Tensor
 
     from compress.evaluation.evaluator import Evaluator
 
@@ -28,6 +29,7 @@ class Multilabel(Task):
     kind = "multilabel"
     metrics = ("f1", "f1_macro", "accuracy")
     has_labels = True
+    problem = "multi_label_classification"
 
     @classmethod
     def averages_classes(cls, metric: str, labels: int) -> bool:
@@ -88,6 +90,13 @@ class Multilabel(Task):
             return None
         right = (logits > 0) == (exam.labels > 0.5)
         return np.asarray(right.all(axis=1).astype(float))
+
+    @classmethod
+    def distributions(cls, logits: Tensor, mask_BL: Tensor) -> Tensor:
+        """Return the two logits of each label, with it and without."""
+        import torch
+
+        return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
 
     def baselines(self, data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
         from compress.evaluation import baselines

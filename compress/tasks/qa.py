@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.constants import MASKED
 from compress.data.task import Task, TaskData, Thresholds
 from compress.evaluation import qa
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import Tensor
 
     from compress.evaluation.evaluator import Evaluator
 
@@ -28,10 +30,29 @@ class Qa(Task):
     kind = "qa"
     metrics = ("f1", "exact")
     tokenwise = True
+    head = "AutoModelForQuestionAnswering"
+    takes_texts = False
 
     @property
     def outputs(self) -> int:
         return 2
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return ("start", "end")
+
+    @classmethod
+    def spread(cls, values: Tensor, mask_BL: Tensor) -> Tensor:
+        """Reshape (B, L, 2) logits to (2 B, L), scores of starting, and of ending, at
+        each position, where padding never wins; so that a mean over rows is the mean of
+        both, as in Sanh et al. and Devlin et al. Labels (B, 2) become (2 B,)."""
+        if values.dim() < 3:
+            return values.flatten()
+        return values.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
+
+    @classmethod
+    def distributions(cls, logits: Tensor, mask_BL: Tensor) -> Tensor:
+        return cls.spread(logits, mask_BL)
 
     def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:
         return exam.split.select(examples), exam.rows_of(examples)

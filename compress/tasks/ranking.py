@@ -28,6 +28,8 @@ class Ranking(Task):
     kind = "ranking"
     metrics = ("ndcg@10", "mrr@10", "map")
     numeric = True
+    problem = "regression"
+    own_loss = "lce.relevance"
     unit = ("query", "queries")
     naive = "a random order"
     agreement_is_share = False

@@ -27,6 +27,9 @@ class Regression(Task):
     kind = "regression"
     metrics = ("pearson", "spearman")
     numeric = True
+    problem = "regression"
+    one_word = True
+    scaled = True
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from scipy.stats import rankdata

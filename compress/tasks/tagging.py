@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from compress.data.conll import standard_labels
 from compress.data.task import Task, TaskData, Thresholds
 from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
@@ -30,6 +31,12 @@ class Tagging(Task):
     metrics = ("f1", "precision", "recall", "accuracy")
     tokenwise = True
     has_labels = True
+    head = "AutoModelForTokenClassification"
+    word_labels = True
+
+    @classmethod
+    def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
+        return standard_labels(names, place)
 
     def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:
         return exam.split.select(examples), exam.rows_of(examples)

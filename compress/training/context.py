@@ -17,7 +17,7 @@ from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
 from compress.data.query_groups import group_rows
-from compress.data.task import TaskData
+from compress.data.task import Task, TaskData
 from compress.data.tokenize import encode, encode_task
 from compress.errors import DataError
 from compress.kinds import Kind
@@ -59,6 +59,11 @@ class TrainingContext:
     @property
     def kind(self) -> Kind | None:
         return self.task_data.task.kind if self.task_data else None
+
+    @property
+    def task(self) -> type[Task]:
+        """Return the class of the task; without a task, the base of all kinds."""
+        return type(self.task_data.task) if self.task_data else Task
 
     @property
     def data(self) -> TaskData:
@@ -123,7 +128,7 @@ class TrainingContext:
                 split, self.tokenizer, stage.length, prompts=self.data.task.prompts
             )
             grouped = (
-                self.kind == "embedding"
+                self.task.vectors
                 and compares_queries(stage.objective, self.kind)
                 and not held_out
             )

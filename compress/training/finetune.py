@@ -45,6 +45,12 @@ WEAK, USELESS = 0.5, 0.1
 """Shares of the way from the majority's score to 1: a teacher below the first is
 compared with a bag of words, and one below the second is refused."""
 
+TRAIN_IT = (
+    "Fine-tune it on this task first (give the checkpoint without its task head, and "
+    "this tool does it), or check that teacher, tokenizer and labels belong to this "
+    "data"
+)
+
 
 def with_head(
     teacher: Teacher, stage: Stage, context: TrainingContext, run: Run
@@ -371,10 +377,8 @@ def check_logits(
     if 0 < ahead <= SURE * error:
         least = f"a lead below {SURE * error:.3f}" if np.isfinite(error) else "any lead"
         figures += f"; on so few rows {least} is no more than chance"
-    problem = (
-        f"teacher {name} is no teacher for this task: {figures}. "
-        f"{remedy or _suggest_remedy(evaluator, logits)}"
-    )
+    advice = remedy or data.task.explain_errors(evaluator, logits) or TRAIN_IT
+    problem = f"teacher {name} is no teacher for this task: {figures}. {advice}"
     if strict:
         raise TeacherError(
             f"{problem}. --gate warn continues with a warning"
@@ -382,35 +386,3 @@ def check_logits(
             else problem
         )
     return TeacherCheck(scores, majority, logits, (problem,))
-
-
-def _suggest_remedy(evaluator: Evaluator, logits: NDArray[np.float32]) -> str:
-    task = evaluator.task
-    if task.kind == "classification":
-        from scipy.optimize import linear_sum_assignment
-        from sklearn.metrics import confusion_matrix
-
-        labels = np.asarray(evaluator.split["label"][:])
-        counts = confusion_matrix(labels, logits.argmax(1), labels=range(task.outputs))
-        truth, output = linear_sum_assignment(-counts)
-        matched, as_is = (
-            counts[truth, output].sum() / counts.sum(),
-            np.trace(counts) / counts.sum(),
-        )
-        if (
-            matched
-            > max(np.bincount(labels.astype(int)).max() / len(labels), as_is) + 0.1
-        ):
-            pairs = ", ".join(
-                f"output {o} means {task.labels[t]}"
-                for t, o in zip(truth, output, strict=True)
-            )
-            return (
-                f"Its labels are in another order: with {pairs} it scores "
-                f"{matched:.3f}. Correct id2label in its config.json"
-            )
-    return (
-        "Fine-tune it on this task first (give the checkpoint without its task head, "
-        "and this tool does it), or check that teacher, tokenizer and labels belong to "
-        "this data"
-    )

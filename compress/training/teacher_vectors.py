@@ -83,7 +83,7 @@ def with_vectors(
     TeacherError for a task without vectors, and for texts for which the source has
     none.
     """
-    if data.task.kind != "embedding":
+    if not data.task.vectors:
         raise TeacherError(
             f"teacher {source.name}: gives vectors, but the data are a task of "
             f"{data.task.kind}; with --kind embedding only their texts are read"

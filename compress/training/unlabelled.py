@@ -41,9 +41,9 @@ UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (
 def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
     """Return True if there is a corpus whose texts, labelled by a teacher, are rows of
     this task."""
-    return corpus is not None and not (
-        corpus.parallel or data.task.pair or data.task.kind in ("qa", "embedding")
-    )
+    if corpus is None or corpus.parallel:
+        return False
+    return data.task.takes_texts and not data.task.pair
 
 
 def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
@@ -89,7 +89,7 @@ def with_texts(
         str(seed),
     )
     schema = data.train.features.arrow_schema
-    tagged = data.task.kind == "tagging"
+    tagged = data.task.word_labels
 
     missing = None if tagged else missing_label(data.train[0]["label"])
 

@@ -21,7 +21,7 @@ from compress.commands import distill as distilling
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.config.reference import check as check_call
-from compress.data import cache, load_task
+from compress.data import Task, cache, load_task
 from compress.data.corpus import Corpus
 from compress.data.tokenize import encode
 from compress.errors import DataError, RecipeError
@@ -624,7 +624,7 @@ def test_tasks_without_texts_are_refused_before_training(
         with_texts(pair.train, pair, corpus_of("good film"), seed=0)
     assert not takes_texts(data, replace(corpus_of("good film"), parallel=True))
     for kind in ("qa", "embedding"):
-        assert not takes_texts(replace(data, task=replace(data.task, kind=kind)), corpus_of("good film"))
+        assert not takes_texts(replace(data, task=Task(**vars(data.task) | {"kind": kind})), corpus_of("good film"))
     monkeypatch.setattr(distilling, "load_task_teacher", lambda *_, **__: pytest.fail("was trained"))
     recipe = tiny.recipe(tmp_path / "recipe", OPEN.replace("augment: auto", "corpus: true"))
     with pytest.raises(DataError, match="--corpus"):
