@@ -8,9 +8,6 @@ from math import sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from compress import kinds
 from compress.arguments import check_arguments
 from compress.errors import DataError, did_you_mean
@@ -18,8 +15,12 @@ from compress.kinds import Kind
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     from datasets import Dataset
+    from numpy.typing import NDArray
+
+    from compress.data.answers import Outcome, Prediction
 
 Thresholds = tuple[float | None, float | None]
 """The thresholds of two models: see `Task.scores`."""
@@ -99,6 +100,48 @@ class Task:
     def pair(self) -> bool:
         return len(self.text) == 2
 
+    # How a source is read: see `data.load`, whose `DataRequest` is passed.
+
+    many_labels: ClassVar[bool] = False
+    """Whether each row has any number of `labels`."""
+    label_column: ClassVar[str] = "label"
+    """The column of a split that has the labels."""
+    shares_texts: ClassVar[bool] = False
+    """Whether splits may have texts in common."""
+    longest_row: ClassVar[int] = 512
+    """The longest length in tokens that is chosen, if not BERT's positions."""
+    usual_length: ClassVar[int | None] = None
+    """The tokens that a model reads if its checkpoint does not say; None if its rows
+    decide."""
+
+    @classmethod
+    def read_files(cls, request: Any) -> UnsavedTask | None:
+        """Read the files of a source that can only be of this kind, or that were
+        requested as it; None for others."""
+        return None
+
+    @classmethod
+    def read_tables(cls, request: Any) -> UnsavedTask | None:
+        """Read the tables of a source, likewise; None for texts with labels."""
+        return None
+
+    @classmethod
+    def encode_labels(cls, labels: Any, coding: Any) -> NDArray[Any]:
+        """Encode a `data.labels.LabelColumn`: (rows,) class ids, (rows,) numbers, or
+        (rows, classes) of 0 and 1."""
+        raise NotImplementedError
+
+    def describe_label(self, label: Any) -> str:
+        """Name the label that every row has."""
+        return f"the number {label}"
+
+    def count_classes(self, split: Dataset) -> NDArray[np.int64]:
+        """Count the rows, or words, of each class in a split."""
+        import numpy as np
+
+        labels = split.data.table[self.label_column]
+        return np.bincount(labels.to_numpy(), minlength=len(self.labels))
+
     # Heads, losses and rows. Class methods, for only the kind may be known.
 
     head: ClassVar[str] = "AutoModelForSequenceClassification"
@@ -160,6 +203,102 @@ class Task:
         it."""
         return ""
 
+    # What a bundle writes and answers. `predictor` is an
+    # `exporters.predictor.Predictor`.
+
+    graph_outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    """The outputs of an exported file that hold the answer."""
+    graph_spans: ClassVar[tuple[str, ...]] = ()
+    """The outputs of a text file on characters, beside the answer."""
+    form: ClassVar[str] = "number"
+    """The function of `exporters.tokenizer.forms` that adds the answer to a graph."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """The columns that a file of answers has beside `prediction`."""
+    json_columns: ClassVar[tuple[str, ...]] = ()
+    """Further columns, with objects, that only jsonl has room for."""
+    shows: ClassVar[bool] = True
+    """Whether the rows of a source show this kind."""
+    pipeline: ClassVar[str] = "text-classification"
+    """The hub's pipeline tag."""
+    hub_tag: ClassVar[str] = ""
+    """The hub's tag of tasks for which its libraries have no pipeline."""
+    headline: ClassVar[str] = "The model in this page labels what you type."
+    """What the page of a demo says."""
+
+    @property
+    def answer_outputs(self) -> tuple[str, ...] | None:
+        """Return the outputs of a file to compute if it has others too; None for all of
+        them."""
+        return self.graph_outputs if self.vectors else None
+
+    @property
+    def example(self) -> str:
+        """Write example texts in Python, for the card."""
+        return '"first text", "second text"' if self.pair else '"a text"'
+
+    @property
+    def shell(self) -> str:
+        """Write example texts for the command line."""
+        return "'a text' --pair 'another'" if self.pair else "'a text'"
+
+    def describe(self, threshold: float | None) -> str:
+        """Say in a sentence what the model reads and answers, for the card."""
+        reads = "a pair of texts" if self.pair else "one text"
+        return f"It reads {reads} and {self.describe_answer()}"
+
+    def describe_answer(self) -> str:
+        """Say what the model answers."""
+        return f"answers with one number ({self.label})."
+
+    @classmethod
+    def from_checkpoint(
+        cls, source: Any, problem: str | None, text: tuple[str, ...]
+    ) -> Task:
+        """Read the task of a head from its config (`models.folder.ModelFolder`). Raises
+        ExportError."""
+        raise NotImplementedError
+
+    def configure(self, config: Any, max_length: int) -> None:
+        """Add to the config of a model what its bundle needs for this task."""
+
+    def predict(self, predictor: Any, texts: Sequence[Any]) -> list[Outcome]:
+        """Predict for each text, or pair of texts."""
+        from compress.data.answers import check_finite
+
+        logits = predictor.logits(predictor.encode(texts))
+        return [
+            self.answer(check_finite(row, f" for {text!r}"))
+            for text, row in zip(texts, logits, strict=True)
+        ]
+
+    def answer(self, logits: NDArray[np.float64]) -> Prediction:
+        """Turn the logits of a text into an answer."""
+        from compress.data.answers import Prediction
+
+        return Prediction("", float(logits[0]), {})
+
+    @classmethod
+    def longest_question(cls, max_length: int) -> int | None:
+        """Return the most tokens of the first text of a row, if it is cut by itself."""
+        return None
+
+    @classmethod
+    def graph_row(cls, encoder: Any, frame: Any, text: Any) -> Mapping[str, Any]:
+        """Encode a text as the row of a text file (`exporters.tokenizer.build`): if it
+        takes several rows, as the one that a truncated text would have."""
+        (row,) = encoder.encode([text], frame.max_length)
+        found: Mapping[str, Any] = row
+        return found
+
+    @classmethod
+    def read_graph(
+        cls, text: Any, outputs: Mapping[str, Any], labels: Sequence[str]
+    ) -> Outcome:
+        """Read the answer of a text file."""
+        from compress.data.answers import Prediction
+
+        return Prediction("", float(outputs["score"]), {})
+
     # What scores are computed over. `exam` is an `evaluation.evaluator.Evaluator`: a
     # split, its rows, and views of both.
 
@@ -167,9 +306,8 @@ class Task:
     """What a split consists of, in the singular and the plural."""
     naive: ClassVar[str] = "always giving the most frequent answer"
     """What the baseline `majority` does."""
-    agreement_is_share: ClassVar[bool] = True
-    """Whether `agreement` is the share of answers, or of their parts, that are the
-    same."""
+    ranks: ClassVar[bool] = False
+    """Whether only the order of the answers to the rows of a query counts."""
 
     @classmethod
     def scored_unit(cls, metric: str) -> str:
@@ -191,6 +329,8 @@ class Task:
 
     def choose_examples(self, exam: Any, count: int) -> NDArray[Any]:
         """Choose at most `count` examples, evenly spaced."""
+        import numpy as np
+
         return np.unique(
             np.linspace(0, len(exam) - 1, min(count, len(exam)), dtype=int)
         )
@@ -282,6 +422,8 @@ class Task:
 
     def majority(self, data: TaskData, split: Dataset) -> dict[str, float]:
         """Score a constant prediction, which the labelled split determines."""
+        import numpy as np
+
         known = np.asarray(data.labelled["label"][:])
         labels = np.asarray(split["label"][:])
         constant = np.tile(self.constant(known), (len(labels), 1))

@@ -47,7 +47,6 @@ from compress.exporters import manifest as manifests
 from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import atomic_file, atomic_folder
-from compress.models.pooling import pooling_of, set_pooling
 from compress.outputs import check_output_folder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
@@ -60,17 +59,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from compress.data.answers import Outcome
     from compress.data.encoder import Text
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import (
-        Answer,
-        Marked,
-        Outcome,
-        Prediction,
-        Predictor,
-        Vector,
-    )
+    from compress.exporters.predictor import Predictor
     from compress.exporters.session import EncodedRow
 
 SplitLike = Annotated[
@@ -224,7 +217,7 @@ class Bundle:
         *,
         precision: Precision = "int8",
         threads: int = 1,
-    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector]": ...
+    ) -> "list[Outcome]": ...
 
     @overload
     def predict(
@@ -242,7 +235,7 @@ class Bundle:
         *,
         precision: Precision = "int8",
         threads: ThreadCount = 1,
-    ) -> "list[Prediction] | list[Answer] | list[Marked] | list[Vector] | Iterator[Outcome]":  # noqa: E501
+    ) -> "list[Outcome] | Iterator[Outcome]":
         """Predict for each text, or pair of texts (a question and its context), in
         order: see `Predictor.predict`.
 
@@ -282,7 +275,7 @@ class Bundle:
         """
         from compress.exporters.embeddings import embed
 
-        if self.manifest.task is None or self.manifest.task.kind != "embedding":
+        if self.manifest.task is None or not self.manifest.task.vectors:
             self._check_kind("embeddings")
         self.check_has(precision)
         return embed(
@@ -610,15 +603,7 @@ def _write_model(
     plain.config.problem_type = task.problem
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
-    if task.kind == "embedding":
-        set_pooling(
-            plain.config, replace(pooling_of(plain.config), max_length=max_length)
-        )
-    # else sentence-transformers puts the score through a sigmoid
-    if task.kind == "ranking":
-        plain.config.sentence_transformers = {
-            "activation_fn": "torch.nn.modules.linear.Identity"
-        }
+    task.configure(plain.config, max_length)
     save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(
         plain,

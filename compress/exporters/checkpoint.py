@@ -296,30 +296,11 @@ def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) ->
             f"tensors of the head fit {head.name}; expected one of them: name it in "
             "architectures"
         )
-    if pair and kind != "classification":
+    task: type[Task] = find(kind)
+    if pair and task.tokenwise:
         raise ExportError(f"{source.path}: pair does not apply to {head.name}")
-    if kind == "qa":
-        return Task("qa", ("question", "context"), "answers", (), find("qa").metrics[0])
-    names = source.labels()
-    if kind == "tagging":
-        return Task(
-            "tagging",
-            ("words",),
-            "tags",
-            find("tagging").standard_labels(names, str(source.path)),
-            find("tagging").metrics[0],
-        )
     text = ("text", "text_pair") if pair else ("text",)
-    if config.problem_type == "multi_label_classification":
-        return Task("multilabel", text, "labels", names, find("multilabel").metrics[0])
-    if config.problem_type == "regression" or len(names) == 1:
-        if len(names) != 1:
-            raise ExportError(
-                f"{source.where}: a regression of {len(names)} numbers; expected one"
-            )
-        label = "score" if names[0].startswith("LABEL_") else names[0]
-        return Task("regression", text, label, (), find("regression").metrics[0])
-    return Task(kind, text, "label", names, find(kind).metrics[0])
+    return task.from_checkpoint(source, config.problem_type, text)
 
 
 def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int:

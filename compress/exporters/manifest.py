@@ -226,15 +226,11 @@ def list_input_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def kind_of_bundle(folder: Path) -> Kind | None:
-    """Return "embedding" or "ranking" for a bundle of that task, whose rows look like
-    other kinds'; None otherwise."""
+    """Return the kind of a bundle's task if its rows look like those of other kinds;
+    None otherwise."""
     place = find_bundle(folder, "task")
     task = Manifest.read(place).task if place else None
-    return (
-        task.kind
-        if task is not None and task.kind in ("embedding", "ranking")
-        else None
-    )
+    return task.kind if task is not None and not task.shows else None
 
 
 def stamp_files(folder: Path) -> dict[str, Stamp]:

@@ -113,7 +113,7 @@ def compare_logits(
     thresholds = (threshold, threshold)
     changed = evaluator.count_changed(other, exact, thresholds=thresholds)
     same = None
-    if changed is not None and not evaluator.task.agreement_is_share:
+    if changed is not None and evaluator.task.ranks:
         same = 1 - changed / len(evaluator)
     return ScoreDrop(
         before,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.answers import Prediction
 from compress.data.task import Task, TaskData, Thresholds
 from compress.evaluation import metrics
+from compress.kinds import find
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
+    from compress.models.folder import ModelFolder
 
 Array = NDArray[Any]
 
@@ -32,10 +37,51 @@ class Classification(Task):
     problem = "single_label_classification"
     one_label = True
     one_word = True
+    form = "label"
+    columns = ("prediction_score",)
+    json_columns = ("prediction_scores",)
+
+    @classmethod
+    def encode_labels(cls, labels: LabelColumn, coding: Coding) -> Array:
+        return labels.class_ids(coding)
+
+    def describe_label(self, label: Any) -> str:
+        return f"the class {self.labels[int(label)]!r}"
 
     @classmethod
     def averages_classes(cls, metric: str, labels: int) -> bool:
         return metric == "f1" and labels > 2
+
+    def describe_answer(self) -> str:
+        return "chooses one of these labels:"
+
+    @classmethod
+    def from_checkpoint(
+        cls, source: ModelFolder, problem: str | None, text: tuple[str, ...]
+    ) -> Task:
+        """Read the task of a sequence classifier, which may be of another kind."""
+        names = source.labels()
+        if problem == find("multilabel").problem:
+            metric = find("multilabel").metrics[0]
+            return Task("multilabel", text, "labels", names, metric)
+        regression: type[Task] = find("regression")
+        if problem == regression.problem or len(names) == 1:
+            return regression.from_checkpoint(source, problem, text)
+        return cls(cls.kind, text, "label", names, cls.metrics[0])
+
+    def answer(self, logits: Array) -> Prediction:
+        """Answer with the most probable label."""
+        powers = np.exp(logits - logits.max())
+        values = (powers / powers.sum()).tolist()
+        scores = dict(zip(self.labels, values, strict=True))
+        best = max(scores, key=lambda label: scores[label])
+        return Prediction(best, scores[best], scores)
+
+    @classmethod
+    def read_graph(
+        cls, text: Any, outputs: Mapping[str, Any], labels: Sequence[str]
+    ) -> Prediction:
+        return Prediction.from_graph(outputs, labels)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.task import Task, TaskData, Thresholds
+from compress.data.answers import Outcome, Vector, check_finite
+from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import embedding
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.data.encoder import Text
+    from compress.data.load import DataRequest
     from compress.evaluation.evaluator import Evaluator
 
 Array = NDArray[Any]
@@ -30,6 +34,15 @@ class Embedding(Task):
     head = "AutoModelForSentenceEmbedding"
     vectors = True
     takes_texts = False
+    shares_texts = True
+    usual_length = 256
+    graph_outputs = ("sentence_embedding",)
+    form = "vector"
+    shows = False
+    pipeline = "sentence-similarity"
+    headline = (
+        "The model in this page finds what is nearest in meaning to what you type."
+    )
     metrics = (
         "spearman",
         "pearson",
@@ -43,6 +56,24 @@ class Embedding(Task):
     """The metrics of pairs of texts; the others are of queries with passages."""
 
     @classmethod
+    def read_files(cls, request: DataRequest) -> UnsavedTask | None:
+        """Read texts, pairs of texts, or queries with passages: see
+        `data.embedding`."""
+        from compress.data.embedding import is_embedding, load_embedding
+
+        if request.kind is None and not (
+            request.detects and is_embedding(request.source)
+        ):
+            return None
+        return load_embedding(
+            request.source,
+            text=request.text,
+            label=request.label,
+            metric=request.metric,
+            seed=request.seed,
+        )
+
+    @classmethod
     def auto_class(cls) -> Any:
         from compress.models.sentence_encoder import AutoModelForSentenceEmbedding
 
@@ -54,6 +85,28 @@ class Embedding(Task):
         from compress.models.pooling import width_of
 
         return width_of(config)
+
+    def describe_answer(self) -> str:
+        return (
+            f"answers with a vector of {self.width} numbers; the vectors of texts of "
+            "like meaning have a high cosine."
+        )
+
+    def configure(self, config: Any, max_length: int) -> None:
+        """Keep the tokens of a text that the vectors are made for."""
+        from compress.models.pooling import pooling_of, set_pooling
+
+        set_pooling(config, replace(pooling_of(config), max_length=max_length))
+
+    def predict(self, predictor: Any, texts: Sequence[Text]) -> list[Outcome]:
+        vectors = check_finite(predictor.logits(predictor.encode(texts)))
+        return [Vector(tuple(each)) for each in vectors.tolist()]
+
+    @classmethod
+    def read_graph(
+        cls, text: Text, outputs: Mapping[str, Any], labels: Sequence[str]
+    ) -> Vector:
+        return Vector(tuple(outputs["sentence_embedding"].tolist()))
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.answers import Prediction
 from compress.data.task import Task, TaskData, Thresholds
 from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
 
+    from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
 
 Array = NDArray[Any]
@@ -30,10 +33,45 @@ class Multilabel(Task):
     metrics = ("f1", "f1_macro", "accuracy")
     has_labels = True
     problem = "multi_label_classification"
+    many_labels = True
+    form = "labels"
+    columns = ("prediction_score",)
+    json_columns = ("prediction_scores",)
+    headline = "The model in this page says which labels fit what you type."
+
+    @classmethod
+    def encode_labels(cls, labels: LabelColumn, coding: Coding) -> Array:
+        return labels.flags(coding)
+
+    def describe_label(self, label: Any) -> str:
+        return "the same labels"
+
+    def count_classes(self, split: Dataset) -> NDArray[np.int64]:
+        lists = split.data.table[self.label_column].combine_chunks()
+        flags = lists.flatten().to_numpy().reshape(len(split), len(self.labels))
+        return np.asarray(flags.sum(axis=0, dtype=np.float64), np.int64)
 
     @classmethod
     def averages_classes(cls, metric: str, labels: int) -> bool:
         return metric == "f1_macro"
+
+    def describe_answer(self) -> str:
+        return "gives each of these labels a probability of its own:"
+
+    def answer(self, logits: Array) -> Prediction:
+        """Answer with all labels of a probability of 0.5 or more."""
+        values = 0.5 * (
+            1.0 + np.tanh(0.5 * logits)
+        )  # a sigmoid; exp(-x) would overflow
+        scores = dict(zip(self.labels, values.tolist(), strict=True))
+        likely = ", ".join(label for label in scores if scores[label] >= 0.5)
+        return Prediction(likely, max(scores.values()), scores)
+
+    @classmethod
+    def read_graph(
+        cls, text: Any, outputs: Mapping[str, Any], labels: Sequence[str]
+    ) -> Prediction:
+        return Prediction.from_graph(outputs, labels)
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from sklearn.metrics import f1_score

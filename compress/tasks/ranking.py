@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.task import Task, TaskData, Thresholds
+from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import metrics
 from compress.evaluation.ranking import Candidates
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.data.load import DataRequest
     from compress.evaluation.evaluator import Evaluator
 
 Array = NDArray[Any]
@@ -30,9 +31,53 @@ class Ranking(Task):
     numeric = True
     problem = "regression"
     own_loss = "lce.relevance"
+    shows = False
+    ranks = True
+    hub_tag = "text-ranking"
+    example = '"a query", "a passage"'
+    shell = "'a query' --pair 'a passage'"
+    headline = "The model in this page says how well a passage answers a query."
     unit = ("query", "queries")
     naive = "a random order"
-    agreement_is_share = False
+
+    @classmethod
+    def read_files(cls, request: DataRequest) -> UnsavedTask | None:
+        """Read queries with passages: see `data.ranking`."""
+        from compress.data import load, ranking
+
+        if request.kind is None and not (
+            request.detects and ranking.is_ranking(request.source)
+        ):
+            return None
+        metric = cls.choose_metric(request.metric)
+        found = ranking.read(request.source, request.text, request.label)
+        notes = list(found.notes)
+        for examples in found.splits.values():
+            notes += examples.notes
+        tables = load.with_validation(
+            found.splits, request.source, "queries", notes, request.seed
+        )
+        for role, table in tables.items():
+            scorable, more = ranking.keep_scorable(table, f"{found.name} [{role}]")
+            if role != "train":
+                tables[role] = scorable
+                notes += more
+        task = cls(cls.kind, found.text, found.label, (), metric)
+        return load.unsaved(found.name, task, tables, notes)
+
+    def describe(self, threshold: float | None) -> str:
+        query, passage = self.text
+        return (
+            f"It reads a query ({query}) and a passage ({passage}), and answers with "
+            "one number: the higher it is, the better the passage answers the query. "
+            "Numbers of different queries are not comparable."
+        )
+
+    def configure(self, config: Any, max_length: int) -> None:
+        """Keep sentence-transformers from putting the score through a sigmoid."""
+        config.sentence_transformers = {
+            "activation_fn": "torch.nn.modules.linear.Identity"
+        }
 
     @classmethod
     def scored_unit(cls, metric: str) -> str:

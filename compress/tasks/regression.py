@@ -8,12 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.task import Task, TaskData, Thresholds
+from compress.errors import ExportError
 from compress.evaluation import metrics
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from compress.data.labels import Coding, LabelColumn
     from compress.evaluation.evaluator import Evaluator
+    from compress.models.folder import ModelFolder
 
 Array = NDArray[Any]
 
@@ -30,6 +33,23 @@ class Regression(Task):
     problem = "regression"
     one_word = True
     scaled = True
+    headline = "The model in this page gives a number to what you type."
+
+    @classmethod
+    def encode_labels(cls, labels: LabelColumn, coding: Coding) -> Array:
+        return labels.numbers(coding)
+
+    @classmethod
+    def from_checkpoint(
+        cls, source: ModelFolder, problem: str | None, text: tuple[str, ...]
+    ) -> Task:
+        names = source.labels()
+        if len(names) != 1:
+            raise ExportError(
+                f"{source.where}: a regression of {len(names)} numbers; expected one"
+            )
+        label = "score" if names[0].startswith("LABEL_") else names[0]
+        return cls(cls.kind, text, label, (), cls.metrics[0])
 
     def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         from scipy.stats import rankdata

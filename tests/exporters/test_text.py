@@ -28,12 +28,12 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from compress.data.answers import Answer, Marked, Prediction
 from compress.data.encoder import Text, TextEncoder, text_encoder_of
 from compress.data.task import Task
 from compress.errors import ExportError
 from compress.exporters import tokenizer as texting
 from compress.exporters.artifact import TEXT, Bundle, Precision
-from compress.exporters.predictor import Answer, Marked, Prediction
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import (
     TEXTS,
