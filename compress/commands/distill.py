@@ -367,7 +367,7 @@ def prepare(
         check_kind(recipe, context.data.task.kind)
         if (
             reads_scores(recipe)
-            and context.kind == "embedding"
+            and context.task.vectors
             and not any(map(len, context.data.train["scores"][:]))
         ):
             raise TeacherError(
@@ -402,16 +402,14 @@ def prepare(
             # a variant of a passage is none of the query's candidates
             texts = (
                 0
-                if context.kind == "ranking"
+                if context.task.ranks
                 else sum(name in TEXTS for name in train.column_names)
             )
             recipe = add_stages(recipe, len(train), corpus=reads, texts=texts)
             if any(stage.corpus for stage in recipe.training):
                 check_texts(context.data, context.corpus)
         if corpus is not None and not reads_corpus(recipe):
-            remedy = (
-                "; add these texts to --data" if context.kind == "embedding" else ""
-            )
+            remedy = "; add these texts to --data" if context.task.vectors else ""
             warn(console, f"no stage of {recipe.name} reads --corpus{remedy}")
         if length.minutes is not None:
             untrained = () if base_teacher.trained or recorded else (recipe.teacher,)
@@ -515,7 +513,7 @@ def load_inputs(
         checkpoint_digest = base_teacher.digest
         if vectors is not None:
             task_data, base_teacher = with_vectors(task_data, vectors, base_teacher)
-        elif task_data.task.kind == "embedding":
+        elif task_data.task.vectors:
             task_data = with_teacher(task_data, base_teacher)
         scorer = (
             load_reranker(reranker, allow_pickle=allow_pickle) if reranker else None

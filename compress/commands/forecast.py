@@ -45,7 +45,6 @@ from compress.data.cache import is_whole
 from compress.data.collate import LengthGrouped, Order
 from compress.data.objects import teacher_path
 from compress.errors import ExportError
-from compress.evaluation import embedding
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Precision
 from compress.exporters.int8 import quantize_dynamic
@@ -682,11 +681,7 @@ class Trials:
             each.name: getattr(self.context, each.name) for each in fields(self.context)
         }
         if data := self.context.task_data:
-            scored = data.validation
-            if data.task.kind == "embedding":  # its texts refer to each other by number
-                scored = embedding.select(scored, embedding.subsample(scored, SCORED))
-            else:
-                scored = scored.select(range(min(len(scored), SCORED)))
+            scored = data.task.take_few(data.validation, SCORED)
             values["task_data"] = replace(data, validation=scored)
         if teacher is not None and teacher.recorded is not None:
             split = self.context.data.train

@@ -230,7 +230,7 @@ def measure(
         vectors=embedding.score_forms(
             evaluator.split, students[-1].logits, data.task.metric
         )
-        if data.task.kind == "embedding"
+        if data.task.vectors
         else (),
         notes=(
             *data.notes,
@@ -443,10 +443,7 @@ def note_vectors(
     evaluator: Evaluator, teacher: ScoredModel, student: ScoredModel
 ) -> list[str]:
     """Say how well a student's vectors search an existing index of the teacher's."""
-    if (
-        evaluator.task.kind != "embedding"
-        or teacher.logits.shape != student.logits.shape
-    ):
+    if not evaluator.task.vectors or teacher.logits.shape != student.logits.shape:
         return []
     metric = evaluator.task.metric
     score = embedding.scores(

@@ -402,11 +402,7 @@ def _answers(
     evaluator: Evaluator, logits: Logits, threshold: float | None
 ) -> list[Any]:
     """List the tags of every sentence, or the text that answers each question."""
-    return (
-        evaluator.tags(logits)
-        if evaluator.task.kind == "tagging"
-        else list(evaluator.texts(logits, threshold=threshold))
-    )
+    return evaluator.task.list_answers(evaluator, logits, threshold)
 
 
 def _flat(answers: Sequence[Any]) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.conll import entities
 from compress.errors import BundleError
 
 
@@ -98,22 +97,6 @@ class Marked:
     """The entities of a text, in order."""
 
     marks: tuple[Mark, ...]
-
-    @staticmethod
-    def from_tags(
-        text: str,
-        words: Sequence[tuple[int, int]],
-        tags: Sequence[str],
-        shares: NDArray[np.floating],
-    ) -> Marked:
-        """Find the entities of a text whose words (first character, end) have these
-        tags and probabilities."""
-        marks = []
-        for label, first, last in entities(tags):
-            start, end = words[first][0], words[last - 1][1]
-            share = float(shares[first:last].mean())
-            marks.append(Mark(text[start:end], label, share, start, end))
-        return Marked(tuple(marks))
 
     def __str__(self) -> str:
         return (

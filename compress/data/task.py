@@ -304,6 +304,8 @@ class Task:
 
     unit: ClassVar[tuple[str, str]] = ("row", "rows")
     """What a split consists of, in the singular and the plural."""
+    class_word: ClassVar[str] = "class"
+    """What `by_class` scores, in the singular."""
     naive: ClassVar[str] = "always giving the most frequent answer"
     """What the baseline `majority` does."""
     ranks: ClassVar[bool] = False
@@ -334,6 +336,10 @@ class Task:
         return np.unique(
             np.linspace(0, len(exam) - 1, min(count, len(exam)), dtype=int)
         )
+
+    def take_few(self, split: Dataset, count: int) -> Dataset:
+        """Take at most `count` rows of a split, the first ones."""
+        return split.select(range(min(len(split), count)))
 
     def subsample(self, exam: Any, count: int) -> NDArray[Any]:
         """Choose examples of at most `count` rows, evenly spaced."""
@@ -393,6 +399,13 @@ class Task:
     ) -> float:
         """Measure how far the student's logits are from the teacher's; smooth, where
         `agreement` counts."""
+        raise NotImplementedError
+
+    def list_answers(
+        self, exam: Any, logits: NDArray[Any], threshold: float | None
+    ) -> list[Any]:
+        """List the answer to each example: the tags of a sentence, or the text that
+        answers a question."""
         raise NotImplementedError
 
     def example_scores(

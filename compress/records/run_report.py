@@ -132,6 +132,11 @@ class Report:
         """Return what `split_rows` counts, in the plural."""
         return str(find(self.kind).scored_unit(self.metric))
 
+    @property
+    def class_word(self) -> str:
+        """Return what `ReportRow.classes` are, in the singular."""
+        return str(find(self.kind).class_word)
+
     @check_arguments
     def score(self, row: ReportRow) -> float | None:
         """Return the score of the row by the metric of the report; None where it is not

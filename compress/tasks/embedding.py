@@ -124,6 +124,11 @@ class Embedding(Task):
     def choose_examples(self, exam: Evaluator, count: int) -> Array:
         return embedding.subsample(exam.split, count)
 
+    def take_few(self, split: Dataset, count: int) -> Dataset:
+        """Take queries with the texts that they are judged with, for texts refer to
+        each other by number."""
+        return embedding.select(split, embedding.subsample(split, count))
+
     def select(self, exam: Evaluator, examples: Array) -> tuple[Dataset, Array]:
         return embedding.select(exam.split, examples), examples
 

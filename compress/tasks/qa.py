@@ -210,6 +210,11 @@ class Qa(Task):
                 values["f1_of_spans"] = always
         return values
 
+    def list_answers(
+        self, exam: Evaluator, logits: Array, threshold: float | None
+    ) -> list[str]:
+        return exam.texts(logits, threshold=threshold)
+
     def agreement(
         self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
     ) -> float:

@@ -33,6 +33,7 @@ class Ranking(Task):
     own_loss = "lce.relevance"
     shows = False
     ranks = True
+    takes_texts = False
     hub_tag = "text-ranking"
     example = '"a query", "a passage"'
     shell = "'a query' --pair 'a passage'"

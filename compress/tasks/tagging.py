@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.answers import Marked, Outcome, check_finite
-from compress.data.conll import OUTSIDE, standard_labels
+from compress.data.answers import Mark, Marked, Outcome, check_finite
+from compress.data.conll import OUTSIDE, entities, standard_labels
 from compress.data.task import Examples, Task, TaskData, Thresholds, UnsavedTask
 from compress.data.windows import WORDS, Window
 from compress.evaluation import metrics
@@ -37,6 +37,7 @@ class Tagging(Task):
     kind = "tagging"
     metrics = ("f1", "precision", "recall", "accuracy")
     tokenwise = True
+    class_word = "type of entity"
     has_labels = True
     head = "AutoModelForTokenClassification"
     word_labels = True
@@ -130,7 +131,7 @@ class Tagging(Task):
                         tags[word] = self.labels[best]
                         shares[word] = 1 / np.exp(row_V - row_V[best]).sum()
                 at = end
-            answers.append(Marked.from_tags(text, spans, tags, shares))
+            answers.append(_find_entities(text, spans, tags, shares))
         return answers
 
     @classmethod
@@ -180,7 +181,7 @@ class Tagging(Task):
             if label:
                 tags[number_at[start]] = label
                 shares[number_at[start]] = score
-        return Marked.from_tags(text, spans, tags, shares)
+        return _find_entities(text, spans, tags, shares)
 
     @classmethod
     def standard_labels(cls, names: Sequence[str], place: str) -> tuple[str, ...]:
@@ -197,6 +198,11 @@ class Tagging(Task):
     def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
         """Score each type of entity."""
         return metrics.scores_by_label(exam.tags(logits), exam.true_tags)
+
+    def list_answers(
+        self, exam: Evaluator, logits: Array, threshold: float | None
+    ) -> list[list[str]]:
+        return exam.tags(logits)
 
     def agreement(
         self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
@@ -246,3 +252,16 @@ class Tagging(Task):
         commonest = counts.most_common(1)[0][0]
         predicted = [[commonest] * len(tags) for tags in split["tags"][:]]
         return tag_scores(data, predicted, split)
+
+
+def _find_entities(
+    text: str, words: Sequence[tuple[int, int]], tags: Sequence[str], shares: Array
+) -> Marked:
+    """Find the entities of a text whose words (first character, end) have these tags
+    and probabilities."""
+    marks = []
+    for label, first, last in entities(tags):
+        start, end = words[first][0], words[last - 1][1]
+        share = float(shares[first:last].mean())
+        marks.append(Mark(text[start:end], label, share, start, end))
+    return Marked(tuple(marks))
