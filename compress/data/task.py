@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from compress.data.answers import Outcome, Prediction
 
+    Array = NDArray[Any]
+
 Thresholds = tuple[float | None, float | None]
 """The thresholds of two models: see `Task.scores`."""
 
@@ -126,7 +128,7 @@ class Task:
         return None
 
     @classmethod
-    def encode_labels(cls, labels: Any, coding: Any) -> NDArray[Any]:
+    def encode_labels(cls, labels: Any, coding: Any) -> Array:
         """Encode a `data.labels.LabelColumn`: (rows,) class ids, (rows,) numbers, or
         (rows, classes) of 0 and 1."""
         raise NotImplementedError
@@ -198,7 +200,7 @@ class Task:
         per start and end."""
         return logits[mask_BL.bool()] if logits.dim() == 3 else logits
 
-    def explain_errors(self, exam: Any, logits: NDArray[Any]) -> str:
+    def explain_errors(self, exam: Any, logits: Array) -> str:
         """Say what is wrong with a teacher that teaches nothing, if its answers show
         it."""
         return ""
@@ -329,7 +331,7 @@ class Task:
         """Count the examples of a split that the metric is computed over."""
         return len(split)
 
-    def choose_examples(self, exam: Any, count: int) -> NDArray[Any]:
+    def choose_examples(self, exam: Any, count: int) -> Array:
         """Choose at most `count` examples, evenly spaced."""
         import numpy as np
 
@@ -341,16 +343,16 @@ class Task:
         """Take at most `count` rows of a split, the first ones."""
         return split.select(range(min(len(split), count)))
 
-    def subsample(self, exam: Any, count: int) -> NDArray[Any]:
+    def subsample(self, exam: Any, count: int) -> Array:
         """Choose examples of at most `count` rows, evenly spaced."""
         return self.choose_examples(exam, count)
 
-    def select(self, exam: Any, examples: NDArray[Any]) -> tuple[Dataset, NDArray[Any]]:
+    def select(self, exam: Any, examples: Array) -> tuple[Dataset, Array]:
         """Select examples; return them as a split, and the numbers of their rows."""
         return exam.split.select(examples), examples
 
     def scores(
-        self, exam: Any, logits: NDArray[Any], threshold: float | None
+        self, exam: Any, logits: Array, threshold: float | None
     ) -> dict[str, float]:
         """Compute every metric by name.
 
@@ -358,9 +360,7 @@ class Task:
         """
         return self.score_rows(logits, exam.labels)
 
-    def score_rows(
-        self, logits: NDArray[Any], labels: NDArray[Any]
-    ) -> dict[str, float]:
+    def score_rows(self, logits: Array, labels: Array) -> dict[str, float]:
         """Compute every metric by name, from the labels of the rows.
 
         Raises CompressError for logits that are not finite or do not match the labels,
@@ -369,63 +369,65 @@ class Task:
         """
         raise NotImplementedError
 
-    def by_class(self, exam: Any, logits: NDArray[Any]) -> tuple[ClassScore, ...]:
+    def by_class(self, exam: Any, logits: Array) -> tuple[ClassScore, ...]:
         """Score each label, or each type of entity; () for tasks without labels."""
         return ()
 
-    def agreement(
-        self,
-        exam: Any,
-        student: NDArray[Any],
-        teacher: NDArray[Any],
-        thresholds: Thresholds,
-    ) -> float:
-        """Measure how much the student predicts what the teacher predicts."""
-        raise NotImplementedError
-
-    def count_changed(
-        self,
-        exam: Any,
-        student: NDArray[Any],
-        teacher: NDArray[Any],
-        thresholds: Thresholds,
-    ) -> int | None:
-        """Count the examples with different predictions; None if every prediction
-        differs slightly."""
+    def decide(self, exam: Any, logits: Array, threshold: float | None) -> Array | None:
+        """Return what the model decides for each example, or each part of one: (N,) or
+        (N, parts); None if every answer differs slightly."""
         return None
 
-    def distance(
-        self, exam: Any, student: NDArray[Any], teacher: NDArray[Any]
+    def agreement(
+        self, exam: Any, student: Array, teacher: Array, thresholds: Thresholds
     ) -> float:
+        """Measure how much the student predicts what the teacher predicts: by default
+        the share of decisions that are the same."""
+        one = self.decide(exam, student, thresholds[0])
+        same: Any = one == self.decide(exam, teacher, thresholds[1])
+        return float(same.mean())
+
+    def count_changed(
+        self, exam: Any, student: Array, teacher: Array, thresholds: Thresholds
+    ) -> int | None:
+        """Count the examples with a different decision; None if every prediction
+        differs slightly."""
+        one = self.decide(exam, student, thresholds[0])
+        other = self.decide(exam, teacher, thresholds[1])
+        if one is None or other is None:
+            return None
+        return int((one != other).reshape(len(one), -1).any(axis=1).sum())
+
+    def distance(self, exam: Any, student: Array, teacher: Array) -> float:
         """Measure how far the student's logits are from the teacher's; smooth, where
         `agreement` counts."""
         raise NotImplementedError
 
     def list_answers(
-        self, exam: Any, logits: NDArray[Any], threshold: float | None
+        self, exam: Any, logits: Array, threshold: float | None
     ) -> list[Any]:
         """List the answer to each example: the tags of a sentence, or the text that
         answers a question."""
         raise NotImplementedError
 
     def example_scores(
-        self, exam: Any, logits: NDArray[Any], threshold: float | None
-    ) -> NDArray[Any] | None:
+        self, exam: Any, logits: Array, threshold: float | None
+    ) -> Array | None:
         """Compute the value of each example if the metric is their mean, else None."""
         return None
 
     def metric_of_examples(
-        self, exam: Any, logits: NDArray[Any]
-    ) -> tuple[Callable[[NDArray[Any]], float], int]:
+        self, exam: Any, logits: Array
+    ) -> tuple[Callable[[Array], float], int]:
         """Return a function that computes the metric over the examples of these
         numbers, which may repeat, and the number of examples."""
 
-        def score(drawn: NDArray[Any]) -> float:
+        def score(drawn: Array) -> float:
             return self.score_rows(logits[drawn], exam.labels[drawn])[self.metric]
 
         return score, len(exam)
 
-    def choose_threshold(self, exam: Any, logits: NDArray[Any]) -> float:
+    def choose_threshold(self, exam: Any, logits: Array) -> float:
         """Choose the threshold with the highest score: see `scores`."""
         return 0.0
 
@@ -442,19 +444,17 @@ class Task:
         constant = np.tile(self.constant(known), (len(labels), 1))
         return self.score_rows(constant, labels)
 
-    def constant(self, labels: NDArray[Any]) -> NDArray[Any]:
+    def constant(self, labels: Array) -> Array:
         """Return the logits of the best constant prediction for these labels."""
         raise NotImplementedError
 
-    def fit_linear(
-        self, features: Any, labels: NDArray[Any], inputs: Any
-    ) -> NDArray[Any]:
+    def fit_linear(self, features: Any, labels: Array, inputs: Any) -> Array:
         """Fit linear models to sparse features and labels; return the logits of
         `inputs`."""
         raise NotImplementedError
 
     def lead(
-        self, data: TaskData, exam: Any, logits: NDArray[Any]
+        self, data: TaskData, exam: Any, logits: Array
     ) -> tuple[float, float] | None:
         """Return by how much the logits score above `majority`, and the standard error
         of that; None if it is found by leaving examples out."""

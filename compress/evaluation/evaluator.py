@@ -137,7 +137,9 @@ class Evaluator:
         thresholds: Thresholds = (None, None),
     ) -> float:
         """Measure how much the student predicts what the teacher predicts; each model
-        has its own threshold."""
+        has its own threshold. Raises CompressError for logits of different rows."""
+        if not self.task.vectors:
+            metrics.check_same_shape(student, teacher)
         return self.task.agreement(self, student, teacher, thresholds)
 
     def count_changed(

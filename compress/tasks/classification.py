@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compress.data.answers import Prediction
-from compress.data.task import Task, TaskData, Thresholds
+from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
 from compress.kinds import find
 from compress.records.class_scores import ClassScore
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from compress.data.labels import Coding, LabelColumn
+    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
-
-Array = NDArray[Any]
 
 
 class Classification(Task):
@@ -108,17 +106,9 @@ class Classification(Task):
         predicted = logits.argmax(axis=1)[:, None] == classes
         return metrics.count_classes(self.labels, predicted, labels[:, None] == classes)
 
-    def agreement(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> float:
-        """Measure the share of rows with the same class."""
-        metrics.check_same_shape(student, teacher)
-        return float((student.argmax(axis=1) == teacher.argmax(axis=1)).mean())
-
-    def count_changed(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> int:
-        return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
+    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
+        """Choose a class for each row."""
+        return logits.argmax(axis=1)
 
     def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
         """Measure the mean KL divergence from the teacher's probabilities to the

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compress.data.answers import Outcome, Vector, check_finite
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
 
     from compress.data.encoder import Text
     from compress.data.load import DataRequest
+    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
-
-Array = NDArray[Any]
 
 
 class Embedding(Task):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.answers import Prediction
-from compress.data.task import Task, TaskData, Thresholds
+from compress.data.task import Task, TaskData
 from compress.evaluation import metrics
 from compress.records.class_scores import ClassScore
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from compress.data.labels import Coding, LabelColumn
+    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
-
-Array = NDArray[Any]
 
 
 class Multilabel(Task):
@@ -100,17 +99,9 @@ class Multilabel(Task):
     def by_class(self, exam: Evaluator, logits: Array) -> tuple[ClassScore, ...]:
         return metrics.count_classes(self.labels, *self._decide(logits, exam.labels))
 
-    def agreement(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> float:
-        """Measure the share of (row, label) decisions that are the same."""
-        metrics.check_same_shape(student, teacher)
-        return float(((student > 0) == (teacher > 0)).mean())
-
-    def count_changed(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> int:
-        return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
+    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
+        """Say of each label whether a row has it."""
+        return logits > 0
 
     def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
         """Measure the mean KL divergence from the teacher's probabilities to the

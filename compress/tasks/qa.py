@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from compress.data.answers import Answer, Outcome, check_finite
 from compress.data.constants import MASKED
-from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
+from compress.data.task import Task, TaskData, UnsavedTask
 from compress.data.windows import LONGEST_QUESTION
 from compress.evaluation import qa
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
     from compress.data.encoder import TextEncoder
     from compress.data.load import AnnotatedSplits, DataRequest
+    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
-
-Array = NDArray[Any]
 
 
 class Qa(Task):
@@ -215,29 +214,16 @@ class Qa(Task):
     ) -> list[str]:
         return exam.texts(logits, threshold=threshold)
 
-    def agreement(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> float:
-        """Measure the share of questions with the same answer."""
-        changed = self.count_changed(exam, student, teacher, thresholds)
-        return (len(exam) - changed) / len(exam)
-
-    def count_changed(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> int:
-        """Count the questions whose answers differ, normalised as the score normalises
-        them."""
-        own, other = thresholds
-        answers = zip(
-            exam.texts(student, threshold=own),
-            exam.texts(teacher, threshold=other),
-            map(qa.is_unspaced, exam.split["context"][:]),
-            strict=True,
-        )
-        return sum(
-            qa.normalise_answer(one, unspaced=unspaced)
-            != qa.normalise_answer(another, unspaced=unspaced)
-            for one, another, unspaced in answers
+    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
+        """Return the answer to each question, normalised as the score normalises
+        it."""
+        unspaced = map(qa.is_unspaced, exam.split["context"][:])
+        texts = exam.texts(logits, threshold=threshold)
+        return np.array(
+            [
+                qa.normalise_answer(text, unspaced=without)
+                for text, without in zip(texts, unspaced, strict=True)
+            ]
         )
 
     def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:

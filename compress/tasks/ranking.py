@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compress.data.task import Task, TaskData, Thresholds, UnsavedTask
 from compress.evaluation import metrics
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from compress.data.load import DataRequest
+    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
-
-Array = NDArray[Any]
 
 
 class Ranking(Task):
@@ -121,15 +119,9 @@ class Ranking(Task):
         scores = (self._row_scores(exam, logits) for logits in (student, teacher))
         return exam.candidates.pair_agreement(*scores)
 
-    def count_changed(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> int:
-        """Count the queries with another first passage."""
-        one, other = (
-            exam.candidates.first(self._row_scores(exam, logits))
-            for logits in (student, teacher)
-        )
-        return int((one != other).sum())
+    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
+        """Return the first passage of each query."""
+        return exam.candidates.first(self._row_scores(exam, logits))
 
     def distance(self, exam: Evaluator, student: Array, teacher: Array) -> float:
         """Measure the mean squared difference; a constant added to all scores of a

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from compress.data.encoder import TextEncoder
     from compress.data.load import AnnotatedSplits, DataRequest
     from compress.data.tables import Table
+    from compress.data.task import Array
     from compress.evaluation.evaluator import Evaluator
     from compress.models.folder import ModelFolder
-
-Array = NDArray[Any]
 
 
 class Tagging(Task):
@@ -204,11 +203,9 @@ class Tagging(Task):
     ) -> list[list[str]]:
         return exam.tags(logits)
 
-    def agreement(
-        self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds
-    ) -> float:
-        """Measure the share of words with the same tag."""
-        return float((exam.tag_ids(student) == exam.tag_ids(teacher)).mean())
+    def decide(self, exam: Evaluator, logits: Array, threshold: float | None) -> Array:
+        """Choose a tag for each word."""
+        return exam.tag_ids(logits)
 
     def count_changed(
         self, exam: Evaluator, student: Array, teacher: Array, thresholds: Thresholds

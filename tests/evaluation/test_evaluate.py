@@ -14,6 +14,7 @@ from torch import nn
 from compress.data.task import Task, TaskData
 from compress.errors import CompressError, DataError
 from compress.evaluation import baselines, metrics
+from compress.evaluation.evaluator import Evaluator
 from compress.kinds import Kind
 
 
@@ -120,7 +121,7 @@ def test_agreement() -> None:
 
 def test_agreement_needs_the_same_rows() -> None:
     with pytest.raises(CompressError, match="same rows"):
-        task().agreement(None, answers(0, 1), answers(0, 1, 1), NO_THRESHOLDS)
+        Evaluator(task(), None, None).agreement(answers(0, 1), answers(0, 1, 1))  # type: ignore[arg-type]
 
 
 class Sums(nn.Module):

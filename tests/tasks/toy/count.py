@@ -29,11 +29,8 @@ class Count(Task):
         away = np.abs(metrics.check_logits(logits, (len(labels), 1))[:, 0].round() - labels)
         return {"right": float((away < 0.5).mean()), "near": float((1 / (1 + away)).mean())}
 
-    def agreement(self, exam: Any, student: np.ndarray, teacher: np.ndarray, thresholds: Any) -> float:
-        return float((student.round() == teacher.round()).mean())
-
-    def count_changed(self, exam: Any, student: np.ndarray, teacher: np.ndarray, thresholds: Any) -> int:
-        return int((student.round() != teacher.round()).sum())
+    def decide(self, exam: Any, logits: np.ndarray, threshold: float | None) -> np.ndarray:
+        return logits.round()
 
     def distance(self, exam: Any, student: np.ndarray, teacher: np.ndarray) -> float:
         return float(np.square(student - teacher).mean())
