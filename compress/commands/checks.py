@@ -15,7 +15,7 @@ from compress.data.lengths import RowLengths
 from compress.errors import RecipeError
 from compress.models import checkpoints
 from compress.models import teacher as teachers
-from compress.models.pooling import pooling_of
+from compress.models.sentence_config import settings_of
 from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
 from compress.training.augment import trains_language_model
@@ -108,7 +108,7 @@ def measure_lengths(data: "TaskData", teacher: Teacher, seed: int) -> RowLengths
     with PartialState().main_process_first():
         return RowLengths.measure(
             data.train, data.task, teacher.tokenizer, positions(teacher.model),
-            teacher_length=pooling_of(teacher.model.config).max_length, seed=seed,
+            teacher_length=settings_of(teacher.model.config).max_length, seed=seed,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from compress import __version__
 from compress.benchmark.browser.device import PACKAGE, load_runtime
 from compress.benchmark.browser.server import PageSession, Site, serve_site
+from compress.data.text_preparation import DOCUMENT, QUERY
 from compress.errors import ExportError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle, Precision
@@ -111,7 +112,8 @@ def demo(
         icon = {"src": "icon.svg", "sizes": "any", "type": "image/svg+xml"}
         app = {"name": title, "start_url": ".", "display": "standalone", "icons": [icon]}
         write_json(folder / "app.webmanifest", app)
-        about = {"kind": task.kind, "labels": task.labels, "prompts": task.prompts}
+        prompts = [task.preparation.prompt(name) for name in (QUERY, DOCUMENT)]
+        about = {"kind": task.kind, "labels": task.labels, "prompts": prompts}
         write_json(folder / NAME, {"format": 1, **about, "entries": session_entries(read_model(folder / MODEL))})
         cached = sorted(folder.iterdir())
         constants = {"VERSION": hash_files(cached), "FILES": [".", *(path.name for path in cached)]}

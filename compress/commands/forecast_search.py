@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device, open_chosen
-from compress.commands.distill import StageModels, load_inputs
+from compress.commands.distill import StageModels, compare_texts, load_inputs
 from compress.commands.forecast import ROWS, SCORED, Trials, forecast_stages
 from compress.commands.search import STUDY, TRIALS, check_stages, make_config, make_recipe, parts
 from compress.commands.ship import BUDGETED_LIMIT
@@ -84,6 +84,7 @@ def forecast_search(
             config.teacher, config.data, recipe, run, columns=config.columns, number_format=config.training,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
+        context = compare_texts(base_teacher, context, config.max_length)
         shapes, kind = Shapes.from_space(space, base_teacher.model.config), context.data.task.kind
         check_stages(space, recipe, base_teacher, context, run)
         context = replace(context, console=Console(quiet=True))

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
 from compress.commands.checks import check_kind, check_lengths, check_recipe, join_processes, measure_lengths
-from compress.commands.distill import StageModels, load_inputs
+from compress.commands.distill import StageModels, compare_texts, load_inputs
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
 from compress.config.options import DataOptions, MeasureOptions, RunOptions, StudyOptions
@@ -189,6 +189,7 @@ def load_context(
             config.teacher, config.data, recipe, run,
             columns=config.columns, number_format=config.training, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
+        training = compare_texts(base_teacher, training, config.max_length)
         shapes = Shapes.from_space(config.space, base_teacher.model.config)
         for line in shapes.dropped:
             print_note(console, line)

@@ -64,10 +64,12 @@ class RowLengths:
         teacher_length  tokens that a sentence encoder reads, if its checkpoint says so
         """
         longest = min(LONGEST_WINDOW if task.kind == "qa" else LONGEST, positions or LONGEST)
+        if task.kind == "embedding" and teacher_length is not None:  # of more it would not make the vectors it is for
+            longest = min(longest, teacher_length)
         if len(split) > SAMPLE:
             split = split.select(np.sort(np.random.default_rng(seed).choice(len(split), SAMPLE, replace=False)))
         windowed = task.kind in ("qa", "tagging")
-        rows = encode(split, tokenizer, longest if windowed else MEASURED, prompts=task.prompts)
+        rows = encode(split, tokenizer, longest if windowed else MEASURED, preparation=task.preparation)
         read = min(teacher_length or ENCODER_LENGTH, positions or MEASURED) if task.kind == "embedding" else None
         return RowLengths(np.asarray(rows["length"][:]), longest, windowed, read)
 

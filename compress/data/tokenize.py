@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from compress.data import cache, windows
 from compress.data.constants import IGNORE_INDEX
+from compress.data.text_preparation import AS_IT_IS, TextPreparation, count_prompt_tokens, prompts_of_rows
 from compress.errors import DataError
 from compress.progress import Progress
 
@@ -42,15 +42,20 @@ Builder = Callable[..., Iterator[dict[str, Any]]]
 
 
 def encode(
-    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, prompts: tuple[str, str] = ("", "")
+    split: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    preparation: TextPreparation = AS_IT_IS,
 ) -> Dataset:
     """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
     the split has any), length (in tokens), index (row number). No padding.
 
     Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. One without tokens (empty,
-    and the tokenizer adds none) is a padding token: models cannot run on nothing. `prompts` are prepended to queries
-    and to passages; texts without judgements get the one and the other in turn. Words and questions take several rows
-    if they are too long for one (see `windows`), with more columns: example (their number in the split), and
+    and the tokenizer adds none) is a padding token: models cannot run on nothing. Texts for sentence vectors get the
+    prompts of `preparation` (see `text_preparation.prompts_of_rows`), and a column prompt_length, in tokens, if there
+    are any. Words and questions take several rows if they are too long for one (see `windows`), with more columns:
+    example (their number in the split), and
 
     words       labels: the tag at the first token of each word, -100 elsewhere; word: the number of the word there, -1
     questions   labels: [first, last] token of the answer, both `null` if the row does not contain it; null: the token
@@ -58,7 +63,7 @@ def encode(
 
     Written to the cache once, keyed by the fingerprints of split and tokenizer, and memory-mapped.
     """
-    more = prompts if any(prompts) else ()
+    more = preparation.in_turn if preparation.changes_texts else ()
     key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length), *more)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -66,7 +71,7 @@ def encode(
             return row_batches(_questions(split, tokenizer, max_length))
         if "words" in split.column_names:
             return row_batches(_sentences(split, tokenizer, max_length))
-        return _texts(split, tokenizer, max_length, prompts)
+        return _texts(split, tokenizer, max_length, preparation)
 
     return cache.rows("encoded", key, batches, empty="the split has no rows to tokenise.")
 
@@ -152,20 +157,26 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
 
 
 def _texts(
-    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, prompts: tuple[str, str]
+    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, preparation: TextPreparation
 ) -> Iterator[pa.RecordBatch]:
-    first, is_passage = 0, _find_passages(split) if any(prompts) else None
+    first = 0
+    prompts = _choose_prompts(split, preparation) if preparation.changes_texts else None
+    prompt_lengths = _count_prompts(prompts, tokenizer, max_length) if prompts else {}
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
             texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
-            if is_passage is not None:
-                texts[0] = [prompts[is_passage[first + at]] + text for at, text in enumerate(texts[0])]
+            chosen = prompts[first : first + len(table)] if prompts else []
+            if chosen:
+                texts[0] = [prompt + text for prompt, text in zip(chosen, texts[0], strict=True)]
             tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
             names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
             rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
             nothing = {name: [tokenizer.pad_token_id if name == "input_ids" else 0] for name in names}
             rows = [row if row["input_ids"] else nothing for row in rows]
             batch = _record_batch(rows, first)
+            if chosen:
+                counts = pa.array([prompt_lengths[prompt] for prompt in chosen], pa.int64())
+                batch = batch.append_column("prompt_length", counts)
             for name, column in (("labels", "label"), ("query", "query")):
                 if column in table.column_names:
                     batch = batch.append_column(name, table[column].combine_chunks())
@@ -174,11 +185,18 @@ def _texts(
             bar.advance(len(rows))
 
 
-def _find_passages(split: Dataset) -> NDArray[np.int64]:
-    """Return 1 for passages and 0 for queries; 0 and 1 in turn if there are no judgements."""
-    passages = np.asarray(split["passage"][:]).astype(np.int64)
-    unjudged = not passages.any() and not any(map(len, split["related"][:]))
-    return np.arange(len(split)) % 2 if unjudged else passages
+def _choose_prompts(split: Dataset, preparation: TextPreparation) -> list[str]:
+    """Choose the prompt of each row of a split for sentence vectors."""
+    judged = [len(others) > 0 for others in split["related"][:]]
+    return prompts_of_rows(preparation, split["passage"][:], judged)
+
+
+def _count_prompts(prompts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, int]:
+    """Count the tokens that each prompt takes at the beginning of a row."""
+    special = frozenset(tokenizer.all_special_ids)
+    rows = {prompt: tokenizer(prompt, truncation=True, max_length=max_length) for prompt in set(prompts) if prompt}
+    counts = {prompt: count_prompt_tokens(row["input_ids"], special) for prompt, row in rows.items()}
+    return {"": 0, **counts}
 
 
 def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:

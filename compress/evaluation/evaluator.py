@@ -56,7 +56,7 @@ class Evaluator:
 
     @staticmethod
     def from_split(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Evaluator:
-        return Evaluator(task, split, encode(split, tokenizer, max_length, prompts=task.prompts))
+        return Evaluator(task, split, encode(split, tokenizer, max_length, preparation=task.preparation))
 
     def __len__(self) -> int:
         """Count the examples: texts, sentences, questions, or queries with their passages."""

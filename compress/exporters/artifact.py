@@ -30,7 +30,8 @@ from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import atomic_file, atomic_folder
 from compress.models.heads import PROBLEMS, count_outputs, output_names
-from compress.models.pooling import pooling_of, set_pooling
+from compress.models.sentence_config import set_settings, settings_of
+from compress.models.sentence_folder import SentenceFolder
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report
@@ -109,6 +110,9 @@ class Bundle:
         path = manifests.find_bundle(Path(path)) or Path(path)
         manifest = Manifest.read(path)
         manifest.check(path)
+        if manifest.task is not None and manifest.task.kind == "embedding":
+            preparation = SentenceFolder.read(path).settings.preparation
+            manifest = replace(manifest, task=replace(manifest.task, preparation=preparation))
         return cls(path, manifest)
 
     @property
@@ -180,14 +184,30 @@ class Bundle:
         """Compute the logits of encoded rows, in order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
 
-    def embed(self, texts: Sequence[str], *, precision: Precision = "int8", threads: int = 1) -> "NDArray[np.float32]":
-        """Compute the vectors (texts, hidden). Raises BundleError for a bundle of another kind."""
-        from compress.exporters.embeddings import embed
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        precision: Precision = "int8",
+        threads: int = 1,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> "NDArray[np.float32]":
+        """Compute the vectors (texts, width), as sentence-transformers' `encode` does.
+
+        prompt_name   the model's prompt to put before each text: `query` and `document` for those that `encode_query`
+                      and `encode_document` choose, or another name; None: the model's default prompt, if it has one
+        prompt        any other text to put there, "" for nothing
+
+        Raises BundleError for a bundle of another kind, CompressError for a prompt that the model does not have.
+        """
+        from compress.exporters.embeddings import open_embedder
 
         if self.manifest.task is None or self.manifest.task.kind != "embedding":
             self._check_kind("embeddings")
         self.check_has(precision)
-        return embed(self.path, self.path / FILES[precision], texts, self.manifest.max_length, threads)
+        predictor = open_embedder(self.path, self.path / FILES[precision], self.manifest.max_length, threads)
+        return predictor.embed(texts, prompt_name=prompt_name, prompt=prompt)
 
     def complete(
         self, texts: Sequence[str], *, precision: Literal["fp32", "int8"] = "int8", new: int = 32
@@ -386,7 +406,8 @@ def _write_model(
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
     if task.kind == "embedding":
-        set_pooling(plain.config, replace(pooling_of(plain.config), max_length=max_length))
+        settings = replace(settings_of(plain.config), max_length=max_length, preparation=task.preparation)
+        set_settings(plain.config, settings)
     if task.kind == "ranking":  # else sentence-transformers puts the score through a sigmoid
         plain.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     save_checkpoint(folder, plain, tokenizer, max_length)

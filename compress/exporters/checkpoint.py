@@ -16,10 +16,11 @@ from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
-from compress.exporters.embeddings import UNLIMITED
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
-from compress.models.pooling import MODULES, POOLS, Pool, Pooling, set_pooling
+from compress.models.sentence_config import set_settings
+from compress.models.sentence_folder import MODULES, UNLIMITED, SentenceFolder, SentenceSettings, encoder_place
+from compress.models.sentence_modules import MODES
 from compress.slicing.shape import positions
 
 HEADS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -47,7 +48,7 @@ LONGEST: Final = 512
 class Checkpoint:
     """A model in eval mode with its tokenizer.
 
-    task     of a model with a head; pooling: of an encoder without one; a generative model has neither
+    task     of a model with a head; sentence: of an encoder without one; a generative model has neither
     origin   licence, language and hub id, where its own card has them: fields of `exporters.card.Card`
     """
 
@@ -56,7 +57,7 @@ class Checkpoint:
     tokenizer: Any
     max_length: int
     task: Task | None = None
-    pooling: Pooling | None = None
+    sentence: SentenceSettings | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -64,7 +65,7 @@ class Checkpoint:
         """Return the kind of bundle that it is written as."""
         if self.task is not None:
             return "task"
-        return "generative" if self.pooling is None else "embeddings"
+        return "generative" if self.sentence is None else "embeddings"
 
     def write(self, out: Path, *, opset: int = 17) -> Bundle:
         """Write it as a bundle; a model with a task always has our own opset.
@@ -77,10 +78,10 @@ class Checkpoint:
         parts: dict[str, Any] = {"tokenizer": self.tokenizer, "max_length": self.max_length, "card": card}
         if self.task is not None:
             return Bundle.write(out, model=self.model, task=self.task, recipe="", **parts)
-        if self.pooling is None:
+        if self.sentence is None:
             return generation.write(out, model=self.model, opset=opset, **parts)
         parts |= {"texts": _sentences(), "data": "pydoc"}
-        return embeddings.write(out, encoder=self.model, pooling=self.pooling, opset=opset, **parts)
+        return embeddings.write(out, encoder=self.model, settings=self.sentence, opset=opset, **parts)
 
 
 Source = Bundle | Checkpoint
@@ -90,7 +91,7 @@ def load_source(
     name: str,
     *,
     pair: bool = False,
-    pool: Pool | None = None,
+    pool: str | None = None,
     normalise: bool = False,
     max_length: int | None = None,
     allow_pickle: bool = False,
@@ -123,9 +124,9 @@ def load_source(
     origin = checkpoints.describe_origin(name, folder)
     architecture, two_stacks = _architecture(folder)
     head = next((head for head in HEADS if architecture.endswith(head)), None)
-    if architecture in GENERATIVE:
+    if architecture in GENERATIVE and not (folder / MODULES).is_file():
         _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
-        model, tokenizer = _load(name, folder, architecture, allow_pickle=allow_pickle)
+        model, tokenizer = _load(name, SentenceFolder.plain(folder), architecture, allow_pickle=allow_pickle)
         return Checkpoint(name, model, tokenizer, _length(name, model, tokenizer, max_length), origin=origin)
     if head and not (folder / MODULES).is_file():
         from compress.models import teacher as teachers
@@ -145,26 +146,32 @@ def load_source(
     # as of T5, to which AutoModel would add a decoder of random weights
     if two_stacks or architecture.endswith("EncoderModel"):
         raise ExportError(f"{name}: {architecture}: is not a plain encoder; expected one of {', '.join(GENERATIVE)}")
-    if not architecture.endswith(HEADLESS):
+    if not architecture.endswith(HEADLESS) and not (folder / MODULES).is_file():
         raise ExportError(
             f"{name}: {architecture}: cannot be exported; expected an encoder, alone or with a head for "
             f"{', '.join(sorted(set(HEADS.values())))}, or one of {', '.join(GENERATIVE)}"
         )
-    pooling = Pooling.read(folder)
-    if pool is not None and pool not in POOLS:
-        raise ExportError(f"pool: {pool!r}; expected {' or '.join(POOLS)}")
-    if pooling.pool is None and pool is not None:
-        pooling = replace(pooling, pool=pool, normalise=normalise)
+    source = SentenceFolder.read(folder)
+    settings = source.settings
+    if pool is not None and pool not in MODES:
+        raise ExportError(f"pool: {pool!r}; expected {' or '.join(MODES)}")
+    if not settings.embeds and pool is not None:
+        from compress.models.teacher import load_config
+
+        width = load_config(source.encoder_path, source.encoder.config_options).hidden_size
+        settings = SentenceSettings.pooled(width, pool, normalise=normalise)
     elif pool is not None or normalise:
-        raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} defines the pooling: {pooling.pool}")
-    model, tokenizer = _load(name, folder, "AutoModel", allow_pickle=allow_pickle, pooling=pooling)
-    length = _length(name, model, tokenizer, max_length or pooling.max_length)
-    return Checkpoint(name, model, tokenizer, length, pooling=pooling, origin=origin)
+        raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} defines the pooling")
+    model, tokenizer = _load(name, source, "AutoModel", allow_pickle=allow_pickle, settings=settings)
+    limit = source.encoder.choose_length(tokenizer, positions(model)) if source.is_listed else None
+    length = _length(name, model, tokenizer, max_length or limit)
+    settings = replace(settings, max_length=length) if settings.embeds else settings
+    return Checkpoint(name, model, tokenizer, length, sentence=settings, origin=origin)
 
 
 def _architecture(folder: Path) -> tuple[str, bool]:
     """Read from the config the class that was saved, and whether its family has an encoder and a decoder."""
-    path = folder / checkpoints.CONFIG
+    path = encoder_place(folder) / checkpoints.CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         names = config.get("architectures") or ["Model"]
@@ -199,27 +206,37 @@ def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
 
 
 def _load(
-    name: str, folder: Path, architecture: str, *, allow_pickle: bool, pooling: Pooling | None = None
+    name: str,
+    source: SentenceFolder,
+    architecture: str,
+    *,
+    allow_pickle: bool,
+    settings: SentenceSettings | None = None,
 ) -> tuple[Any, Any]:
     """Load a model without a task by its class in transformers, in eval mode, and its tokenizer.
 
-    An encoder with a pooling becomes a sentence encoder. A pooler that is not in the file is dropped. Raises
-    TeacherError where any other tensor is missing.
+    settings   those of a sentence encoder; one that embeds texts is loaded with its modules
+
+    A pooler that is not in the file is dropped. Raises TeacherError where any other tensor is missing.
     """
     import transformers
 
     import compress.models.families  # noqa: F401 registers ours with the Auto classes
     from compress.models.heads import task_class
+    from compress.models.sentence_encoder import load_tokenizer
     from compress.models.teacher import check_vocabulary, explain_load_errors, load_config
 
-    auto, config = getattr(transformers, architecture), load_config(folder)
-    if pooling is not None and pooling.pool is not None:
+    auto = getattr(transformers, architecture)
+    place = source.encoder_path
+    config = load_config(place, source.encoder.config_options)
+    if settings is not None and settings.embeds:
         auto = task_class("embedding")
-        set_pooling(config, pooling)
-    with explain_load_errors(folder):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        set_settings(config, settings)
+        place = source.path
+    with explain_load_errors(place):
+        tokenizer = load_tokenizer(source)
         model, found = auto.from_pretrained(
-            folder,
+            place,
             config=config,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
@@ -233,7 +250,7 @@ def _load(
         )
     if len(missing) < len(found["missing_keys"]):  # filled with random numbers
         model.pooler = None
-    check_vocabulary(folder, tokenizer, model)
+    check_vocabulary(source.encoder_path, tokenizer, model)
     return model.eval().requires_grad_(False), tokenizer
 
 

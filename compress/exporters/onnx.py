@@ -24,6 +24,7 @@ from compress.errors import ExportError
 from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
 from compress.io import atomic_file
+from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
 from compress.slicing.rules import GROUPED
 
@@ -40,6 +41,9 @@ LOOKS_BACK = ("gpt2", *GROUPED)
 
 SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
 """Model types that read token types without a `type_vocab_size` in their config."""
+
+PROMPT_LENGTH = "prompt_length"
+"""The name of an optional input: see `to_onnx`."""
 
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
 """The names that the hub's tools expect of a file's outputs."""
@@ -63,6 +67,8 @@ def to_onnx(
              token; start_logits and end_logits (batch_size, sequence_length) of one that answers with spans; of an
              encoder last_hidden_state (batch_size, sequence_length, hidden), and sentence_embedding (batch_size,
              width) of a sentence encoder
+    Optional prompt_length int64 (batch_size,) of a sentence encoder that does not pool the tokens of prompts: how many
+             tokens a prompt takes at the beginning; 0 where it is not given, as runtimes that know nothing of it do
     form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as traced
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
@@ -72,11 +78,16 @@ def to_onnx(
     check_size(model)
     plain = as_float32(model)
     probes = [probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
+    if isinstance(plain, SentenceEncoder) and plain.settings.leaves_out_prompts:
+        for each in probes:
+            each[PROMPT_LENGTH] = torch.arange(len(each["input_ids"])) % 2 + 1
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as partial:
         _trace(plain, probes[0], partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
+        if PROMPT_LENGTH in probes[0]:
+            file.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.int64), PROMPT_LENGTH))
         file.producer_name, file.producer_version = "compress", versions(["compress"])["compress"]
         config = plain.config
         properties = {
@@ -132,6 +143,7 @@ class TracedModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.more: dict[str, Tensor] = {}
         # a classifier of ModernBERT that takes a mean over the tokens reads the mask too
         self.masks_inside = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(model, "classifier")
         if self.masks_inside:
@@ -145,7 +157,17 @@ class TracedModel(nn.Module):
             last_B1 = ends.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments)).values())
+        return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments, **self.more)).values())
+
+
+class TracedSentenceEncoder(TracedModel):
+    """The same for a sentence encoder that does not pool the tokens of prompts."""
+
+    def forward(  # type: ignore[override]  # the tracer passes inputs by their place
+        self, input_ids: Tensor, attention_mask: Tensor, prompt_length: Tensor, token_type_ids: Tensor | None = None
+    ) -> Any:
+        self.more = {PROMPT_LENGTH: prompt_length}
+        return super().forward(input_ids, attention_mask, token_type_ids)
 
 
 def _prepare_inside(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -222,7 +244,13 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
         axes = dict.fromkeys(batch, sizes) | dict.fromkeys(answers, sizes)
         once = [name for name in ("logits", "sentence_embedding") if name in answers and answers[name].dim() == 2]
         axes |= {name: {0: "batch_size"} for name in once}
-        export_graph(TracedModel(plain), batch, path, opset=opset, outputs=list(answers), axes=axes)
+        inputs, traced = dict(batch), TracedModel
+        if PROMPT_LENGTH in batch:
+            traced = TracedSentenceEncoder
+            order = ("input_ids", "attention_mask", PROMPT_LENGTH, "token_type_ids")
+            inputs = {name: batch[name] for name in order if name in batch}
+            axes[PROMPT_LENGTH] = {0: "batch_size"}
+        export_graph(traced(plain), inputs, path, opset=opset, outputs=list(answers), axes=axes)
 
 
 def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, float]:
@@ -230,10 +258,11 @@ def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor
     plain = as_float32(model)
     session = open_session(path)
     names = [node.name for node in session.get_inputs()]
+    optional = [node.name for node in session.get_overridable_initializers()]
     differences, sizes = [], []
     with torch.no_grad():
         for batch in batches:
-            inputs = {name: batch[name].cpu() for name in names}
+            inputs = {name: batch[name].cpu() for name in (*names, *optional) if name in batch or name in names}
             expected = {name: tensor.numpy() for name, tensor in outputs_of(plain(**inputs)).items()}
             found = session.run(list(expected), {name: tensor.numpy() for name, tensor in inputs.items()})
             real = inputs["attention_mask"].numpy() == 1

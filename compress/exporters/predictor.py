@@ -18,10 +18,12 @@ from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
 from compress.data.task import Kind, Task
 from compress.data.text_files import LONGEST
+from compress.data.text_preparation import AS_IT_IS, DOCUMENT, QUERY, TextPreparation, count_prompt_tokens, prepend
 from compress.data.vector_index import find_nearest
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
+from compress.models.sentence_folder import SentenceFolder
 from compress.progress import show_progress
 
 Text = str | tuple[str, str]
@@ -124,7 +126,7 @@ class Predictor:
     Rows are run one at a time, without padding: an int8 graph scales activations by the whole batch, so a row's logits
     would depend on the others; alone they are what a device computes. (Batches of 16 were 15 % faster in int8, 6 layers
     x 384, 27 tokens.) `threads` rows run in parallel. `threshold`: qa, the margin over the best span from which "no
-    answer" is returned. `padding`: the id of the padding token.
+    answer" is returned. `padding`: the id of the padding token. `preparation`: the prompts of texts that get vectors.
     """
 
     task: Task
@@ -134,6 +136,7 @@ class Predictor:
     threads: int
     threshold: float = math.inf
     padding: int = 0
+    preparation: TextPreparation = AS_IT_IS
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
         """Predict for each text, or pair of texts, in order: an Answer for (question, context) pairs, Marked for
@@ -143,10 +146,37 @@ class Predictor:
             return self._answer([(text[0], text[1]) for text in checked])
         if self.task.kind == "tagging":
             return self._mark([text for text in checked if isinstance(text, str)])
-        rows = self.encode(checked)
         if self.task.kind == "embedding":
-            return [Vector(tuple(each)) for each in _check_finite(self.logits(rows)).tolist()]
+            return [Vector(tuple(each)) for each in self.embed([str(text) for text in checked]).tolist()]
+        rows = self.encode(checked)
         return [_predict(self.task, *row) for row in zip(texts, self.logits(rows), strict=True)]
+
+    def embed(
+        self, texts: Sequence[str], *, prompt_name: str | None = None, prompt: str | None = None
+    ) -> NDArray[np.float32]:
+        """Compute the vectors (texts, width).
+
+        prompt_name   the model's prompt to put before each text, such as `query` or `document`; None: its default
+        prompt        any other text to put there, "" for nothing
+
+        Raises BundleError for vectors that are not finite, CompressError for a prompt that the model does not have.
+        """
+        if prompt is None:
+            prompt = self.preparation.prompt(prompt_name)
+        elif prompt_name is not None:
+            raise BundleError(f"embed: prompt_name {prompt_name!r} and a prompt were given; expected one of them")
+        rows = self.encode(prepend(prompt, texts))
+        if prompt:
+            length = self._count_prompt_tokens(prompt)
+            rows = [{**row, "prompt_length": length} for row in rows]
+        vectors = self.logits(rows)
+        _check_finite(vectors)
+        return vectors
+
+    def _count_prompt_tokens(self, prompt: str) -> int:
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = frozenset(number for number, token in added.items() if token.special)
+        return count_prompt_tokens(self.tokenizer.encode(prompt).ids, special)
 
     def encode(self, texts: Sequence[Text]) -> list[EncodedRow]:
         """Encode texts, or pairs of texts. One without tokens (empty, and the tokenizer adds none) is a padding token,
@@ -248,6 +278,7 @@ def run_rows(
     Raises BundleError for a row that lacks an input of the file, or that the file cannot be run on.
     """
     names = [node.name for node in session.get_inputs()]
+    optional = [node.name for node in session.get_overridable_initializers()]
     fixed = fixed_length(session)
     chosen = [node for node in session.get_outputs() if outputs is None or node.name in outputs]
     per_token = [fixed is not None and answers_tokens(node) for node in chosen]
@@ -260,6 +291,7 @@ def run_rows(
         feeds: dict[str, NDArray[np.integer]] = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
         if fixed is not None and tokens <= fixed:
             feeds = {name: pad(value, fixed) for name, value in feeds.items()}
+        feeds |= {name: np.asarray([row[name]], dtype=np.int64) for name in optional if name in row}
         try:
             found = session.run(outputs, feeds)
             return [output[0, :tokens] if cut else output[0] for output, cut in zip(found, per_token, strict=True)]
@@ -297,7 +329,11 @@ def open_predictor(
     tokenizer = open_tokenizer(folder, limit)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     padding = config.get("pad_token_id") or 0
-    return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold, padding)
+    preparation = AS_IT_IS
+    if task.kind == "embedding":
+        preparation = SentenceFolder.read(folder).settings.preparation
+    session = open_session(onnx_file, threads=1)
+    return Predictor(task, tokenizer, session, max_length, threads, threshold, padding, preparation)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[Text], padding: int = 0) -> list[EncodedRow]:
@@ -402,15 +438,13 @@ class NearestTexts:
         check_vectors(predictor)
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
-        prompted = [predictor.task.prompts[1] + text for text in texts]
-        return NearestTexts(predictor, texts, predictor.logits(predictor.encode(prompted)), count)
+        return NearestTexts(predictor, texts, predictor.embed(texts, prompt_name=DOCUMENT), count)
 
     def predict(self, texts: Sequence[Text]) -> list[Nearest]:
         """Find the texts nearest to each text."""
         if not texts:
             return []
-        queries = [f"{self.task.prompts[0]}{text}" for text in texts]
-        queries_QE = self.predictor.logits(self.predictor.encode(queries))
+        queries_QE = self.predictor.embed([str(text) for text in texts], prompt_name=QUERY)
         nearest, cosines = find_nearest(queries_QE, self.packed_NP, self.count)
         return [
             Nearest(tuple((self.texts[n], cosine) for n, cosine in zip(numbers, row, strict=True)))

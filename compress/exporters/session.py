@@ -319,8 +319,9 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
 
 LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
 
-EncodedRow = Mapping[str, Sequence[int]]
-"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
+EncodedRow = Mapping[str, Any]
+"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids, each a number for each
+token; and prompt_length, a number, where a prompt is left out of a vector."""
 
 Feeds = Mapping[str, NDArray[np.int64]]
 """One row, without padding, as a session takes it: input name -> (1, tokens)."""

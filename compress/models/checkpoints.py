@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
+from compress.models.sentence_folder import encoder_place
 
 ALIASES: Final[Mapping[str, str]] = {
     "albert-base": "albert/albert-base-v2",
@@ -163,14 +164,15 @@ def _explain_hub_errors(hub_id: str) -> Iterator[None]:
 
 
 def _check_config(folder: Path) -> None:
-    if not (folder / CONFIG).is_file():
+    if not (encoder_place(folder) / CONFIG).is_file():
         raise TeacherError(f"{folder}: has no config.json; expected a folder saved by transformers' save_pretrained")
 
 
 def _check(folder: Path, allow_pickle: bool) -> Path:
     _check_config(folder)
-    if not list(folder.glob(WEIGHTS)):
-        if not list(folder.glob(PICKLED)):
+    place = encoder_place(folder)
+    if not list(place.glob(WEIGHTS)):
+        if not list(place.glob(PICKLED)):
             raise TeacherError(f"{folder}: has no model.safetensors; expected the model's weights beside config.json")
         if not allow_pickle:
             raise TeacherError(

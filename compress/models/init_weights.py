@@ -107,7 +107,9 @@ def copy_from_teacher(
             _copy_by_role(student, teacher, _by_role(weights, teacher.config.model_type))
     projection: Any = getattr(student, "projection", None)
     if projection is not None and getattr(teacher, "projection", None) is None:  # vectors keep the teacher's order
-        places = kept.indices.get(HIDDEN, torch.arange(projection.in_features))
+        units = kept.indices.get(HIDDEN, torch.arange(student.config.hidden_size))
+        joined = projection.in_features // len(units)  # ways of pooling, whose vectors are one after another
+        places = torch.cat([units + teacher.config.hidden_size * part for part in range(joined)])
         projection.weight.copy_(torch.eye(projection.out_features)[:, places])
 
 

@@ -1,43 +1,193 @@
-"""Define sentence encoders: any encoder of transformers whose tokens are pooled into one vector, optionally projected
-and normalised. They are loaded and saved in the layout of sentence-transformers.
+"""Define sentence encoders: any encoder of transformers, followed by modules that make one vector of a text's tokens.
 
-Shapes: B batch, L tokens, D hidden, E width of the vectors.
+They are loaded and saved as folders of sentence-transformers (`models.sentence_folder`), and compute the same vectors.
+
+Shapes: B batch, L tokens, D width of a token, E width of the vectors, W any width.
 """
 
 import copy
 import inspect
+import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, singledispatch
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from compress.errors import StudentError, TeacherError
-from compress.models.pooling import MODULES, Pool, Pooling, module_paths, pooling_of, set_pooling, width_of
+from compress.models.sentence_config import set_settings, settings_of
+from compress.models.sentence_folder import (
+    MODULES,
+    SentenceFolder,
+    SentenceSettings,
+    find_projection,
+    with_projection,
+    write,
+)
+from compress.models.sentence_modules import (
+    TOKENS,
+    VECTOR,
+    Dense,
+    Dropout,
+    LayerNorm,
+    Normalize,
+    Pooling,
+    SentenceModule,
+)
+from compress.slicing.shape import positions
+
+WEIGHTS: Final = "model.safetensors"
+PICKLED: Final = "pytorch_model.bin"
+"""The files of a module's weights; the second is read only where pickles are allowed."""
+
+Features = dict[str, Tensor]
+"""What is known of a batch of texts, by the names of `sentence_modules`; and `visible` (B, L), whether a token is part
+of the text, and perhaps `prompt_length` (B,) or (1,), the tokens of the prompt at the beginning."""
 
 
-def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool | None) -> Tensor:
-    """Pool the visible tokens into one vector (B, D)."""
-    if pool == "cls":
-        return tokens_BLD[:, 0]
-    seen_BL1 = seen_BL[:, :, None]
-    if pool == "max":
-        return tokens_BLD.masked_fill(~seen_BL1, torch.finfo(torch.float32).min).max(1).values
-    weights_BL1 = seen_BL1.to(tokens_BLD.dtype)
-    return (tokens_BLD * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1e-9)
+def pool_tokens(
+    tokens_BLD: Tensor, visible_BL: Tensor, modes: tuple[str, ...], prompt_length: Tensor | None = None
+) -> Tensor:
+    """Pool the visible tokens into vectors, one for each mode of `sentence_modules.MODES`, joined: (B, modes x D).
+
+    visible_BL      whether a token is part of the text; padding may stand on either side
+    prompt_length   the tokens at the beginning of each text, (B,), or of all texts, (1,), that are left out
+    """
+    place_L = torch.arange(tokens_BLD.shape[1], device=tokens_BLD.device)
+    begin_B1 = visible_BL.int().argmax(1, keepdim=True)
+    pooled_BL = visible_BL
+    if prompt_length is not None:
+        pooled_BL = visible_BL & (place_L >= begin_B1 + prompt_length[:, None])
+    share_BL = pooled_BL.float()
+    wide_BLD = tokens_BLD.float()
+    vectors: list[Tensor] = []
+    for mode in modes:
+        if mode == "max":
+            vectors.append(wide_BLD.masked_fill(~pooled_BL[:, :, None], float("-inf")).amax(1))
+            continue
+        if mode == "cls":
+            weight_BL = (place_L == pooled_BL.int().argmax(1, keepdim=True)).float()
+        elif mode == "lasttoken":
+            last_B1 = (share_BL * (place_L + 1)).argmax(1, keepdim=True)
+            weight_BL = share_BL * (place_L == last_B1)
+        elif mode == "weightedmean":
+            weight_BL = share_BL * (place_L - begin_B1 + 1)
+        else:
+            weight_BL = share_BL
+        sum_BD = (wide_BLD * weight_BL[:, :, None]).sum(1)
+        if mode in ("cls", "lasttoken"):
+            vectors.append(sum_BD)
+            continue
+        total_B1 = weight_BL.sum(1, keepdim=True).clamp(min=1e-9)
+        vectors.append(sum_BD / (total_B1.sqrt() if mode == "mean_sqrt_len_tokens" else total_B1))
+    return torch.cat(vectors, 1) if len(vectors) > 1 else vectors[0]
 
 
-def _find_seen(mask: Any) -> Tensor:
+def _find_visible(mask: Any) -> Tensor:
     """Return which tokens (B, L) are visible, from a mask of 0 and 1, or from what is added to attention scores, where
     the last token sees the most."""
     full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
     return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0
+
+
+class PoolingLayer(nn.Module):
+    """Compute a `Pooling`."""
+
+    def __init__(self, settings: Pooling) -> None:
+        super().__init__()
+        self.modes = settings.modes
+        self.include_prompt = settings.include_prompt
+
+    def forward(self, features: Features) -> Features:
+        prompt_length = None if self.include_prompt else features.get("prompt_length")
+        return {**features, VECTOR: pool_tokens(features[TOKENS], features["visible"], self.modes, prompt_length)}
+
+
+class DenseLayer(nn.Module):
+    """Compute a `Dense`."""
+
+    def __init__(self, settings: Dense) -> None:
+        super().__init__()
+        self.source, self.target = settings.source, settings.target
+        self.linear = nn.Linear(settings.read_width, settings.written_width, settings.bias)
+        self.activation: nn.Module = getattr(nn, settings.activation)()
+        self.has_residual = settings.residual
+        self.residual = None
+        if settings.residual and settings.read_width != settings.written_width:
+            self.residual = nn.Linear(settings.read_width, settings.written_width, bias=False)
+
+    def forward(self, features: Features) -> Features:
+        given = features[self.source]
+        found: Tensor = self.activation(self.linear(given))
+        if self.has_residual:
+            found = found + (given if self.residual is None else self.residual(given))
+        return {**features, self.target: found}
+
+
+class NormalizeLayer(nn.Module):
+    """Compute a `Normalize`."""
+
+    def __init__(self, settings: Normalize) -> None:
+        super().__init__()
+        self.source, self.target = settings.source, settings.target
+
+    def forward(self, features: Features) -> Features:
+        return {**features, self.target: functional.normalize(features[self.source].float(), dim=-1)}
+
+
+class NormLayer(nn.Module):
+    """Compute a `LayerNorm`."""
+
+    def __init__(self, settings: LayerNorm) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(settings.read_width)
+
+    def forward(self, features: Features) -> Features:
+        return {**features, VECTOR: self.norm(features[VECTOR])}
+
+
+class DropoutLayer(nn.Module):
+    """Compute a `Dropout`."""
+
+    def __init__(self, settings: Dropout) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(settings.probability)
+
+    def forward(self, features: Features) -> Features:
+        return {**features, VECTOR: self.dropout(features[VECTOR])}
+
+
+@singledispatch
+def make_layer(settings: SentenceModule) -> nn.Module:
+    """Make the layer, with random weights, that computes a module."""
+    raise TypeError(f"no layer computes a {settings.kind}")
+
+
+make_layer.register(Pooling, PoolingLayer)
+make_layer.register(Dense, DenseLayer)
+make_layer.register(Normalize, NormalizeLayer)
+make_layer.register(LayerNorm, NormLayer)
+make_layer.register(Dropout, DropoutLayer)
+
+
+def name_layers(modules: tuple[SentenceModule, ...]) -> list[str]:
+    """Name the layers of modules by their kind, and their number from the end, which stays when a map is inserted; but
+    the map of `find_projection` as `slicing.rules` knows it."""
+    names = [f"{len(modules) - number}_{module.kind.lower()}" for number, module in enumerate(modules)]
+    projection = find_projection(modules)
+    if projection is not None:
+        pooled = [module for module in modules[:projection] if isinstance(module, Pooling)]
+        times = len(pooled[-1].modes) if pooled else 1
+        names[projection] = f"{len(modules) - projection}_projection" + (f"_of_{times}" if times > 1 else "")
+    return names
 
 
 @dataclass
@@ -51,7 +201,7 @@ class SentenceEmbeddingOutput(ModelOutput):
 
 
 class SentenceEncoder(PreTrainedModel):
-    """An encoder with pooling, projection and normalisation; see `AutoModelForSentenceEmbedding`."""
+    """An encoder with the modules of its config's `SentenceSettings`; see `AutoModelForSentenceEmbedding`."""
 
     encoder_class: type[PreTrainedModel]
 
@@ -61,11 +211,27 @@ class SentenceEncoder(PreTrainedModel):
         options = {"add_pooling_layer": False} if "add_pooling_layer" in plain else {}
         encoder = self.encoder_class(config, **options)
         setattr(self, self.base_model_prefix, encoder)
-        pooling = pooling_of(config)
-        self._keys_to_ignore_on_load_missing = ["projection."]  # which has a file of its own
-        self.projection = nn.Linear(config.hidden_size, width_of(config), pooling.biased) if pooling.projected else None
+        self._keys_to_ignore_on_load_missing = ["sentence_modules."]  # which have files of their own
+        self.sentence_modules = nn.ModuleDict()
+        self.install([make_layer(module) for module in self.settings.modules])
         self.takes_segments = "token_type_ids" in inspect.signature(encoder.forward).parameters
         self.post_init()
+
+    @property
+    def settings(self) -> SentenceSettings:
+        """Return the settings in the config."""
+        return settings_of(self.config)
+
+    @property
+    def projection(self) -> nn.Linear | None:
+        """Return the linear map through which the encoder's width reaches the vector: see `find_projection`."""
+        number = find_projection(self.settings.modules)
+        return None if number is None else cast(nn.Linear, list(self.sentence_modules.values())[number].linear)
+
+    def install(self, layers: list[nn.Module]) -> None:
+        """Make `layers` those of the settings' modules."""
+        names = name_layers(self.settings.modules)
+        self.sentence_modules = nn.ModuleDict(dict(zip(names, layers, strict=True)))
 
     def forward(
         self,
@@ -73,32 +239,38 @@ class SentenceEncoder(PreTrainedModel):
         attention_mask: Any = None,
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        prompt_length: Tensor | None = None,
         **kwargs: Any,
     ) -> SentenceEmbeddingOutput:
-        """`attention_mask`: (B, L) of 0 and 1, or what is added to the scores (B, 1, 1 or L, L)."""
+        """Encode texts.
+
+        attention_mask   (B, L) of 0 and 1, or what is added to the scores (B, 1, 1 or L, L)
+        prompt_length    (B,) or (1,): the tokens of the prompt, which a pooling may leave out
+        """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         if self.takes_segments:
             inputs["token_type_ids"] = token_type_ids
         out = self.base_model(**{name: value for name, value in inputs.items() if value is not None}, **kwargs)
         tokens_BLD = out.last_hidden_state
-        seen_BL = torch.ones_like(tokens_BLD[..., 0]).bool() if attention_mask is None else _find_seen(attention_mask)
-        pooling = pooling_of(self.config)
-        vectors_BE = pool_tokens(tokens_BLD, seen_BL, pooling.pool)
-        if self.projection is not None:
-            vectors_BE = self.projection(vectors_BE)
-            vectors_BE = vectors_BE.tanh() if pooling.activation == "tanh" else vectors_BE
-        if pooling.normalise:
-            vectors_BE = functional.normalize(vectors_BE.float(), dim=1)
+        everything = attention_mask is None
+        visible_BL = torch.ones_like(tokens_BLD[..., 0]).bool() if everything else _find_visible(attention_mask)
+        features = {TOKENS: tokens_BLD, "visible": visible_BL}
+        if prompt_length is not None:
+            features["prompt_length"] = prompt_length
+        for layer in self.sentence_modules.values():
+            features = layer(features)
+        vectors_BE = features[VECTOR][:, : self.settings.truncate_dim]
         return SentenceEmbeddingOutput(tokens_BLD, vectors_BE, getattr(out, "hidden_states", None))
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save in the layout of sentence-transformers: the encoder in the folder, its modules in subfolders."""
         folder = Path(save_directory)
         cast("PreTrainedModel", self.base_model).save_pretrained(folder, *args, **kwargs)
-        pooling_of(self.config).write(folder, self.config.hidden_size)
-        if self.projection is not None:
-            weights = self.projection.state_dict(prefix="linear.")
-            save_file(weights, folder / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+        places = write(self.settings, folder)
+        for place, layer in zip(places, self.sentence_modules.values(), strict=True):
+            if weights := layer.state_dict():
+                contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
+                save_file(contiguous, place / WEIGHTS, metadata={"format": "pt"})
 
 
 @cache
@@ -114,10 +286,10 @@ def _encoder_class(config_class: type[PreTrainedConfig]) -> type[SentenceEncoder
     return type(name, (SentenceEncoder, families[-2]), content)  # the last is PreTrainedModel
 
 
-def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
-    """Wrap an encoder, which is not copied, in a sentence encoder without a linear map."""
+def with_settings(encoder: PreTrainedModel, settings: SentenceSettings) -> SentenceEncoder:
+    """Wrap an encoder, which is not copied, in a sentence encoder whose modules have no weights."""
     config = copy.deepcopy(encoder.config)
-    set_pooling(config, replace(pooling, width=None, projected=False))
+    set_settings(config, settings)
     with torch.device("meta"):
         model = AutoModelForSentenceEmbedding.from_config(config)
     setattr(model, model.base_model_prefix, encoder)
@@ -125,18 +297,52 @@ def with_pooling(encoder: PreTrainedModel, pooling: Pooling) -> SentenceEncoder:
 
 
 def project(model: SentenceEncoder) -> None:
-    """Append a linear map that changes nothing, so that vectors keep their width however the encoder is cut."""
-    if model.projection is None:
-        set_projection(model, torch.eye(width_of(model.config)), normalise=pooling_of(model.config).normalise)
+    """Insert a linear map that changes nothing, so that vectors keep their width however the encoder is cut."""
+    settings, number = with_projection(model.settings, model.config.hidden_size)
+    if number is None:
+        return
+    layers = list(model.sentence_modules.values())
+    layer = make_layer(settings.modules[number]).to(model.device)
+    with torch.no_grad():
+        nn.init.eye_(cast(nn.Linear, layer.linear).weight)
+    set_settings(model.config, settings)
+    model.install([*layers[:number], layer, *layers[number:]])
 
 
 def set_projection(model: SentenceEncoder, map_ED: Tensor, *, normalise: bool) -> None:
-    """Set the linear map that follows the pooling."""
-    pooling = replace(pooling_of(model.config), width=len(map_ED), projected=True, biased=False, activation="identity")
-    set_pooling(model.config, replace(pooling, normalise=normalise))
-    model.projection = nn.Linear(map_ED.shape[1], len(map_ED), bias=False).to(model.device)
+    """Append this linear map, and perhaps a normalisation, to the pooling of a model that has no other modules."""
+    (pooling,) = model.settings.modules
+    dense = Dense(map_ED.shape[1], len(map_ED), bias=False, activation="Identity")
+    modules: tuple[SentenceModule, ...] = (pooling, dense, Normalize()) if normalise else (pooling, dense)
+    set_settings(model.config, replace(model.settings, modules=modules))
+    model.install([make_layer(module).to(model.device) for module in modules])
+    assert model.projection is not None
     with torch.no_grad():
         model.projection.weight.copy_(map_ED)
+
+
+def keep_pooling(model: SentenceEncoder) -> None:
+    """Remove all modules but the first pooling, and the prompts with them."""
+    pooling = next(module for module in model.settings.modules if isinstance(module, Pooling))
+    pooled = Pooling(pooling.modes, model.config.hidden_size)
+    set_settings(model.config, SentenceSettings((pooled,)))
+    model.install([make_layer(pooled)])
+
+
+def load_tokenizer(source: SentenceFolder) -> Any:
+    """Load the tokenizer of a folder, with the arguments that the folder names, and in lower case if it says so."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        source.encoder_path, trust_remote_code=False, **source.encoder.tokenizer_options
+    )
+    source.encoder.prepare_tokenizer(tokenizer)
+    return tokenizer
+
+
+def limit_length(model: SentenceEncoder, source: SentenceFolder, tokenizer: Any) -> None:
+    """Settle how many tokens of a text a model reads that was loaded from a folder which lists its modules."""
+    if source.is_listed:
+        length = source.encoder.choose_length(tokenizer, positions(model))
+        set_settings(model.config, replace(model.settings, max_length=length))
 
 
 class _Classes:
@@ -164,34 +370,72 @@ class AutoModelForSentenceEmbedding:
 
     @staticmethod
     def from_pretrained(
-        folder: str | Path, *, config: Any = None, output_loading_info: bool = False, **options: Any
+        folder: str | Path,
+        *,
+        config: Any = None,
+        output_loading_info: bool = False,
+        use_safetensors: bool | None = True,
+        **options: Any,
     ) -> Any:
-        """Load a folder of sentence-transformers, or a plain encoder. `options` are those of transformers.
+        """Load a folder of sentence-transformers, or a plain encoder.
+
+        config           that of the encoder; None: the folder's
+        use_safetensors  None allows pickled weights, of the modules too; `options` are others of transformers
 
         Raises TeacherError for modules that cannot be read or do not fit the encoder.
         """
-        folder = Path(folder)
-        config = copy.deepcopy(config) if config is not None else AutoConfig.from_pretrained(folder)
-        set_pooling(config, Pooling.read(folder) if (folder / MODULES).is_file() else pooling_of(config))
+        source = SentenceFolder.read(Path(folder))
+        if config is None:
+            config = AutoConfig.from_pretrained(source.encoder_path, **source.encoder.config_options)
+        config = copy.deepcopy(config)
+        if source.is_listed:
+            set_settings(config, source.settings)
         encoder_class = None if config.is_encoder_decoder else _CLASSES.get(type(config))
         if encoder_class is None:
             raise TeacherError(f"{folder}: {config.model_type} models cannot embed texts: expected an encoder")
-        if pooling_of(config).pool is None:
-            raise TeacherError(f"{folder / MODULES}: has no pooling: expected a Pooling module")
-        loaded: Any = encoder_class.from_pretrained(folder, config=config, output_loading_info=True, **options)
+        if not settings_of(config).embeds:
+            raise TeacherError(f"{source.path / MODULES}: has no pooling: expected a Pooling module")
+        source.check_width(config.hidden_size)
+        loaded: Any = encoder_class.from_pretrained(
+            source.encoder_path, config=config, output_loading_info=True, use_safetensors=use_safetensors, **options
+        )
         model, info = loaded
-        if model.projection is not None and (folder / MODULES).is_file():
-            _load_projection(model.projection, folder / module_paths(folder)["Dense"] / "model.safetensors")
+        if source.is_listed:
+            for number, layer in enumerate(model.sentence_modules.values()):
+                if layer.state_dict():
+                    _load_weights(layer, source.weights(number), pickled=use_safetensors is None)
             missing = info["missing_keys"]
-            info["missing_keys"] = type(missing)(key for key in missing if not key.startswith("projection."))
+            info["missing_keys"] = type(missing)(key for key in missing if not key.startswith("sentence_modules."))
         return (model, info) if output_loading_info else model
 
 
-def _load_projection(projection: nn.Linear, path: Path) -> None:
+def _load_weights(layer: nn.Module, place: Path, *, pickled: bool) -> None:
+    """Load the weights of a module, in float32. Raises TeacherError for a file that is missing or does not fit."""
+    path = place / WEIGHTS
+    if not path.is_file() and (place / PICKLED).is_file():
+        path = place / PICKLED
+        if not pickled:
+            raise TeacherError(
+                f"{path}: is pickled, which can run code when loaded. Save it as safetensors, or pass --allow-pickle "
+                "if you trust its source (it is then read with weights_only)"
+            )
     if not path.is_file():
-        raise TeacherError(f"{path}: no such file; expected the weights of the linear map in safetensors")
-    weights = {name.removeprefix("linear."): each for name, each in load_file(path).items()}
-    expected = {name: each.shape for name, each in projection.state_dict().items()}
-    if {name: each.shape for name, each in weights.items()} != expected:
-        raise TeacherError(f"{path}: its tensors do not have the shapes in its config.json: download both again")
-    projection.load_state_dict(weights)
+        raise TeacherError(f"{path}: no such file; expected the module's weights in safetensors")
+    try:
+        weights = load_file(path) if path.name == WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise TeacherError(f"{path}: is damaged, or holds more than tensors ({error}); download it again") from None
+    _check_shapes(path, weights, layer.state_dict())
+    layer.load_state_dict(weights)
+
+
+def _check_shapes(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise TeacherError for tensors that are missing, unknown, or of another shape than the module's config says."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    for name in sorted(found.keys() | shapes.keys()):
+        given = tuple(found[name].shape) if name in found else None
+        if given != shapes.get(name):
+            raise TeacherError(
+                f"{path}: tensor {name!r} is {given or 'missing'}; its config.json expects {shapes.get(name, 'none')}: "
+                "download both again"
+            )

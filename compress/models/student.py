@@ -18,7 +18,7 @@ from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
 from compress.models.init_weights import copy_from_teacher, cuts, first_position
-from compress.models.pooling import SETTINGS, keep_width
+from compress.models.sentence_config import SETTINGS, stay_in_space
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
 from compress.slicing.plan import SlicePlan
@@ -60,7 +60,7 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     _apply_settings(config, spec)
     shape = Shape.from_config(config)
     if hasattr(teacher, SETTINGS):
-        keep_width(config, teacher)
+        stay_in_space(config, teacher)
     if getattr(config, "layer_types", None):
         config.layer_types = _choose_layer_types(spec, teacher, config, shape)
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width

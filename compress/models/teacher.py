@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
 from compress import io
@@ -20,7 +21,8 @@ from compress.data.task import Task, TaskData
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
-from compress.models.pooling import MODULES
+from compress.models.sentence_encoder import limit_length, load_tokenizer
+from compress.models.sentence_folder import MODULES, SentenceFolder, encoder_place
 
 MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
 
@@ -81,7 +83,7 @@ def has_head(folder: Path, task: Task) -> bool:
 
     Every plain encoder can embed texts. Raises TeacherError for one with another head, such as a cross-encoder.
     """
-    config = _read_config(folder)
+    config = _read_config(encoder_place(folder))
     architectures = config.get("architectures") or []
     if task.kind == "embedding":
         others = [name for name in architectures if name.endswith(tuple(ENDINGS.values()))]
@@ -98,7 +100,7 @@ def has_head(folder: Path, task: Task) -> bool:
 
 def is_reranker(folder: Path) -> bool:
     """Return True for a cross-encoder: a checkpoint with a head that gives a text, or two, one number."""
-    config = _read_config(folder)
+    config = _read_config(encoder_place(folder))
     scores = any(name.endswith(ENDINGS["ranking"]) for name in config.get("architectures") or [])
     return scores and len(config.get("id2label") or {0: "", 1: ""}) == 1 and not (folder / MODULES).is_file()
 
@@ -124,10 +126,11 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
 
     Raises TeacherError if the weights cannot be read or do not fit the config, or the tokenizer does not fit the model.
     """
+    source = SentenceFolder.read(folder) if task.kind == "embedding" else SentenceFolder.plain(folder)
     with explain_load_errors(folder):
         trained = has_head(folder, task)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        config = load_config(folder)
+        tokenizer = load_tokenizer(source)
+        config = load_config(source.encoder_path, source.encoder.config_options)
         if tokenizer.pad_token is None:  # GPT-2, whose classifier reads the last token that is not padding
             tokenizer.pad_token = tokenizer.eos_token
             config.pad_token_id = tokenizer.pad_token_id
@@ -157,6 +160,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         _check_types(folder, tokenizer, config)
     if trained:
         _align_labels(model, task, name)
+    if task.kind == "embedding":
+        limit_length(model, source, tokenizer)
     return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained, allow_pickle)
 
 
@@ -189,14 +194,21 @@ def explain_load_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def load_config(folder: Path) -> Any:
+def load_config(folder: Path, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Load a checkpoint's config, without settings that choose code to download or run.
 
-    Raises TeacherError for a config that cannot be read, describes quantised weights, or has an impossible size.
+    options   settings that replace those of the file
+
+    Raises TeacherError for a config that cannot be read, describes quantised weights, or has an impossible size, and
+    for an option that it does not have.
     """
     with explain_load_errors(folder):
         _read_config(folder)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **options)
+        if unknown := sorted(name for name in options if not hasattr(config, name)):
+            raise TeacherError(
+                f"{folder}: {unknown[0]!r} is set for its config beside it, and {config.model_type} has no such setting"
+            )
         if getattr(config, "quantization_config", None) is not None:
             raise TeacherError(
                 f"{folder}: its config.json has a quantization_config; expected float weights, which are quantised "

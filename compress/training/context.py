@@ -93,7 +93,7 @@ class TrainingContext:
                     split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
                     max_length=stage.length,
                 )  # fmt: skip
-            rows = encode(split, self.tokenizer, stage.length, prompts=self.data.task.prompts)
+            rows = encode(split, self.tokenizer, stage.length, preparation=self.data.task.preparation)
             grouped = self.kind == "embedding" and compares_queries(stage.objective, self.kind) and not held_out
             return group_rows(split, rows) if grouped else rows
 
@@ -107,8 +107,9 @@ class TrainingContext:
             if data == "text":
                 parts = [encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)]
             else:
-                prompts, splits = self.data.task.prompts, (self.data.validation, self.data.train)
-                parts = [encode(split, self.tokenizer, max_length, prompts=prompts) for split in splits]
+                preparation = self.data.task.preparation
+                splits = (self.data.validation, self.data.train)
+                parts = [encode(split, self.tokenizer, max_length, preparation=preparation) for split in splits]
         rng, left = np.random.default_rng(seed), count
         for at, rows in enumerate(parts):
             if left < len(rows):

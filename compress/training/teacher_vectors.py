@@ -17,22 +17,24 @@ from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import SCHEMA
 from compress.data.task import TaskData
+from compress.data.text_preparation import AS_IT_IS, TextPreparation
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
-from compress.models.pooling import pooling_of, prompts_of, set_pooling, width_of
-from compress.models.sentence_encoder import SentenceEncoder, set_projection
+from compress.models.sentence_config import settings_of, width_of
+from compress.models.sentence_encoder import SentenceEncoder, keep_pooling, set_projection
 from compress.models.teacher import RecordedLogits, Teacher
+from compress.slicing.shape import positions
 
-ENCODING = "3"
+ENCODING = "4"
 """Part of every cache key: raise it when texts are compared differently."""
 NEAREST, OTHERS = 5, 5
 """Texts that each text is compared with: the nearest according to the teacher, and random ones."""
-MAX_LENGTH = 128
-"""The most tokens of a text whose vector is compared here."""
 FITTED = 4096
 """Texts that the initial linear map into the space of a source's vectors is fitted to."""
+FITTED_LENGTH = 128
+"""The most tokens of each of these texts."""
 RIDGE = 1e-3
 """The penalty on that map, as a share of the mean square of its inputs."""
 
@@ -50,14 +52,24 @@ class VectorSource(Protocol):
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return the data with the teacher's width and prompts.
-
-    Texts of a validation or test split without gold similarities get the teacher's similarities to the nearest and to
-    some random texts, and a note.
-    """
+    """Return the data with the teacher's width and prompts."""
     config = teacher.model.config
-    data = replace(data, task=replace(data.task, width=width_of(config), prompts=prompts_of(config)))
-    return _with_similarities(data, teacher.digest, lambda split: _encode_texts(teacher, split))
+    preparation = settings_of(config).preparation
+    return replace(data, task=replace(data.task, width=width_of(config), preparation=preparation))
+
+
+def with_similarities(data: TaskData, teacher: Teacher, max_length: int) -> TaskData:
+    """Give the texts of validation and test splits without gold similarities those of their teacher's vectors, to the
+    nearest and to some random texts, and add a note.
+
+    max_length   the tokens of a text that are read when the splits are scored, so that the teacher agrees with itself
+
+    The data have the teacher's prompts: see `with_teacher`. Texts get that of texts that are compared in pairs, as they
+    do when they are scored.
+    """
+    same = data.task.preparation.for_pairs()
+    key = cache.digest(teacher.digest, str(max_length), *same.in_turn)
+    return _with_similarities(data, key, lambda split: _encode_texts(teacher, split, max_length, same))
 
 
 def with_vectors(data: TaskData, source: VectorSource, start: Teacher) -> tuple[TaskData, Teacher]:
@@ -87,10 +99,9 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     """Fit the linear map after an encoder's pooling to these vectors by ridge regression."""
     model = cast(SentenceEncoder, start.model)
     chosen = np.unique(np.linspace(0, len(split) - 1, min(FITTED, len(split)), dtype=int))
-    model.projection = None
-    bare = replace(pooling_of(model.config), normalise=False, projected=False, width=None, prompts=None)
-    set_pooling(model.config, bare)
-    pooled_ND = _encode_texts(start, split.select(chosen)).astype(np.float64)
+    keep_pooling(model)
+    length = min(FITTED_LENGTH, positions(model) or FITTED_LENGTH)
+    pooled_ND = _encode_texts(start, split.select(chosen), length, AS_IT_IS).astype(np.float64)
     target_NE = np.asarray(vectors_NE[chosen], dtype=np.float64)
     square_DD = pooled_ND.T @ pooled_ND
     square_DD += RIDGE * np.trace(square_DD) / len(square_DD) * np.eye(len(square_DD))
@@ -100,8 +111,10 @@ def _fit_projection(start: Teacher, split: Dataset, vectors_NE: NDArray[Any]) ->
     model.requires_grad_(False)
 
 
-def _encode_texts(teacher: Teacher, split: Dataset) -> NDArray[np.float32]:
-    rows = encode(split, teacher.tokenizer, MAX_LENGTH, prompts=prompts_of(teacher.model.config))
+def _encode_texts(
+    teacher: Teacher, split: Dataset, max_length: int, preparation: TextPreparation
+) -> NDArray[np.float32]:
+    rows = encode(split, teacher.tokenizer, max_length, preparation=preparation)
     return metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))
 
 

@@ -1,6 +1,7 @@
 """Sentence vectors from teacher to bundle: the same numbers everywhere, scored as pairs and as searches."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import compress
 from compress.config.options import RunOptions
 from compress.config.stages import StudentSpec
 from compress.data.task import Task
+from compress.data.text_preparation import TextPreparation
 from compress.data.tokenize import encode
 from compress.data.vector_index import Form, find_nearest, pack
 from compress.errors import BundleError, DataError, TeacherError
@@ -23,8 +25,10 @@ from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
-from compress.models.pooling import Pooling, pooling_of, set_pooling, width_of
-from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_pooling
+from compress.models.sentence_config import set_settings, settings_of, width_of
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_settings
+from compress.models.sentence_folder import SentenceSettings
+from compress.models.sentence_modules import Dense, Normalize, Pooling
 from compress.models.teacher import load as load_teacher
 from compress.prompting.vectors import open_source
 from compress.reporting.tables import score_tables
@@ -50,15 +54,18 @@ stages:
 """
 
 
-def encoder(pooling: Pooling, *, family: str = "bert", **sizes: int) -> SentenceEncoder:
+MEAN = SentenceSettings.pooled(32, normalise=True)
+
+
+def encoder(settings: SentenceSettings = MEAN, *, family: str = "bert", **sizes: int) -> SentenceEncoder:
     config = tiny.config(family, **sizes)
-    set_pooling(config, pooling)
+    set_settings(config, settings)
     torch.manual_seed(0)
     return AutoModelForSentenceEmbedding.from_config(config).eval()
 
 
 def save_encoder(folder: Path) -> Path:
-    encoder(Pooling("mean", True), layers=2).save_pretrained(folder)
+    encoder(layers=2).save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return folder
 
@@ -101,23 +108,23 @@ def bundle(teacher: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize(
-    "pooling",
+    "settings",
     [
-        Pooling("mean", True),
-        Pooling("cls", False, width=20, projected=True),
-        Pooling("max", True, width=48, projected=True, biased=True, activation="tanh"),
+        MEAN,
+        SentenceSettings((Pooling(("cls",), 32), Dense(32, 20, bias=False, activation="Identity"))),
+        SentenceSettings((Pooling(("max",), 32), Dense(32, 48), Normalize())),
     ],
 )
-def test_encoders_load_in_sentence_transformers(pooling: Pooling, tmp_path: Path) -> None:
+def test_encoders_load_in_sentence_transformers(settings: SentenceSettings, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    model, texts = encoder(pooling), ["a good film", "so sad , and so slow !"]
+    model, texts = encoder(settings), ["a good film", "so sad , and so slow !"]
     model.save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
     again = AutoModelForSentenceEmbedding.from_pretrained(tmp_path).eval()
     assert torch.equal(vectors(model, texts), vectors(again, texts))
     theirs = library.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(theirs, vectors(model, texts), atol=1e-5)
-    assert vectors(model, texts).shape[1] == width_of(again.config) == (pooling.width or 32)
+    assert vectors(model, texts).shape[1] == width_of(again.config) == settings.width(32)
 
 
 @pytest.mark.parametrize("family", ["distilbert", "electra", "modernbert", "static-embedding"])
@@ -125,22 +132,25 @@ def test_any_encoder_pools(family: str) -> None:
     if family == "static-embedding":
         from compress.models.static import StaticConfig, StaticModel
 
-        made = with_pooling(StaticModel(StaticConfig(vocab_size=60, hidden_size=8)).eval(), Pooling("mean", True))
+        words = StaticModel(StaticConfig(vocab_size=60, hidden_size=8)).eval()
+        made = with_settings(words, SentenceSettings.pooled(8, normalise=True))
     else:
-        made = with_pooling(tiny.model(family, head=AutoModel).eval(), Pooling("mean", True))
+        made = with_settings(tiny.model(family, head=AutoModel).eval(), MEAN)
     found = vectors(made, ["a good film", "good"])
     torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
     torch.testing.assert_close(found[1:], vectors(made, ["good"]))  # padding is nothing
 
 
 def test_a_wrong_linear_map_is_refused(tmp_path: Path) -> None:
-    encoder(Pooling("mean", width=8, projected=True)).save_pretrained(tmp_path)
+    encoder(SentenceSettings((Pooling(("mean",), 32), Dense(32, 8)))).save_pretrained(tmp_path)
     config = tmp_path / "2_Dense/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"out_features": 9}))
-    with pytest.raises(TeacherError, match="tensors do not have the shapes"):
+    with pytest.raises(
+        TeacherError, match=r"tensor 'linear.bias' is \(8,\); its config.json expects \(9,\): download both"
+    ):
         AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
     (tmp_path / "2_Dense/model.safetensors").unlink()
-    with pytest.raises(TeacherError, match="expected the weights of the linear map in safetensors"):
+    with pytest.raises(TeacherError, match="expected the module's weights in safetensors"):
         AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
 
 
@@ -157,7 +167,7 @@ def test_a_sentence_encoder_is_a_cross_encoder_only_after_training(teacher: Path
 
 
 def test_students_start_in_the_teachers_space() -> None:
-    taught = encoder(Pooling("mean", True), layers=2)
+    taught = encoder(layers=2)
     spec = StudentSpec(layers=2, hidden=16, heads=2, ffn=64, init="teacher")
     student = students.build(spec, taught, kind="embedding")
     assert isinstance(student, SentenceEncoder)
@@ -167,7 +177,7 @@ def test_students_start_in_the_teachers_space() -> None:
     assert torch.equal(student.projection.weight[kept], torch.eye(16))
     whole = students.build(StudentSpec(layers=2, init="teacher"), taught, kind="embedding")
     texts = ["a good film"]
-    assert pooling_of(whole.config) == pooling_of(taught.config)
+    assert settings_of(whole.config) == settings_of(taught.config)
     torch.testing.assert_close(vectors(whole.eval(), texts), vectors(taught, texts))  # type: ignore[arg-type]
 
 
@@ -397,18 +407,19 @@ def test_export_for_text(bundle: Bundle, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, bundle.embed(texts), atol=1e-5)
 
 
+PROMPTS = TextPreparation({"query": "sad ", "document": "good film "})
+
+
 @pytest.mark.usefixtures("hastened")
 def test_prompts_of_a_teacher(data: Path, tmp_path: Path) -> None:
     """`predict` finds what sentence-transformers finds with the prompts that the bundle keeps."""
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    encoder(Pooling("mean", True, prompts={"query": "sad ", "passage": "good film "}), layers=2).save_pretrained(
-        tmp_path / "teacher"
-    )
+    encoder(replace(MEAN, preparation=PROMPTS), layers=2).save_pretrained(tmp_path / "teacher")
     tiny.tokenizer().save_pretrained(tmp_path / "teacher")
     bundle = compress.distill(
         teacher=tmp_path / "teacher", data=data, recipe=data / "recipe.yaml", out=tmp_path / "run"
     )
-    assert bundle.task.prompts == ("sad ", "good film ")
+    assert bundle.task.preparation == PROMPTS
     lines = (data / "train.txt").read_text().splitlines()
     found = NearestTexts.from_texts(bundle.open(precision="fp32"), lines).predict(["a slow story"])
     model = library.SentenceTransformer(str(bundle.path), device="cpu")
@@ -418,12 +429,22 @@ def test_prompts_of_a_teacher(data: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose([cosine for _, cosine in found[0].texts], [each for _, each in expected], atol=1e-5)
 
 
-def test_texts_without_pairs_get_either_prompt() -> None:
-    texts = tiny.tokenizer()
-    alone = split([[], []], [[], []], [])
-    rows = encode(alone, texts, 16, prompts=("sad ", "good film "))
-    first = [texts.decode(row["input_ids"]).split()[1] for row in rows]
-    assert first == ["sad", "good"]
-    compared = split([[1], []], [[1.0], []], [])
-    rows = encode(compared, texts, 16, prompts=("sad ", "good film "))
-    assert [texts.decode(row["input_ids"]).split()[1] for row in rows] == ["sad", "sad"]
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (split([[], [], [], []], [[], [], [], []], []), ["text", "sad", "good", "text"]),
+        (split([[1], []], [[1.0], []], []), ["text", "text"]),
+        (split([[1], [], []], [[1.0], [], []], [1, 2]), ["sad", "good", "good"]),
+    ],
+    ids=["alone", "in pairs", "queries and passages"],
+)
+def test_texts_get_the_prompts_of_their_purpose(rows: Dataset, expected: list[str]) -> None:
+    tokenizer = tiny.tokenizer(("text", *tiny.WORDS))
+    found = encode(rows, tokenizer, 16, preparation=PROMPTS)
+    assert [tokenizer.decode(row["input_ids"]).split()[1] for row in found] == expected
+    assert found["prompt_length"][:] == [{"text": 0, "sad": 2, "good": 3}[word] for word in expected]
+
+
+def test_a_row_without_prompts_has_no_prompt_length() -> None:
+    rows = encode(split([[], []], [[], []], []), tiny.tokenizer(), 16)
+    assert "prompt_length" not in rows.column_names
