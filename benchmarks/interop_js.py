@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import make_parser
+from compress.data.encoder import Text, TextEncoder
 from compress.errors import CompressError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.generation import ENCODER, TextGenerator
-from compress.exporters.predictor import open_tokenizer
 from compress.exporters.session import open_session
 
 PACKAGE = "@huggingface/transformers@4.3.1"
@@ -70,16 +70,14 @@ def compare_outputs(folder: Path, kind: str, precision: Precision, answers: Sequ
             check_equal(answer["written"][begun:], generator.generate(ids, new=12), f"{precision}: other text")
         return f"{len(rows)} texts continued alike"
     bundle = Bundle.load(folder)
-    tokenizer: Any = open_tokenizer(folder, bundle.manifest.max_length)
+    encoder = TextEncoder.from_folder(folder)
     session = open_session(bundle.files()[precision])
     names = [node.name for node in session.get_outputs()]
     worst = largest = 0.0
     for row, answer in zip(rows, answers, strict=True):
-        encoding = tokenizer.encode(*row)
-        check_equal(answer["ids"], encoding.ids, f"{row}: other tokens")
-        columns = {
-            "input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids,
-        }  # fmt: skip
+        text: Text = row[0] if len(row) == 1 else (row[0], row[1])
+        (columns,) = encoder.encode([text], bundle.manifest.max_length)
+        check_equal(answer["ids"], columns["input_ids"], f"{row}: other tokens")
         found = session.run(names, {node.name: np.array([columns[node.name]]) for node in session.get_inputs()})
         for name, array in zip(names, found, strict=True):
             largest = max(largest, float(np.abs(array).max()))

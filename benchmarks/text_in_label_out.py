@@ -21,13 +21,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from tokenizers import Tokenizer
 
 from benchmarks.common import make_parser, read_texts, write_result
+from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Kind
-from compress.data.windows import copy_unpadded
 from compress.exporters.artifact import TEXT, Bundle
-from compress.exporters.predictor import Text
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import (
     TEXTS,
@@ -62,11 +60,11 @@ def all_characters() -> dict[str, list[str]]:
 def count_differences(bundle: Bundle, kind: Kind) -> dict[str, Any]:
     """Count how many of these texts are read otherwise; rows are long enough to hold all of each. Of a tagger words and
     offsets are compared too, of questions the offsets of their contexts, which are these texts."""
-    words = copy_unpadded(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
-    made = build.read_template(words, pair=kind == "qa", max_length=512, padding=0, kind=kind)
+    words = TextEncoder.from_folder(bundle.path)
+    made = build.read_template(words, pair=kind == "qa", max_length=512, kind=kind)
     started = time.perf_counter()
-    described = json.loads(words.to_str())
-    pieces = MODELS[described["model"]["type"]].from_tokenizer(words, described)
+    described = json.loads(words.backend.to_str())
+    pieces = MODELS[described["model"]["type"]].from_tokenizer(words.backend, described)
     model = reader(pieces, made, read_model(bundle.files()["int8"]))
     seconds = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as scratch:
@@ -93,9 +91,9 @@ def race_files(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, f
         known = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
         predictor.session.run(None, {name: np.asarray([known[name]], np.int64) for name in names})
 
-    words = copy_unpadded(predictor.tokenizer)
+    words = TextEncoder.from_folder(bundle.path)
     kind = bundle.task.kind
-    template = build.read_template(words, pair=False, max_length=bundle.manifest.max_length, padding=0, kind=kind)
+    template = build.read_template(words, pair=False, max_length=bundle.manifest.max_length, kind=kind)
     ready = {
         text: {name: np.asarray([row[name]], np.int64) for name in names}
         for text, row in zip(texts, read_rows(words, template, texts), strict=True)

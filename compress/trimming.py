@@ -29,11 +29,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from tokenizers import Tokenizer
 
-from compress.data.windows import copy_unpadded
+from compress.data.encoder import TextEncoder, encoder_of, text_encoder_of
 from compress.errors import BundleError, CompressError, ExportError
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.manifest import Manifest, stamp_files
-from compress.exporters.predictor import encode, open_tokenizer
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
@@ -45,12 +44,12 @@ BYTE: Final = 6
 """Length of the token of a byte, such as <0x0A>, if bytes stand in for unknown characters."""
 
 
-def count_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
+def count_tokens(encoder: TextEncoder, texts: Iterable[str]) -> NDArray[np.int64]:
     """Count how often each token occurs in the texts: (vocabulary,)."""
-    counts = np.zeros(1 + max(tokenizer.get_vocab(with_added_tokens=True).values()), np.int64)
+    counts = np.zeros(1 + max(encoder.backend.get_vocab(with_added_tokens=True).values()), np.int64)
     for chunk in show_progress(chunks(texts), "counting tokens", unit="thousand texts"):
-        for row in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
-            np.add.at(counts, row.ids, 1)
+        for ids in encoder.pieces(chunk):
+            np.add.at(counts, ids, 1)
     return counts
 
 
@@ -188,27 +187,33 @@ class TrimmedTokenizer:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_str(json.dumps(self.config))
 
+    def encoder(self, before: TextEncoder) -> TextEncoder:
+        """Return the encoder that takes the place of the one `before`."""
+        return TextEncoder.from_backend(self.tokenizer, before.settings, before.name)
+
 
 def trim_tokenizer(
-    tokenizer: Tokenizer, texts: Iterable[str], *, min_count: int, keep: Sequence[str], pinned: set[int]
+    before: TextEncoder, texts: Iterable[str], *, min_count: int, keep: Sequence[str], pinned: set[int]
 ) -> TrimmedTokenizer:
     """Trim a tokenizer; with min_count 1, every text is encoded to the same tokens as before."""
-    config = json.loads(tokenizer.to_str())
-    used = (count_tokens(tokenizer, texts) >= min_count) | (count_tokens(tokenizer, keep) > 0)
+    config = json.loads(before.backend.to_str())
+    used = (count_tokens(before, texts) >= min_count) | (count_tokens(before, keep) > 0)
     kept = set(np.flatnonzero(used).tolist()) | pinned
     trimmed = TrimmedTokenizer.from_used(config, kept)
     if min_count > 1:
         return trimmed
-    different = [text for text, same in compare_encodings(tokenizer, trimmed.tokenizer, texts) if not same]
+    different = [text for text, same in compare_encodings(before, trimmed.encoder(before), texts) if not same]
     if different and config["model"]["type"] == "WordPiece":
         # Words that were unknown: without the tokens at which matching failed, it may succeed. Keep every token that
         # occurs in one of these texts, used or not.
-        normal, prefix = tokenizer.normalizer, config["model"]["continuing_subword_prefix"]
+        normal = before.backend.normalizer
+        prefix = config["model"]["continuing_subword_prefix"]
         normalized = "\n".join(text if normal is None else normal.normalize_str(text) for text in different)
         parts = ((token.removeprefix(prefix), number) for token, number in config["model"]["vocab"].items())
         kept |= {number for part, number in parts if part and part in normalized}
         trimmed = TrimmedTokenizer.from_used(config, kept)
-        different = [text for text, same in compare_encodings(tokenizer, trimmed.tokenizer, different) if not same]
+        after = trimmed.encoder(before)
+        different = [text for text, same in compare_encodings(before, after, different) if not same]
     if different:
         raise CompressError(
             f"the trimmed tokenizer encodes {len(different)} texts of the corpus differently, such as "
@@ -217,12 +222,11 @@ def trim_tokenizer(
     return trimmed
 
 
-def compare_encodings(before: Tokenizer, after: Tokenizer, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+def compare_encodings(before: TextEncoder, after: TextEncoder, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both tokenizers give it the same tokens."""
     for chunk in show_progress(chunks(texts), "comparing texts", unit="thousand texts"):
-        encodings = before.encode_batch(chunk), after.encode_batch(chunk)
-        for text, first, second in zip(chunk, *encodings, strict=True):
-            yield text, first.tokens == second.tokens
+        for text, first, second in zip(chunk, before.tokens(chunk), after.tokens(chunk), strict=True):
+            yield text, first == second
 
 
 @torch.no_grad()
@@ -296,9 +300,9 @@ TOLERANCE: Final = 1e-5
 def compare_files(before: Bundle, after: Bundle, kept: Sequence[int], texts: Iterable[str]) -> None:
     """Raise CompressError if a file's logits have changed for rows whose tokens are all kept."""
     new = {old: index for index, old in enumerate(kept)}
-    tokenizer = open_tokenizer(before.path, before.manifest.max_length)
+    encoder = TextEncoder.from_folder(before.path)
     rows, renumbered = [], []
-    for row in encode(tokenizer, list(islice(texts, PROBED))):
+    for row in encoder.encode(list(islice(texts, PROBED)), before.manifest.max_length):
         if all(number in new for number in row["input_ids"]):
             rows.append(row)
             renumbered.append({**row, "input_ids": [new[number] for number in row["input_ids"]]})
@@ -423,7 +427,7 @@ def trim_checkpoint(
         architecture = (config.architectures or ["AutoModel"])[0]
         model = getattr(transformers, architecture).from_pretrained(checkpoint, config=config)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    rows = [tokenizer(text, truncation=True, max_length=PROBED)["input_ids"] for text in islice(texts, PROBED)]
+    rows = [row["input_ids"] for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), PROBED)]
     expected = [first_output(model, row) for row in rows]
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
@@ -442,15 +446,14 @@ def _trim(source: Path, model: Any, texts: Iterable[str], min_count: int, keep: 
     if iter(texts) is texts:
         raise CompressError("the corpus is read more than once; expected a list, not an iterator")
     tokenizer = AutoTokenizer.from_pretrained(source)
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise CompressError(f"{source}: its tokenizer has no tokenizer.json form; expected a fast tokenizer")
-    before = copy_unpadded(tokenizer.backend_tokenizer)
+    before = text_encoder_of(tokenizer)
     trimmed = trim_tokenizer(before, texts, min_count=min_count, keep=keep, pinned=find_pinned(model))
-    same = [same for _, same in compare_encodings(before, trimmed.tokenizer, texts)]
+    same = [same for _, same in compare_encodings(before, trimmed.encoder(before), texts)]
     if not same:
         raise CompressError("the corpus is empty; expected the texts that the model will read")
     trim_model(model, trimmed.kept)
-    result = Trimmed(source, trimmed.kept, before.get_vocab_size(), len(same), float(np.mean(same)), {})
+    size = before.backend.get_vocab_size()
+    result = Trimmed(source, trimmed.kept, size, len(same), float(np.mean(same)), {})
     return result, _load_trimmed(tokenizer, trimmed)
 
 

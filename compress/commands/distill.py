@@ -46,6 +46,7 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
+from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.prompting.labels import prompt_teacher, starting_checkpoint
 from compress.prompting.prompt import Prompt
@@ -355,9 +356,10 @@ def load_inputs(
     for note in task_data.notes:
         print_note(console, note)
     tokenizer = base_teacher.tokenizer
+    collate = Collate(tokenizer, left=pads_left(base_teacher.model))
     bf16 = use_bf16(number_format, recipe, base_teacher, console)
     context = TrainingContext(
-        task_data, texts, tokenizer, Collate(tokenizer), bf16, console, base_teacher=base_teacher,
+        task_data, texts, tokenizer, collate, bf16, console, base_teacher=base_teacher,
         masked_lm=lambda: with_pretrained_head(base_teacher, "masked_lm", recipe.teacher_lm, context, run),
     )  # fmt: skip
     return base_teacher, context

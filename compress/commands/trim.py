@@ -12,7 +12,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from rich.console import Console
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from compress.benchmark.local import machine
@@ -20,9 +19,9 @@ from compress.config.limits import check_number
 from compress.config.options import ColumnOptions
 from compress.data import load_task
 from compress.data.corpus import Corpus, load_corpus
+from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.data.objects import DataLike
 from compress.data.task import TaskData
-from compress.data.windows import copy_unpadded
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
@@ -118,9 +117,7 @@ def trim(
         result = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
             result, proofs[precision] = attach_certificate(result, precision, proof)
-        before, after = (
-            copy_unpadded(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, result)
-        )
+        before, after = (TextEncoder.from_folder(each.path) for each in (bundle, result))
         alike = float(np.mean([same for _, same in compare_encodings(before, after, texts_of(split))]))
         return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
 
@@ -173,9 +170,9 @@ def forecast_trimming(
     began = time.perf_counter()
     characters = sum(map(len, texts))
     reading = time.perf_counter() - began
-    tokenizer = copy_unpadded(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
-    count_tokens(tokenizer, first)  # the first call is slower
-    encoding = time_call(lambda: count_tokens(tokenizer, first)) * characters / max(1, sum(map(len, first)))
+    encoder = text_encoder_of(AutoTokenizer.from_pretrained(folder))
+    count_tokens(encoder, first)  # the first call is slower
+    encoding = time_call(lambda: count_tokens(encoder, first)) * characters / max(1, sum(map(len, first)))
     passes = 2 if min_count == 1 else 1  # over the texts, comparing their tokens before and after
     seconds = (1 + passes) * reading + (1 + 2 * passes) * encoding
     phases.append(Phase("counting tokens", seconds=(seconds, seconds), note=f"{characters:,} characters"))

@@ -28,7 +28,9 @@ Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 
 
 class Collate:
-    """Batch rows of `encode`, padded to the longest on the tokenizer's padding side.
+    """Batch rows of `encode`, padded to the longest: on the right, or on the `left` with position_ids (B, L).
+
+    The tokenizer's own padding side does not count: see `models.padding`.
 
     input_ids, attention_mask and columns with one int per token: int64 (B, L). labels: int64 (B,) class ids, float32
     (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) for C whole numbers per row, or int64 (B, L) for one per
@@ -37,13 +39,13 @@ class Collate:
     that cannot pad.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, left: bool = False) -> None:
         self.padding = {
             "input_ids": require_pad_token(tokenizer),
             "token_type_ids": tokenizer.pad_token_type_id,
             "labels": IGNORE_INDEX,
         }
-        self.left = tokenizer.padding_side == "left"
+        self.left = left
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         lengths = np.fromiter((len(row["input_ids"]) for row in rows), np.int64, len(rows))
@@ -52,6 +54,8 @@ class Collate:
         starts = longest - lengths if self.left else np.zeros_like(lengths)
         mask = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
         batch = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
+        if self.left:
+            batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp_min(0)
         for name in (column for column in rows[0] if column not in _LEFT_OUT):
             cells = [row[name] for row in rows]
             if _per_token(cells, lengths):

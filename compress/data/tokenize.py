@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from compress.data import cache, windows
+from compress.data import cache
 from compress.data.constants import IGNORE_INDEX
+from compress.data.encoder import Encoder, encoder_of
 from compress.data.text_preparation import AS_IT_IS, TextPreparation, count_prompt_tokens, prompts_of_rows
 from compress.errors import DataError
 from compress.progress import Progress
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from compress.data.task import Task
 
-ENCODING: Final = "2"
+ENCODING: Final = "3"
 """Part of every cache key; raise it when `encode` writes something else."""
 SEQ2SEQ_ENCODING: Final = "1"
 """The same for `encode_task`."""
@@ -43,7 +43,7 @@ Builder = Callable[..., Iterator[dict[str, Any]]]
 
 def encode(
     split: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | Encoder,
     max_length: int,
     *,
     preparation: TextPreparation = AS_IT_IS,
@@ -51,8 +51,7 @@ def encode(
     """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels and query (if
     the split has any), length (in tokens), index (row number). No padding.
 
-    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. One without tokens (empty,
-    and the tokenizer adds none) is a padding token: models cannot run on nothing. Texts for sentence vectors get the
+    Texts are `text` and, for pairs, `text_pair`, encoded as `Encoder.encode` says. Texts for sentence vectors get the
     prompts of `preparation` (see `text_preparation.prompts_of_rows`), and a column prompt_length, in tokens, if there
     are any. Words and questions take several rows if they are too long for one (see `windows`), with more columns:
     example (their number in the split), and
@@ -63,15 +62,16 @@ def encode(
 
     Written to the cache once, keyed by the fingerprints of split and tokenizer, and memory-mapped.
     """
+    encoder = encoder_of(tokenizer)
     more = preparation.in_turn if preparation.changes_texts else ()
-    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length), *more)
+    key = cache.digest(ENCODING, split._fingerprint, encoder.fingerprint(), str(max_length), *more)
 
     def batches() -> Iterator[pa.RecordBatch]:
         if "question" in split.column_names:
-            return row_batches(_questions(split, tokenizer, max_length))
+            return row_batches(_questions(split, encoder, max_length))
         if "words" in split.column_names:
-            return row_batches(_sentences(split, tokenizer, max_length))
-        return _texts(split, tokenizer, max_length, preparation)
+            return row_batches(_sentences(split, encoder, max_length))
+        return _texts(split, encoder, max_length, preparation)
 
     return cache.rows("encoded", key, batches, empty="the split has no rows to tokenise.")
 
@@ -107,14 +107,8 @@ def encode_task(
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash everything that determines the tokens of a text, but not padding and truncation, which each call sets."""
-    settings = [type(tokenizer).__name__, tokenizer.truncation_side, *tokenizer.model_input_names]
-    if tokenizer.is_fast:
-        state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
-        return cache.digest(*settings, json.dumps(state))
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        return cache.digest(*settings, *(path for path in sorted(Path(folder).rglob("*")) if path.is_file()))
+    """Hash everything that determines the tokens of a text."""
+    return encoder_of(tokenizer).fingerprint()
 
 
 def source_files(function: Callable[..., Any]) -> list[Path]:
@@ -139,6 +133,8 @@ def _record_batch(rows: Sequence[Row], first: int) -> pa.RecordBatch:
     sizes = np.fromiter((len(row["input_ids"]) for row in rows), np.int32, len(rows))
     arrays: dict[str, pa.Array] = {}
     for name, cell in rows[0].items():
+        if name == "attention_mask":  # all ones: there is no padding yet
+            continue
         if isinstance(cell, list):
             lengths = np.fromiter((len(row[name]) for row in rows), np.int32, len(rows))
             flat = chain.from_iterable(row[name] for row in rows)
@@ -156,23 +152,19 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values)
 
 
-def _texts(
-    split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, preparation: TextPreparation
-) -> Iterator[pa.RecordBatch]:
+def _texts(split: Dataset, encoder: Encoder, max_length: int, preparation: TextPreparation) -> Iterator[pa.RecordBatch]:
     first = 0
     prompts = _choose_prompts(split, preparation) if preparation.changes_texts else None
-    prompt_lengths = _count_prompts(prompts, tokenizer, max_length) if prompts else {}
+    prompt_lengths = {} if prompts is None else _count_prompts(prompts, encoder, max_length)
     with Progress("encoding texts", len(split), "rows") as bar:
         for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
-            texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
-            chosen = prompts[first : first + len(table)] if prompts else []
+            texts = table["text"].to_pylist()
+            chosen = [] if prompts is None else prompts[first : first + len(table)]
             if chosen:
-                texts[0] = [prompt + text for prompt, text in zip(chosen, texts[0], strict=True)]
-            tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
-            names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
-            rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
-            nothing = {name: [tokenizer.pad_token_id if name == "input_ids" else 0] for name in names}
-            rows = [row if row["input_ids"] else nothing for row in rows]
+                texts = [prompt + text for prompt, text in zip(chosen, texts, strict=True)]
+            if "text_pair" in table.column_names:
+                texts = list(zip(texts, table["text_pair"].to_pylist(), strict=True))
+            rows = encoder.encode(texts, max_length)
             batch = _record_batch(rows, first)
             if chosen:
                 counts = pa.array([prompt_lengths[prompt] for prompt in chosen], pa.int64())
@@ -191,19 +183,19 @@ def _choose_prompts(split: Dataset, preparation: TextPreparation) -> list[str]:
     return prompts_of_rows(preparation, split["passage"][:], judged)
 
 
-def _count_prompts(prompts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, int]:
+def _count_prompts(prompts: Iterable[str], encoder: Encoder, max_length: int) -> dict[str, int]:
     """Count the tokens that each prompt takes at the beginning of a row."""
-    special = frozenset(tokenizer.all_special_ids)
-    rows = {prompt: tokenizer(prompt, truncation=True, max_length=max_length) for prompt in set(prompts) if prompt}
+    special = encoder.special_ids()
+    rows = {prompt: encoder.encode([prompt], max_length)[0] for prompt in set(prompts) if prompt}
     counts = {prompt: count_prompt_tokens(row["input_ids"], special) for prompt, row in rows.items()}
     return {"": 0, **counts}
 
 
-def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
+def _questions(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Row]:
     """Yield the rows of questions, labelled with the first answer."""
-    fast, example = _fast(tokenizer, "questions"), 0
+    example = 0
     for part in split.iter(ROWS_PER_WRITE):
-        all_windows = windows.read_questions(fast, part["question"], part["context"], max_length)
+        all_windows = encoder.questions(part["question"], part["context"], max_length)
         columns = (part["context"], part["answers"], part["starts"])
         for of_question, context, answers, starts in zip(all_windows, *columns, strict=True):
             for window in of_question:
@@ -212,31 +204,17 @@ def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
                     assert context.startswith(answers[0], starts[0])
                     labels = window.span(starts[0], starts[0] + len(answers[0]))
                 spots = {"starts": window.starts, "ends": window.ends, "null": window.null}
-                yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, **spots}
+                yield encoder.row(window.row) | {"labels": labels, "example": example, **spots}
             example += 1
 
 
-def _sentences(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
-    fast, example = _fast(tokenizer, "words"), 0
+def _sentences(split: Dataset, encoder: Encoder, max_length: int) -> Iterator[Row]:
+    """Yield the rows of sentences, labelled with the tag of each word."""
+    example = 0
     for part in split.iter(ROWS_PER_WRITE):
-        all_windows = windows.read_words(fast, part["words"], max_length)
+        all_windows = encoder.words(part["words"], max_length)
         for of_sentence, tags in zip(all_windows, part["tags"], strict=True):
             for window in of_sentence:
                 labels = [IGNORE_INDEX if word < 0 else tags[word] for word in window.word]
-                yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, "word": window.word}
+                yield encoder.row(window.row) | {"labels": labels, "example": example, "word": window.word}
             example += 1
-
-
-def _fast(tokenizer: PreTrainedTokenizerBase, what: str) -> Any:
-    """Return a copy of the fast tokenizer inside, which reports the position of each token. Raises DataError."""
-    if not tokenizer.is_fast:
-        raise DataError(
-            f"{type(tokenizer).__name__} does not report which characters its tokens come from, which {what} need; "
-            "expected a fast tokenizer, as AutoTokenizer returns for all common models."
-        )
-    return windows.copy_unpadded(tokenizer.backend_tokenizer)
-
-
-def _tokens(row: windows.Window, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-    types = {"token_type_ids": row.types} if "token_type_ids" in tokenizer.model_input_names else {}
-    return {"input_ids": row.ids, **types}

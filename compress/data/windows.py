@@ -1,18 +1,20 @@
 """Encode questions and words as rows of tokens, called windows: a long text takes several of them.
 
-It uses `tokenizers` alone, so that a bundle reads what its model was trained on without torch or transformers. Each
-window of a long text repeats the last tokens of the window before; each answer, and each word, belongs to the window
-that has more context around it.
+`data.encoder` calls it, with a tokenizer that neither pads nor truncates. Each window of a long text repeats the last
+tokens of the window before; each answer, and each word, belongs to the window that has more context around it. Windows
+begin at the start of a text; with a tokenizer that truncates on the left they end at its end, so that the row which a
+truncated text would have is one of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from compress.errors import DataError
 
@@ -25,6 +27,10 @@ SHARED_WORDS = 32
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
 """The pattern of a word: a URL, a name with its @ or #, letters and digits joined by single marks; any other mark
 alone. Data sets of tagged words are split about like this."""
+
+
+Side = Literal["right", "left"]
+"""The end of a long text that a tokenizer cuts off."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +75,26 @@ class WordWindow:
     word: list[int]
 
 
-def copy_unpadded(tokenizer: Tokenizer) -> Tokenizer:
-    """Copy a tokenizer, without padding and truncation, which are settings of the object that others may use."""
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.no_truncation()
-    return copy
-
-
 def read_questions(
-    tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], max_length: int
-) -> Iterator[list[QuestionWindow]]:
-    """Yield the windows of every question and its context, at least one, of at most `max_length` tokens each.
+    tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], max_length: int, *, side: Side = "right"
+) -> list[list[QuestionWindow]]:
+    """Return the windows of every question and its context, at least one, of at most `max_length` tokens each.
 
-    Raises DataError for rows too short for a question and some context, and for a tokenizer without a special token at
-    either end, which stands for no answer.
+    A question that is too long is cut off at `side`. Raises DataError for rows too short for a question and some
+    context, and for a tokenizer without a special token at either end, which stands for no answer.
     """
     special = tokenizer.num_special_tokens_to_add(is_pair=True)
     heads = tokenizer.encode_batch(list(questions), add_special_tokens=False)
     bodies = tokenizer.encode_batch(list(contexts), add_special_tokens=False)
+    found = []
     for head, body in zip(heads, bodies, strict=True):
-        head.truncate(min(LONGEST_QUESTION, max_length // 2))
+        head.truncate(min(LONGEST_QUESTION, max_length // 2), direction=side)
         room = max_length - special - len(head.ids)
         if room < 1:
             raise DataError(f"max_length {max_length} is too short for a question and its context; raise it.")
-        body.truncate(room, stride=min(SHARED_CONTEXT, max_length // 3, room - 1))
+        shared = min(SHARED_CONTEXT, max_length // 3, room - 1)
         of_question = []
-        for window in (body, *body.overflowing):
+        for window in _split(body, room, shared, side):
             whole = tokenizer.post_process(head, window)
             marks = whole.special_tokens_mask  # sequence_ids are not kept for the first of a pair
             if not (marks[0] or marks[-1]):
@@ -104,14 +103,17 @@ def read_questions(
                     "stand for 'no answer'; choose a model with one, such as BERT or RoBERTa."
                 )
             row = Window(whole.ids, whole.type_ids, [at for at, of in enumerate(whole.sequence_ids) if of == 1])
-            starts, ends = (row.per_token([offset[side] for offset in window.offsets]) for side in (0, 1))
+            starts, ends = (row.per_token([offset[edge] for offset in window.offsets]) for edge in (0, 1))
             null = 0 if marks[0] else len(whole.ids) - 1  # XLNet ends with its classification token
             of_question.append(QuestionWindow(row, starts, ends, null))
-        yield of_question
+        found.append(of_question)
+    return found
 
 
-def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Iterator[list[WordWindow]]:
-    """Yield the windows, of at most `max_length` tokens, of every sentence of words; a word is predicted in one.
+def read_words(
+    tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int, *, side: Side = "right"
+) -> list[list[WordWindow]]:
+    """Return the windows, of at most `max_length` tokens, of every sentence of words; a word is predicted in one.
 
     Every word is read as after a space. A word without tokens (a zero-width space) is predicted in none, and a sentence
     without any tokens, special ones included, has no window. Raises DataError if a window has no room for a word.
@@ -121,21 +123,30 @@ def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_len
         raise DataError(f"max_length {max_length} is too short for a word; raise it.")
     shared = min(SHARED_WORDS, max_length // 4, room - 1)
     spaced = [[f" {word}" for word in words] for words in sentences]
+    found = []
     for body in tokenizer.encode_batch(spaced, is_pretokenized=True, add_special_tokens=False):
         numbers = body.word_ids
         begins = [now if now != before and now is not None else -1 for before, now in pairwise([None, *numbers])]
-        body.truncate(room, stride=shared)
-        windows = [body, *body.overflowing]
+        windows = _split(body, room, shared, side)
         of_sentence, at = [], 0
         for n, window in enumerate(windows):
             size = len(window.ids)
-            own = slice(shared // 2 if n else 0, size if n == len(windows) - 1 else size - (shared - shared // 2))
+            first = shared // 2 if n else 0
+            end = size if n == len(windows) - 1 else size - (shared - shared // 2)
             word = [-1] * size
-            word[own] = begins[at : at + size][own]
+            word[first:end] = begins[at + first : at + end]
             whole = tokenizer.post_process(window)
             text = [k for k, of in enumerate(whole.sequence_ids) if of is not None]
             row = Window(whole.ids, whole.type_ids, text)
             if row.ids:
                 of_sentence.append(WordWindow(row, row.per_token(word)))
-            at += room - shared
-        yield of_sentence
+            at += size - shared
+        found.append(of_sentence)
+    return found
+
+
+def _split(body: Encoding, room: int, shared: int, side: Side) -> list[Encoding]:
+    """Split an encoding into windows of at most `room` tokens, in order, each sharing `shared` tokens with the next."""
+    body.truncate(room, stride=shared, direction=side)
+    parts = [body, *body.overflowing]
+    return parts if side == "right" else parts[::-1]

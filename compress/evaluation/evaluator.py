@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
+    from compress.data.encoder import Encoder
     from compress.data.task import Task
 
 Array = NDArray[Any]
@@ -55,7 +56,9 @@ class Evaluator:
     rows: Dataset
 
     @staticmethod
-    def from_split(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Evaluator:
+    def from_split(
+        task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase | Encoder, max_length: int
+    ) -> Evaluator:
         return Evaluator(task, split, encode(split, tokenizer, max_length, preparation=task.preparation))
 
     def __len__(self) -> int:

@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from compress.data.encoder import Text
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Text, Vector
+    from compress.exporters.predictor import Answer, Marked, Outcome, Prediction, Predictor, Vector
     from compress.exporters.session import EncodedRow
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
@@ -244,13 +245,10 @@ class Bundle:
 
     def evaluator(self, split: "Dataset") -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
-        from transformers import AutoTokenizer  # takes seconds to import; prediction does not need it
+        from compress.data.encoder import TextEncoder
+        from compress.evaluation.evaluator import Evaluator  # imports scipy, which prediction does not need
 
-        from compress.evaluation.evaluator import Evaluator
-
-        return Evaluator.from_split(
-            self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length
-        )
+        return Evaluator.from_split(self.task, split, TextEncoder.from_folder(self.path), self.manifest.max_length)
 
     def set_threshold(self, threshold: float) -> "Bundle":
         """Set the margin over the best span from which "no answer" is returned (qa); infinite: always answer."""
@@ -374,7 +372,10 @@ def _describe(task: Task) -> str:
 
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
-    """Raise BundleError unless model, tokenizer and task fit together; quick enough to call before training."""
+    """Raise BundleError unless model, tokenizer and task fit together, and DataError for a tokenizer that a bundle
+    cannot have; quick enough to call before training."""
+    from compress.data.encoder import text_encoder_of
+
     kind = type(model).__name__
     outputs = count_outputs(model.config, task.kind)
     if outputs != task.outputs:
@@ -384,6 +385,8 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
             f"{type(tokenizer).__name__}: has no tokenizer.json form, which the bundle needs; expected a fast "
             "tokenizer, as AutoTokenizer loads for all common models"
         )
+    if not task.tokenwise:
+        text_encoder_of(tokenizer).check_truncation(max_length, pair=task.pair)
     size = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > size:
         raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")

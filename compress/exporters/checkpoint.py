@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from compress.data.encoder import TokenizerSettings
 from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
@@ -19,7 +20,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
 from compress.models.sentence_config import set_settings
-from compress.models.sentence_folder import MODULES, UNLIMITED, SentenceFolder, SentenceSettings, encoder_place
+from compress.models.sentence_folder import MODULES, SentenceFolder, SentenceSettings, encoder_place
 from compress.models.sentence_modules import MODES
 from compress.slicing.shape import positions
 
@@ -261,8 +262,8 @@ def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int
         if limit is not None and not 0 < requested <= limit:
             raise ExportError(f"{name}: max_length {requested}; this model has {limit} positions")
         return requested
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
-    return min([*limits, *([limit] if limit else [])], default=LONGEST)
+    own = TokenizerSettings.from_tokenizer(tokenizer).model_max_length
+    return min(filter(None, (own, limit)), default=LONGEST)
 
 
 def _refuse(why: str, **options: object) -> None:

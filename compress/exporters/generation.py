@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.encoder import TextEncoder
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle, writing
 from compress.exporters.manifest import Manifest
@@ -40,12 +41,10 @@ TOLERANCE = 1e-3
 
 def complete(folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int) -> list[str]:
     """Write at most `new` tokens after each text, or in answer to it."""
-    from compress.exporters.predictor import open_tokenizer
-
-    tokenizer = open_tokenizer(folder, max_length)
+    encoder = TextEncoder.from_folder(folder)
     generator = TextGenerator.open(folder, precision)
-    answers = [generator.generate(tokenizer.encode(text).ids, new=new) for text in texts]
-    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+    rows = encoder.encode(texts, max_length)
+    return [encoder.decode(generator.generate(row["input_ids"], new=new)) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Predict with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer
 
 from compress.data import windows
 from compress.data.conll import OUTSIDE, entities
+from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Kind, Task
 from compress.data.text_files import LONGEST
 from compress.data.text_preparation import AS_IT_IS, DOCUMENT, QUERY, TextPreparation, count_prompt_tokens, prepend
@@ -26,7 +26,6 @@ from compress.exporters.session import UNOPENED, EncodedRow, open_session
 from compress.models.sentence_folder import SentenceFolder
 from compress.progress import show_progress
 
-Text = str | tuple[str, str]
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
 """The outputs of a file that hold the answer, where it has others too."""
 
@@ -126,17 +125,21 @@ class Predictor:
     Rows are run one at a time, without padding: an int8 graph scales activations by the whole batch, so a row's logits
     would depend on the others; alone they are what a device computes. (Batches of 16 were 15 % faster in int8, 6 layers
     x 384, 27 tokens.) `threads` rows run in parallel. `threshold`: qa, the margin over the best span from which "no
-    answer" is returned. `padding`: the id of the padding token. `preparation`: the prompts of texts that get vectors.
+    answer" is returned. `preparation`: the prompts of texts that get vectors.
     """
 
     task: Task
-    tokenizer: Tokenizer
+    encoder: TextEncoder
     session: onnxruntime.InferenceSession
     max_length: int
     threads: int
     threshold: float = math.inf
-    padding: int = 0
     preparation: TextPreparation = AS_IT_IS
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the `tokenizers` library."""
+        return self.encoder.backend
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked] | list[Vector]:
         """Predict for each text, or pair of texts, in order: an Answer for (question, context) pairs, Marked for
@@ -165,23 +168,18 @@ class Predictor:
             prompt = self.preparation.prompt(prompt_name)
         elif prompt_name is not None:
             raise BundleError(f"embed: prompt_name {prompt_name!r} and a prompt were given; expected one of them")
-        rows = self.encode(prepend(prompt, texts))
+        rows: Sequence[EncodedRow] = self.encode(prepend(prompt, texts))
         if prompt:
-            length = self._count_prompt_tokens(prompt)
+            (alone,) = self.encode([prompt])
+            length = count_prompt_tokens(alone["input_ids"], self.encoder.special_ids())
             rows = [{**row, "prompt_length": length} for row in rows]
         vectors = self.logits(rows)
         _check_finite(vectors)
         return vectors
 
-    def _count_prompt_tokens(self, prompt: str) -> int:
-        added = self.tokenizer.get_added_tokens_decoder()
-        special = frozenset(number for number, token in added.items() if token.special)
-        return count_prompt_tokens(self.tokenizer.encode(prompt).ids, special)
-
-    def encode(self, texts: Sequence[Text]) -> list[EncodedRow]:
-        """Encode texts, or pairs of texts. One without tokens (empty, and the tokenizer adds none) is a padding token,
-        as in `data.tokenize`."""
-        return encode(self.tokenizer, texts, self.padding)
+    def encode(self, texts: Sequence[Text]) -> Sequence[EncodedRow]:
+        """Encode texts, or pairs of texts, for tasks that read a text as one row: see `Encoder.encode`."""
+        return self.encoder.encode(texts, self.max_length)
 
     def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
         """Compute the logits (rows, outputs) of encoded rows, in order; columns that the file does not read are
@@ -197,7 +195,7 @@ class Predictor:
         if not pairs:
             return []
         questions, contexts = zip(*pairs, strict=True)
-        found = list(windows.read_questions(self.tokenizer, questions, contexts, self.max_length))
+        found = self.encoder.questions(questions, contexts, self.max_length)
         rows = [window for each in found for window in each]
         question_R = np.repeat(np.arange(len(found)), [len(each) for each in found])
         lengths_R = np.array([len(window.row.ids) for window in rows])
@@ -208,7 +206,7 @@ class Predictor:
             np.array([window.null for window in rows]),
             question_R,
         )
-        values_T2 = _check_finite(self.logits(map(_feed, (window.row for window in rows))))
+        values_T2 = _check_finite(self.logits(self.encoder.row(window.row) for window in rows))
         spans = best_spans(values_T2, where)
         nulls_T = np.concatenate([[0], np.cumsum(lengths_R)[:-1]]) + where.nulls_R
         possible_T = where.starts_T >= 0
@@ -232,8 +230,8 @@ class Predictor:
         """Find the entities of each text, split into words by `windows.WORDS`."""
         words = [[match.span() for match in windows.WORDS.finditer(text)] for text in texts]
         split = [[text[start:end] for start, end in spans] for text, spans in zip(texts, words, strict=True)]
-        read = list(windows.read_words(self.tokenizer, split, self.max_length))
-        values_TV = _check_finite(self.logits(_feed(window.row) for each in read for window in each))
+        read = self.encoder.words(split, self.max_length)
+        values_TV = _check_finite(self.logits(self.encoder.row(window.row) for each in read for window in each))
         at, answers = 0, []
         for text, spans, each in zip(texts, words, read, strict=True):
             tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
@@ -325,46 +323,13 @@ def open_predictor(
     folder: Path, onnx_file: Path, *, task: Task, max_length: int, threads: int, threshold: float = math.inf
 ) -> Predictor:
     """Open the ONNX file with the tokenizer of the folder."""
-    limit = None if task.tokenwise else max_length  # tokenwise tasks split long texts into several rows
-    tokenizer = open_tokenizer(folder, limit)
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    padding = config.get("pad_token_id") or 0
+    encoder = TextEncoder.from_folder(folder)
+    if not task.tokenwise:  # long texts are read in several rows there
+        encoder.truncate(max_length, pair=task.pair)
     preparation = AS_IT_IS
     if task.kind == "embedding":
         preparation = SentenceFolder.read(folder).settings.preparation
-    session = open_session(onnx_file, threads=1)
-    return Predictor(task, tokenizer, session, max_length, threads, threshold, padding, preparation)
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[Text], padding: int = 0) -> list[EncodedRow]:
-    """Encode texts, or pairs of texts: see `Predictor.encode`."""
-    return [
-        {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
-        if row.ids
-        else {"input_ids": [padding], "attention_mask": [1], "token_type_ids": [0]}
-        for row in tokenizer.encode_batch(list(texts))
-    ]
-
-
-def open_tokenizer(folder: Path, max_length: int | None = None) -> Tokenizer:
-    """Open the folder's tokenizer.json, without padding, truncating to `max_length` tokens.
-
-    Raises BundleError where it is missing or cannot be read.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise BundleError(f"{path}: no such file; expected the tokenizer of the model")
-    try:
-        tokenizer: Any = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for a file that it cannot read
-        if type(error) is not Exception:
-            raise
-        raise BundleError(f"{path}: cannot be read as a tokenizer ({error}); copy the model again") from None
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    if max_length is not None:
-        tokenizer.enable_truncation(max_length)
-    return tokenizer
+    return Predictor(task, encoder, open_session(onnx_file, threads=1), max_length, threads, threshold, preparation)
 
 
 def _check(text: Text, task: Task) -> Text:
@@ -395,10 +360,6 @@ def _predict(task: Task, text: Text, logits: NDArray[np.float32]) -> Prediction:
     if task.kind == "multilabel":
         return Prediction(", ".join(label for label in scores if scores[label] >= 0.5), scores[best], scores)
     return Prediction(best, scores[best], scores)
-
-
-def _feed(row: windows.Window) -> dict[str, list[int]]:
-    return {"input_ids": row.ids, "attention_mask": [1] * len(row.ids), "token_type_ids": row.types}
 
 
 def _check_finite(values: NDArray[np.float32]) -> NDArray[np.float64]:

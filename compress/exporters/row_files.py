@@ -22,6 +22,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
+from compress.data.encoder import Text
 from compress.data.task import Task
 from compress.data.text_files import LONGEST, reading, stripped_lines
 from compress.data.vector_index import TYPES, Form, load_texts, pack, read_index
@@ -34,7 +35,6 @@ from compress.exporters.predictor import (
     NearestTexts,
     Outcome,
     Predictor,
-    Text,
     Vector,
     check_vectors,
     iterate_batches,

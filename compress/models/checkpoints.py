@@ -186,9 +186,11 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     """Save model and tokenizer, unchanged, in a form that transformers loads from version 4 on.
 
     The saved tokenizer truncates texts to `max_length` tokens and makes the inputs that this model takes: a student may
-    have the tokenizer of a teacher of another family.
+    have the tokenizer of a teacher of another family. Raises BundleError if its files alone do not encode as it does.
     """
     from transformers.utils import logging
+
+    from compress.data.encoder import SETTINGS, TOKENIZER, TokenizerSettings, check_saved
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -199,8 +201,9 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         if bars:
             logging.enable_progress_bar()
     accepted = inspect.signature(getattr(model, "encoder_class", model).forward).parameters
-    path = folder / "tokenizer_config.json"
+    path = folder / SETTINGS
     config = json.loads(path.read_text(encoding="utf-8"))
+    config |= TokenizerSettings.from_tokenizer(tokenizer).to_config()
     config["model_input_names"] = [name for name in tokenizer.model_input_names if name in accepted]
     if config["tokenizer_class"] == "TokenizersBackend":  # unknown to transformers 4, as is extra_special_tokens
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -208,6 +211,8 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if (folder / TOKENIZER).is_file():
+        check_saved(folder, tokenizer)
 
 
 def save_tokenizer(folder: Path, tokenizer: Any, max_length: int | None = None) -> None:

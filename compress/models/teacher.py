@@ -21,6 +21,7 @@ from compress.data.task import Task, TaskData
 from compress.errors import CompressError, TeacherError
 from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
+from compress.models.padding import LAST, align_padding
 from compress.models.sentence_encoder import limit_length, load_tokenizer
 from compress.models.sentence_folder import MODULES, SentenceFolder, encoder_place
 
@@ -131,11 +132,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         trained = has_head(folder, task)
         tokenizer = load_tokenizer(source)
         config = load_config(source.encoder_path, source.encoder.config_options)
-        if tokenizer.pad_token is None:  # GPT-2, whose classifier reads the last token that is not padding
-            tokenizer.pad_token = tokenizer.eos_token
-            config.pad_token_id = tokenizer.pad_token_id
-        if config.model_type == "xlnet" and config.summary_type == "last":  # the last token must not be padding
-            tokenizer.padding_side = "left"
+        align_padding(tokenizer, config)
         labels = dict(enumerate(output_names(task)))
         if not trained or all(str(label).startswith("LABEL_") for label in config.id2label.values()):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
@@ -148,6 +145,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
             trust_remote_code=False,
             output_loading_info=True,
         )
+    if getattr(config, "summary_type", "first") in LAST and hasattr(model, "sequence_summary"):
+        tokenizer.padding_side = "left"  # also for whoever loads the bundle
     missing = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     inside = f"{model.base_model_prefix}."  # transformers draws what is missing; only a new head and pooler may be
     if bad := sorted(key for key in missing if trained or (key.startswith(inside) and ".pooler." not in key)):

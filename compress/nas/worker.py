@@ -23,6 +23,7 @@ from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.latency.model import LatencyTable
 from compress.models import heads, teacher
+from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
 from compress.nas.context import RunStages, ScratchEvaluator, SearchContext, StudentEvaluator, SupernetEvaluator
@@ -123,16 +124,19 @@ def _make_evaluator(
 ) -> StudentEvaluator:
     data = load_task(search.data, **asdict(search.columns), seed=search.seed)
     task = data.task
+    bf16 = inputs.bf16
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    training = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
     evaluator = Evaluator.from_split(task, data.validation, tokenizer, search.max_length)
     latencies = LatencyTable.from_json(inputs.latencies)
     if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)
         costs = CostModel(search, Shapes.from_space(search.space, whole.config), latencies, task.kind)
+        training = TrainingContext(data, None, tokenizer, Collate(tokenizer, left=pads_left(whole)), bf16, console)
         return SupernetEvaluator.from_model(costs, whole, evaluator, training)
     task_teacher = teacher.load(search.teacher, folder, task)
     task_teacher.model.to(PartialState().device)
+    collate = Collate(tokenizer, left=pads_left(task_teacher.model))
+    training = TrainingContext(data, None, tokenizer, collate, bf16, console)
     costs = CostModel(search, Shapes.from_space(search.space, task_teacher.model.config), latencies, task.kind)
     stage = search.space.short
     if inputs.steps is not None:

@@ -25,6 +25,7 @@ Deviations:
 from torch import Tensor
 from torch.nn.functional import mse_loss, normalize
 
+from compress.models.padding import first_token
 from compress.papers import hinton
 from compress.training.reads import Temperature, reads
 
@@ -40,5 +41,6 @@ def soft_targets(
 @reads("layers", per="example", layers="mean")
 def patience(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
     """Eq. 7: || h^S / ||h^S|| - h^T / ||h^T|| ||^2 / D of the first token, mean over examples (and layers)."""
-    s_BD, t_BD = normalize(student_BLD[:, 0].float(), dim=-1), normalize(teacher_BLD[:, 0].float(), dim=-1)
+    s_BD = normalize(first_token(student_BLD, mask_BL).float(), dim=-1)
+    t_BD = normalize(first_token(teacher_BLD, mask_BL).float(), dim=-1)
     return mse_loss(s_BD, t_BD)

@@ -13,17 +13,19 @@ from datasets import Dataset
 from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import SCHEMA
+from compress.data.encoder import TokenizerSettings
 from compress.data.ranking import NEGATIVES
 from compress.data.retrieval import WordIndex
 from compress.data.task import Task, TaskData
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
+from compress.models.padding import pads_left
 from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher, load
 from compress.slicing.shape import positions
 
-ENCODING = "1"
+ENCODING = "2"
 """Part of every cache key: raise it when passages are chosen or scored differently."""
 MAX_LENGTH = 512
 """The most tokens of a query and a passage that are read."""
@@ -65,10 +67,12 @@ def score_passages(data: TaskData, reranker: Teacher, *, bf16: bool = False) -> 
             "text": [texts[query] for query in queries],
             "text_pair": [texts[other] for others in related for other in others],
         }
-        longest = min(positions(reranker.model) or MAX_LENGTH, MAX_LENGTH)
+        own = TokenizerSettings.from_tokenizer(reranker.tokenizer).model_max_length
+        longest = min(filter(None, (own, positions(reranker.model), MAX_LENGTH)))
         rows = encode(Dataset.from_dict(pairs), reranker.tokenizer, longest)
         model: Any = reranker.model
-        scores = metrics.logits(model.to(PartialState().device), rows, Collate(reranker.tokenizer), bf16=bf16)[:, 0]
+        collate = Collate(reranker.tokenizer, left=pads_left(model))
+        scores = metrics.logits(model.to(PartialState().device), rows, collate, bf16=bf16)[:, 0]
         cuts = np.cumsum([len(others) for others in related])[:-1]
         columns = texts, related, relevance, [part.tolist() for part in np.split(scores, cuts)], split["passage"][:]
         table = pa.table(

@@ -25,6 +25,7 @@ from transformers import (
 
 from compress import trimming as tables
 from compress.commands.trim import trim
+from compress.data.encoder import TextEncoder, text_encoder_of
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, TEXT, Bundle
 from compress.exporters.fp16 import to_float16
@@ -92,7 +93,7 @@ def test_the_corpus_is_encoded_as_before(kind: str, seed: int) -> None:
     before = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
     draw = random.Random(seed)
     corpus = ["".join(draw.choice((*tiny.WORDS, *LETTERS, " ", " ", " ")) for _ in range(20)) for _ in range(12)]
-    found = trim_tokenizer(before, corpus, min_count=1, keep=(), pinned=set())
+    found = trim_tokenizer(TextEncoder.from_backend(before), corpus, min_count=1, keep=(), pinned=set())
     after = found.tokenizer
     assert [row.tokens for row in after.encode_batch(corpus)] == [row.tokens for row in before.encode_batch(corpus)]
     assert after.get_vocab_size() < before.get_vocab_size()
@@ -106,7 +107,7 @@ def test_the_corpus_is_encoded_as_before(kind: str, seed: int) -> None:
 
 
 def test_byte_bpe_keeps_merges_and_bytes() -> None:
-    found = trim_tokenizer(byte_bpe().backend_tokenizer, ["the film"], min_count=1, keep=(), pinned=set())
+    found = trim_tokenizer(text_encoder_of(byte_bpe()), ["the film"], min_count=1, keep=(), pinned=set())
     vocabulary, merges = found.config["model"]["vocab"], found.config["model"]["merges"]
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     assert pairs
@@ -118,7 +119,7 @@ def test_byte_bpe_keeps_merges_and_bytes() -> None:
 
 def test_wordpiece_keeps_used_tokens_and_letters() -> None:
     tokens = trim_tokenizer(
-        wordpiece().backend_tokenizer, ["good films"], min_count=1, keep=["zebra plot"], pinned=set()
+        text_encoder_of(wordpiece()), ["good films"], min_count=1, keep=["zebra plot"], pinned=set()
     )
     kept = set(tokens.tokenizer.get_vocab())
     assert kept == {*tiny.SPECIAL, "good", "film", "##s", "plot", *LETTERS, *(f"##{letter}" for letter in LETTERS)} | {
@@ -129,7 +130,7 @@ def test_wordpiece_keeps_used_tokens_and_letters() -> None:
 def test_min_count_drops_rare_tokens() -> None:
     corpus = ["good film", "good plot", "good film"]
     kept = trim_tokenizer(
-        wordpiece().backend_tokenizer, corpus, min_count=2, keep=(), pinned=set()
+        text_encoder_of(wordpiece()), corpus, min_count=2, keep=(), pinned=set()
     ).tokenizer.get_vocab()
     assert {"good", "film"} <= set(kept)
     assert "plot" not in kept
@@ -140,7 +141,7 @@ def test_unknown_words_stay_unknown() -> None:
     before = wordpiece("abc", "ab", "##c♥").backend_tokenizer
     corpus = ["abc♥", "ab xc♥ good"]
     assert before.encode("abc♥", add_special_tokens=False).tokens == ["[UNK]"]
-    after = trim_tokenizer(before, corpus, min_count=1, keep=(), pinned=set()).tokenizer
+    after = trim_tokenizer(TextEncoder.from_backend(before), corpus, min_count=1, keep=(), pinned=set()).tokenizer
     assert [row.tokens for row in after.encode_batch(corpus)] == [row.tokens for row in before.encode_batch(corpus)]
 
 
@@ -300,7 +301,7 @@ def test_bad_input_is_refused(bundle: Bundle, tmp_path: Path) -> None:
         trim(str(bundle.path), tmp_path / "out")
     suffix = Tokenizer(models.BPE(vocab={"a</w>": 0}, merges=[], end_of_word_suffix="</w>"))
     with pytest.raises(CompressError, match="BPE with marks inside words"):
-        trim_tokenizer(suffix, ["a"], min_count=1, keep=(), pinned=set())
+        trim_tokenizer(TextEncoder.from_backend(suffix), ["a"], min_count=1, keep=(), pinned=set())
     assert list(tmp_path.iterdir()) == []
 
 

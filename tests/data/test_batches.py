@@ -14,6 +14,7 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from compress.data.collate import Collate, LanguageSampled, LengthGrouped, Order, QueryGrouped, TokenBudget
+from compress.data.encoder import TextEncoder
 from compress.data.tokenize import encode, fingerprint
 from compress.errors import DataError
 
@@ -74,13 +75,13 @@ def test_padding_and_truncation_settings_are_ignored() -> None:
 
 def test_encode_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    call = PreTrainedTokenizerFast.__call__
+    call = TextEncoder.encode
 
-    def counted(self: PreTrainedTokenizerFast, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: TextEncoder, *args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         return call(self, *args, **kwargs)
 
-    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", counted)
+    monkeypatch.setattr(TextEncoder, "encode", counted)
     first = encode(PAIRS, tokenizer(), max_length=6)
     again = encode(PAIRS, tokenizer(), max_length=6)
     assert len(calls) == 1
@@ -108,13 +109,19 @@ def test_an_empty_split_is_refused() -> None:
         encode(Dataset.from_dict({"text": []}), tokenizer(), max_length=6)
 
 
+@pytest.mark.parametrize("own", ["right", "left"])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_equals_the_tokenizers(side: str) -> None:
-    tokens = tokenizer(padding_side=side, pad_token="c")
+def test_padding_is_on_the_side_of_the_model(own: str, side: str) -> None:
+    tokens = tokenizer(padding_side=own, pad_token="c")
     texts = Dataset.from_dict({"text": ["a b a", "b", ""], "text_pair": ["a", "b", "c a b"]})
-    batch = Collate(tokens)(encode(texts, tokens, max_length=16).to_list())
-    expected = tokens(texts["text"][:], texts["text_pair"][:], padding=True, return_tensors="pt")
+    batch = Collate(tokens, left=side == "left")(encode(texts, tokens, max_length=16).to_list())
+    expected = tokens(texts["text"][:], texts["text_pair"][:], padding=True, padding_side=side, return_tensors="pt")
+    places = batch.pop("position_ids", None)
     assert set(batch) == {"input_ids", "attention_mask", "token_type_ids", "index"}
+    if side == "left":
+        assert places is not None and places.tolist() == [[*range(7)], [0, 0, *range(5)], [0, *range(6)]]
+    else:
+        assert places is None
     for name in ("input_ids", "attention_mask", "token_type_ids"):
         assert torch.equal(batch[name], expected[name])
         assert batch[name].dtype == torch.int64
@@ -147,7 +154,8 @@ def test_collate_columns(side: str, labels: list[Any], langs: list[Any]) -> None
         {"input_ids": [4], "labels": [6], "langs": [1], "next_sentence": 0},
     ]
     beside = {"length": 3, "document": 8, "index": 5, "score": 0.5, "name": "x", "spans": [[0, 1], [1, 2], [2, 3]]}
-    batch = Collate(tokenizer(padding_side=side))([row | beside for row in rows])
+    batch = Collate(tokenizer(), left=side == "left")([row | beside for row in rows])
+    batch.pop("position_ids", None)
     assert list(batch) == ["attention_mask", "input_ids", "labels", "langs", "next_sentence", "index"]
     assert batch["labels"].tolist() == labels
     assert batch["langs"].tolist() == langs

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from compress.data import windows
 from compress.data.collate import Collate
+from compress.data.encoder import text_encoder_of
 from compress.data.tokenize import encode
 from compress.errors import DataError
 from tests import generative, tiny
@@ -38,7 +39,7 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 @cache
 def plain(name: str) -> Tokenizer:
-    return windows.copy_unpadded(tokenizer(name).backend_tokenizer)
+    return text_encoder_of(tokenizer(name)).backend
 
 
 def asked(name: str, question: str, context: str, max_length: int) -> list[windows.QuestionWindow]:
@@ -168,8 +169,7 @@ def test_encoded_questions() -> None:
 def test_places_move_with_padding_on_the_left() -> None:
     words = tiny.tokenizer()
     rows = encode(split_of_questions(), words, 24)
-    words.padding_side = "left"
-    batch = Collate(words)([rows[n] for n in range(len(rows))])
+    batch = Collate(words, left=True)([rows[n] for n in range(len(rows))])
     for row, ids, (first, last) in zip(rows, batch["input_ids"], batch["labels"], strict=True):
         start, end = row["labels"]
         assert ids[first : last + 1].tolist() == row["input_ids"][start : end + 1]
@@ -192,7 +192,7 @@ def test_encoded_words() -> None:
 
 
 def test_a_sentence_without_tokens_has_no_window() -> None:
-    bare = windows.copy_unpadded(generative.gpt2_tokenizer().backend_tokenizer)
+    bare = text_encoder_of(generative.gpt2_tokenizer()).backend
     none, one = windows.read_words(bare, [[], ["a"]], 8)
     assert none == []
     assert [len(window.row.ids) for window in one] == [2]

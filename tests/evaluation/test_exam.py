@@ -125,8 +125,6 @@ def test_invalid_logits(words: TaskData) -> None:
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_logits_equal_those_of_single_rows(padding: str, words: TaskData, asked: TaskData, tmp_path: Path) -> None:
-    tokenizer = tiny.tokenizer()
-    tokenizer.padding_side = padding
     for data, head in ((words, AutoModelForTokenClassification), (asked, AutoModelForQuestionAnswering)):
         test = exam(data, 16)
         model = tiny.model("bert", head=head, labels=data.task.outputs)
@@ -141,7 +139,7 @@ def test_logits_equal_those_of_single_rows(padding: str, words: TaskData, asked:
             alone = out.logits if "logits" in out else torch.stack([out.start_logits, out.end_logits], -1)
             np.testing.assert_allclose(found[at : at + row["length"]], alone[0], atol=1e-5)
             at += row["length"]
-        collate = Collate(tokenizer)
+        collate = Collate(tiny.tokenizer(), left=padding == "left")
         kept = teacher_cache(
             model, test.rows, collate, tmp_path / data.task.kind, wants=frozenset({"logits"}), layers=[], batch=7
         )

@@ -21,6 +21,7 @@ from compress.evaluation import metrics
 from compress.exporters.onnx import makes_segments, parity, to_onnx
 from compress.models import student as students
 from compress.models import teacher as teachers
+from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
@@ -111,7 +112,8 @@ def test_a_saved_teacher_loads_and_ignores_padding(
     again = teachers.load(family, tmp_path / "tuned", tasks[kind].task)
     assert again.trained and type(again.model) is type(teacher.model)
     teacher = widened(teacher)
-    rows, collate = encode(tasks[kind].train, teacher.tokenizer, LENGTH), Collate(teacher.tokenizer)
+    rows = encode(tasks[kind].train, teacher.tokenizer, LENGTH)
+    collate = Collate(teacher.tokenizer, left=pads_left(teacher.model))
     alone, together = (metrics.logits(teacher.model, rows, collate, batch=batch) for batch in (1, 32))
     assert np.ptp(alone, axis=0).max() > 1e-3, "the answers differ"
     np.testing.assert_allclose(together, alone, atol=2e-4 * max(1.0, float(np.abs(alone).max())))

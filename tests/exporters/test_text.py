@@ -28,11 +28,12 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+from compress.data.encoder import Text, TextEncoder, text_encoder_of
 from compress.data.task import Kind, Task
 from compress.errors import ExportError
 from compress.exporters import tokenizer as texting
 from compress.exporters.artifact import TEXT, Bundle, Precision
-from compress.exporters.predictor import Answer, Marked, Prediction, Text
+from compress.exporters.predictor import Answer, Marked, Prediction
 from compress.exporters.session import open_session, read_model
 from compress.exporters.tokenizer import (
     TEXTS,
@@ -41,12 +42,13 @@ from compress.exporters.tokenizer import (
     list_hard_texts,
     read_proof,
     run_text,
+    take_apart,
     text_model,
     wordpiece,
 )
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import wordpiece as characters
-from compress.exporters.tokenizer.build import MODELS, RowTemplate, reader
+from compress.exporters.tokenizer.build import RowTemplate, reader
 from compress.exporters.tokenizer.bytelevel import ByteLevel
 from compress.exporters.tokenizer.charsmap import EXTENDS, find_classes, read_charsmap, write_charsmap
 from compress.exporters.tokenizer.nfc import read_composition
@@ -76,26 +78,23 @@ def words(*, lower: bool = True, accents: bool | None = None, chinese: bool = Tr
 
 
 def build_reader(
-    backend: Tokenizer, *, pair: bool = False, max_length: int = 32, kind: Kind = "classification"
+    encoder: TextEncoder, *, pair: bool = False, max_length: int = 32, kind: Kind = "classification"
 ) -> tuple[onnx.ModelProto, RowTemplate]:
     """Build the graph of a tokenizer, and the template of its rows."""
-    frame = frames.read_template(backend, pair=pair, max_length=max_length, padding=0, kind=kind)
+    frame = frames.read_template(encoder, pair=pair, max_length=max_length, kind=kind)
     like = onnx.helper.make_model(
         onnx.helper.make_graph([], "none", [], []), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
-    described = json.loads(backend.to_str())
-    pieces = MODELS[described["model"]["type"]]
-    assert pieces.list_unsupported(described) == []
-    return reader(pieces.from_tokenizer(backend, described), frame, like), frame
+    return reader(take_apart(encoder), frame, like), frame
 
 
 def read(tokenizer: Any, texts: Sequence[Text] = (), **settings: Any) -> list[TokenDifference]:
     """Compare a graph of this tokenizer with it, on the hard texts if none are given."""
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    model, frame = build_reader(backend, **settings)
+    encoder = text_encoder_of(tokenizer)
+    model, frame = build_reader(encoder, **settings)
     onnx.checker.check_model(model, full_check=False)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return find_differences(session, backend, frame, list(texts) or list_hard_texts(frame))
+    return find_differences(session, encoder, frame, list(texts) or list_hard_texts(frame))
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +122,28 @@ def test_hard_texts_are_tokenized_alike(settings: dict[str, bool]) -> None:
     assert read(words(**settings), kind="qa", pair=True, max_length=64) == []
 
 
-@pytest.mark.parametrize("max_length", [5, 16, 33])
-def test_pairs_are_truncated_alike(max_length: int) -> None:
-    assert read(words(), pair=True, max_length=max_length) == []
+def cut(tokenizer: Any, side: str) -> Any:
+    """Let a tokenizer cut off this end of a long text."""
+    tokenizer.truncation_side = side
+    return tokenizer
+
+
+@pytest.mark.parametrize(("max_length", "side"), [(5, "right"), (16, "right"), (33, "right"), (16, "left")])
+def test_pairs_are_truncated_alike(max_length: int, side: str) -> None:
+    assert read(cut(words(), side), pair=True, max_length=max_length) == []
+
+
+def test_the_beginning_is_cut_off_alike() -> None:
+    assert read(cut(words(), "left"), kind="tagging", max_length=12) == []
+    assert read(cut(unigram(), "left"), max_length=12) == []
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte bpe", "unigram"])
+def test_special_tokens_that_are_split_are_split_alike(kind: str) -> None:
+    tokenizer = {"wordpiece": words, "byte bpe": byte_level, "unigram": unigram}[kind]()
+    tokenizer.split_special_tokens = True
+    texts = [text for text in TEXTS if "[" in text or "<" in text]
+    assert read(tokenizer, texts) == []
 
 
 def test_random_texts_are_tokenized_alike() -> None:
@@ -152,9 +170,9 @@ def test_offsets_of_random_texts_are_alike(kind: Kind) -> None:
     assert read(words(), given, pair=kind == "qa", max_length=200, kind=kind) == []
 
 
-@pytest.mark.parametrize("max_length", [8, 16, 129])
-def test_questions_are_truncated_alike(max_length: int) -> None:
-    assert read(words(), kind="qa", pair=True, max_length=max_length) == []
+@pytest.mark.parametrize(("max_length", "side"), [(8, "right"), (16, "right"), (129, "right"), (16, "left")])
+def test_questions_are_truncated_alike(max_length: int, side: str) -> None:
+    assert read(cut(words(), side), kind="qa", pair=True, max_length=max_length) == []
 
 
 MASK = AddedToken("<mask>", lstrip=True, normalized=False, special=True)
@@ -696,9 +714,10 @@ def test_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
         tokenizer.backend_tokenizer.save(str(tmp_path / f"{name}.json"))
     code = (
         "import hashlib, sys; from pathlib import Path; from tokenizers import Tokenizer\n"
+        "from compress.data.encoder import TextEncoder\n"
         "from tests.exporters.test_text import build_reader\n"
         "for path in sorted(Path(sys.argv[1]).glob('*.json')):\n"
-        "    model = build_reader(Tokenizer.from_file(str(path)))[0]\n"
+        "    model = build_reader(TextEncoder.from_backend(Tokenizer.from_file(str(path))))[0]\n"
         "    print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())"
     )
     command, root = [sys.executable, "-c", code, str(tmp_path)], Path(__file__).parents[2]

@@ -216,11 +216,10 @@ def test_queries_keys_and_values_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["xlnet", "roberta"])
 def test_padding_on_the_left_is_supported(tmp_path: Path, family: str) -> None:
-    """XLNet's tokenizer pads on the left. RoBERTa shows scores and does not count pads, but answers at the first."""
+    """XLNet's rows are padded on the left. RoBERTa shows scores, but answers at the first place."""
     tokens, teacher, rows = tiny.tokenizer(), tiny.model(family, seed=2), learning.rows()
     wants = WANTS - {"logits" if family == "roberta" else "scores"}
-    tokens.padding_side = "left"
-    collate = Collate(tokens)
+    collate = Collate(tokens, left=True)
     cache = teacher_cache(teacher, rows, collate, tmp_path, wants=wants, layers=[0, 1], batch=4)
     batch = collate([rows[i] for i in (2, 11, 20)])
     assert not batch["attention_mask"][:, 0].all()

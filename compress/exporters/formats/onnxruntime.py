@@ -39,7 +39,7 @@ from compress.exporters.tokenizer import text_file
 from compress.records.run_report import REPORT
 
 if TYPE_CHECKING:
-    from compress.exporters.predictor import Text
+    from compress.data.encoder import Text
 
 NOTES = {"fp16": "for GPU and WebGPU", "w8": "for size", "q4": "for size"}
 VERDICTS = {

@@ -14,7 +14,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -30,18 +30,16 @@ from tokenizers import Tokenizer
 from compress.data import windows
 from compress.data.cache import digest, home, load_or_create
 from compress.data.conll import OUTSIDE
+from compress.data.encoder import TOKENIZER, Text, TextEncoder
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import (
     Answer,
     Marked,
     Prediction,
-    Text,
     Vector,
-    encode,
     join_answers,
     mark,
-    open_tokenizer,
 )
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
@@ -191,13 +189,13 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     Raises ExportError, and writes nothing, for a tokenizer that `MODELS` do not support, and where any of the
     hard texts, or of `texts`, is tokenised differently.
     """
-    words, frame = _read(bundle)
+    encoder, frame = _read(bundle)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
-    read = _reader(bundle.path, words, frame, model)
+    read = _reader(encoder, frame, model)
     hard = list_hard_texts(frame)
     proof = TextProof(
-        tokenizer=type(words.model).__name__,
+        tokenizer=type(encoder.backend.model).__name__,
         tokenizers=version("tokenizers"),
         hard=len(hard),
         given=len(texts),
@@ -205,7 +203,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
         max_length=frame.max_length,
         kind=bundle.task.kind,
         labels=bundle.task.labels,
-        words=tuple(list_words(words)),
+        words=tuple(list_words(encoder.backend)),
     )
     threshold = bundle.manifest.threshold
     whole = join_reader(read, model, bundle.task, math.inf if threshold is None else threshold)
@@ -215,7 +213,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     with tempfile.TemporaryDirectory() as scratch:
         front = Path(scratch) / "front.onnx"
         onnx.save_model(read, front)
-        if found := find_differences(open_session(front, threads=1), words, frame, [*hard, *texts]):
+        if found := find_differences(open_session(front, threads=1), encoder, frame, [*hard, *texts]):
             listed = "\n".join(f"  {each}" for each in found[:SHOWN])
             more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             raise ExportError(
@@ -293,45 +291,45 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
     return list(islice(whole, MOST_WORDS))
 
 
-def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
+def _read(bundle: Bundle) -> tuple[TextEncoder, RowTemplate]:
     """Open the bundle's tokenizer, and read the template of its rows."""
-    task, words = bundle.task, open_tokenizer(bundle.path)
-    config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
-    padding = config.get("pad_token_id") or 0
-    length = bundle.manifest.max_length
-    frame = frames.read_template(words, pair=task.pair, max_length=length, padding=padding, kind=task.kind)
+    task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
+    frame = frames.read_template(encoder, pair=task.pair, max_length=bundle.manifest.max_length, kind=task.kind)
     if task.kind == "qa" and frame.parts[0].token is None:
         raise ExportError(f'{bundle.path}: no special token before a question; expected one, which means "no answer"')
-    return words, frame
+    return encoder, frame
 
 
-def _reader(path: Path, words: Tokenizer, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
+def _reader(encoder: TextEncoder, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
     """Build the graph of a tokenizer, or load it from the cache, which saves seconds."""
     opsets = [f"{each.domain} {each.version}" for each in like.opset_import]
     code = sorted(Path(__file__).parent.glob("*.py"))
     others = [windows.WORDS.pattern, unidata_version, str(frame.question)]  # defined outside of this package
-    key = digest(words.to_str(), repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *others, *code)
+    own = encoder.fingerprint()
+    key = digest(own, repr(frame), *opsets, str(like.ir_version), version("tokenizers"), *others, *code)
 
     def build(folder: Path) -> None:
-        onnx.save_model(reader(_take_apart(path, words), frame, like), folder / "reader.onnx")
+        onnx.save_model(reader(take_apart(encoder), frame, like), folder / "reader.onnx")
 
     return onnx.load(load_or_create(home() / "readers" / key, build) / "reader.onnx")
 
 
-def _take_apart(path: Path, words: Tokenizer) -> Pieces:
+def take_apart(encoder: TextEncoder) -> Pieces:
     """Read the parts of a tokenizer. Raises ExportError for one that the graph does not support."""
-    described = json.loads(words.to_str())
+    described = json.loads(encoder.backend.to_str())
+    if encoder.settings.split_special_tokens:  # their names in a text are ordinary text
+        described["added_tokens"] = [token for token in described["added_tokens"] if not token["special"]]
     kind = described["model"]["type"]
     pieces = MODELS.get(kind)
     wrong = pieces.list_unsupported(described) if pieces else [f"model {kind} (expected {', '.join(MODELS)})"]
     if not pieces or wrong:
         raise ExportError(
-            f"{path / 'tokenizer.json'}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, DistilBERT, "
+            f"{encoder.name}: {TOKENIZER}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, DistilBERT, "
             "ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram as "
             "of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a library that "
             "reads tokenizer.json, and pass the ids to the bundle's other files"
         )
-    return pieces.from_tokenizer(words, described)
+    return pieces.from_tokenizer(encoder.backend, described)
 
 
 def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
@@ -383,14 +381,14 @@ def list_hard_texts(frame: RowTemplate) -> list[Text]:
 
 
 def find_differences(
-    session: onnxruntime.InferenceSession, tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
+    session: onnxruntime.InferenceSession, encoder: TextEncoder, frame: RowTemplate, texts: Sequence[Text]
 ) -> list[TokenDifference]:
     """Find the texts whose rows differ, in a session of a graph of `reader`."""
     names = [node.name for node in session.get_outputs()]
     found = []
     for first in range(0, len(texts), TOGETHER):
         batch = texts[first : first + TOGETHER]
-        expected = read_rows(tokenizer, frame, batch)
+        expected = read_rows(encoder, frame, batch)
         for size in (1, len(batch)) if len(batch) > 1 else (1,):
             parts = (batch[start : start + size] for start in range(0, len(batch), size))
             rows = [row for part in parts for row in zip(*session.run(names, make_feeds(part)), strict=True)]
@@ -399,42 +397,47 @@ def find_differences(
     return list({each.text: each for each in found if each is not None}.values())
 
 
-def read_rows(tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]) -> Sequence[Mapping[str, Sequence[Any]]]:
-    """Encode texts with the tokenizer, as `Bundle.predict` does; of texts that take several rows, the first row."""
+def read_rows(encoder: TextEncoder, frame: RowTemplate, texts: Sequence[Text]) -> Sequence[Mapping[str, Sequence[Any]]]:
+    """Encode texts as `Bundle.predict` does, with token types; of texts that take several rows the one that a
+    truncated text would have."""
     if frame.kind == "qa":
-        questions, contexts = zip(*texts, strict=True)
-        first = (found[0] for found in windows.read_questions(tokenizer, questions, contexts, frame.max_length))
-        return [
-            _row(each.row.ids, each.row.types)
-            | {"offsets": [[max(0, edge) for edge in span] for span in zip(each.starts, each.ends, strict=True)]}
-            for each in first
-        ]
+        return [_read_question(encoder, frame, text[0], text[1]) for text in texts]
     if frame.kind == "tagging":
-        return [_read_words(tokenizer, frame, text) for text in texts if isinstance(text, str)]
-    reference = windows.copy_unpadded(tokenizer)
-    reference.enable_truncation(frame.max_length, strategy="longest_first")
-    return encode(reference, texts, frame.padding)
+        return [_read_words(encoder, frame, text) for text in texts if isinstance(text, str)]
+    return _with_types(encoder).encode(texts, frame.max_length)
 
 
-def _row(ids: list[int], types: list[int]) -> dict[str, list[Any]]:
-    return {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": types}
+def _with_types(encoder: TextEncoder) -> TextEncoder:
+    """Return the encoder with token types, which the graph makes for every tokenizer."""
+    return replace(encoder, settings=replace(encoder.settings, token_types=True))
 
 
-def _read_words(tokenizer: Tokenizer, frame: RowTemplate, text: str) -> dict[str, list[Any]]:
+def _read_question(encoder: TextEncoder, frame: RowTemplate, question: str, context: str) -> dict[str, list[Any]]:
+    (found,) = encoder.questions([question], [context], frame.max_length)
+    window = found[-1 if frame.side == "left" else 0]
+    row: dict[str, list[Any]] = dict(_with_types(encoder).row(window.row))
+    row["offsets"] = [[max(0, start), max(0, end)] for start, end in zip(window.starts, window.ends, strict=True)]
+    return row
+
+
+def _read_words(encoder: TextEncoder, frame: RowTemplate, text: str) -> dict[str, list[Any]]:
     spans = [match.span() for match in windows.WORDS.finditer(text)]
-    (found,) = windows.read_words(tokenizer, [[text[start:end] for start, end in spans]], frame.max_length)
+    words = [text[start:end] for start, end in spans]
+    (found,) = encoder.words([words], frame.max_length)
+    nothing = windows.Window([frame.padding], [0], [])
     if not found:
-        return _row([frame.padding], [0]) | {name: [[0, 0]] for name in frame.outputs}
-    window = found[0]
-    made = tokenizer.encode(
-        [f" {text[start:end]}" for start, end in spans], is_pretokenized=True, add_special_tokens=False
-    )
-    made.truncate(frame.room)
-    row: dict[str, list[Any]] = _row(window.row.ids, window.row.types)
-    row |= {name: [[0, 0] for _ in window.row.ids] for name in frame.outputs}
-    numbers = [number for number in made.word_ids if number is not None]  # all are: there are no special tokens
+        return dict(_with_types(encoder).row(nothing)) | {name: [[0, 0]] for name in frame.outputs}
+    window = found[-1 if frame.side == "left" else 0].row
+    spaced = [f" {word}" for word in words]
+    made = encoder.backend.encode(spaced, is_pretokenized=True, add_special_tokens=False)
     before = None
-    for at, word, (start, end) in zip(window.row.text, numbers, made.offsets, strict=True):
+    if len(made.ids) > frame.room and frame.side == "left":
+        before = made.word_ids[-frame.room - 1]
+    made.truncate(frame.room, direction=frame.side)
+    row: dict[str, list[Any]] = dict(_with_types(encoder).row(window))
+    row |= {name: [[0, 0] for _ in window.ids] for name in frame.outputs}
+    numbers = [number for number in made.word_ids if number is not None]  # all are: there are no special tokens
+    for at, word, (start, end) in zip(window.text, numbers, made.offsets, strict=True):
         begin = spans[word][0]
         row["offsets"][at] = [begin + start - 1, begin + end - 1]  # the space before a word is not in the text
         row["words"][at] = [0, 0] if word == before else list(spans[word])

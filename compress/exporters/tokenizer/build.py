@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
-from tokenizers import Tokenizer
 
+from compress.data.encoder import TextEncoder
 from compress.data.task import Kind, Task
-from compress.data.windows import LONGEST_QUESTION, WORDS
+from compress.data.windows import LONGEST_QUESTION, WORDS, Side
 from compress.errors import ExportError
 from compress.evaluation.qa import LONGEST
 from compress.exporters.predictor import VECTORS
@@ -45,12 +45,20 @@ class RowPart:
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """Describes rows: their parts in order, their most tokens, the id of the padding, the kind of task."""
+    """Describe rows.
+
+    parts       in order
+    max_length  the most tokens
+    padding     the id of the padding token
+    kind        of the task
+    side        the end of a long text that is cut off
+    """
 
     parts: tuple[RowPart, ...]
     max_length: int
     padding: int
     kind: Kind
+    side: Side = "right"
 
     @property
     def pair(self) -> bool:
@@ -72,20 +80,21 @@ class RowTemplate:
         return {"tagging": ("offsets", "words"), "qa": ("offsets",)}.get(self.kind, ())
 
 
-def read_template(
-    tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int, kind: Kind = "classification"
-) -> RowTemplate:
-    """Read the special tokens around one text, or two, from a tokenizer that neither pads nor truncates.
+def read_template(encoder: TextEncoder, *, pair: bool, max_length: int, kind: Kind = "classification") -> RowTemplate:
+    """Read the special tokens around one text, or two, and how a long text is cut off.
 
     Raises ExportError where an example has no tokens, or `max_length` leaves no room for a text.
     """
+    tokenizer, settings = encoder.backend, encoder.settings
+    tokenizer.no_truncation()
     row = tokenizer.encode("a", "a") if pair else tokenizer.encode("a")
     parts: list[RowPart] = []
     for token, segment, source in zip(row.ids, row.type_ids, row.sequence_ids, strict=True):
         part = RowPart(token if source is None else None, source == 1, segment)
         if part.token is not None or part not in parts:
             parts.append(part)
-    frame = RowTemplate(tuple(parts), max_length, padding, kind)
+    padding = settings.pad_token_id or 0  # which the mask hides
+    frame = RowTemplate(tuple(parts), max_length, padding, kind, settings.truncation_side)
     if sum(part.token is None for part in parts) != 1 + pair:
         raise ExportError("tokenizer.json: the text 'a' has no tokens; expected a tokenizer that reads any text")
     if frame.room < 1 + (frame.question if kind == "qa" else pair):
@@ -103,13 +112,19 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens: Tokens, texts: str) ->
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
     place_T = graph.op("Sub", graph.numbers(graph.size(tokens_T, 0)), graph.op("Gather", before_R, lines_T))
     kept = _truncate(graph, frame, counts_R)
+    kept_T = graph.op("Gather", graph.op("Concat", *kept, axis=0), lines_T)
+    if frame.side == "left":  # the first tokens of a long text would be before its row
+        cut_T = graph.op("Sub", graph.op("Gather", counts_R, lines_T), kept_T)
+        place_T = graph.op("Sub", place_T, cut_T)
+        fits_T = graph.op("GreaterOrEqual", place_T, graph.constant(0))
+    else:
+        fits_T = graph.op("Less", place_T, kept_T)
     batch = graph.size(kept[0], 0)
     ends, starts, own = _offsets(graph, frame, kept)
-    if not own:  # a text without tokens is a padding token, as in `predictor.encode`
+    if not own:  # a text without tokens is a padding token, as in `Encoder.encode`
         ends = graph.op("Max", ends, graph.constant(1))
     longest = graph.op("Reshape", graph.op("ReduceMax", ends, keepdims=0), graph.constant([1]))
     line_B = graph.op("Mul", graph.numbers(batch), longest)
-    fits_T = graph.op("Less", place_T, graph.op("Gather", graph.op("Concat", *kept, axis=0), lines_T))
     begin_R = graph.op("Concat", *(graph.op("Add", line_B, start) for start in starts), axis=0)
     at_T = graph.op("Add", graph.op("Gather", begin_R, lines_T), place_T)
     places = [graph.select(at_T, fits_T), *(graph.op("Add", line_B, at) for at, _ in own)]
@@ -184,7 +199,7 @@ def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[st
     half = graph.op("Div", graph.op("Shape", counts_R), graph.constant([2]))
     one = graph.op("Slice", counts_R, graph.constant([0]), half)
     other = graph.op("Slice", counts_R, half, graph.constant([EVERYTHING]))
-    if frame.kind == "qa":  # like the first window of `windows.read_questions`
+    if frame.kind == "qa":  # like the first window of `windows.read_questions`, on the left like the last
         one = graph.op("Min", one, graph.constant(frame.question))
         return [one, graph.op("Min", other, graph.op("Sub", graph.constant(room), one))]
     swapped = graph.op("Greater", one, other)

@@ -1,0 +1,483 @@
+"""Encode texts as rows of tokens, exactly as a checkpoint's own tokenizer does.
+
+Training, scoring, prediction, export, trimming and the graph of a text file all get their rows here, so that a model is
+scored on what it answers. It uses `tokenizers` alone: prediction imports neither torch nor transformers. A checkpoint's
+tokenizer is the one that transformers' AutoTokenizer makes of its files. A bundle holds the result: tokenizer.json, and
+in tokenizer_config.json the settings that `TokenizerSettings` names. docs/what-is-read.md lists every setting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, get_args
+
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+
+from compress import io
+from compress.data import windows
+from compress.data.windows import QuestionWindow, Side, Window, WordWindow
+from compress.errors import BundleError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Text = str | tuple[str, str]
+Row = dict[str, list[int]]
+"""input_ids, attention_mask, and token_type_ids if the tokenizer makes them."""
+
+TOKENIZER: Final = "tokenizer.json"
+SETTINGS: Final = "tokenizer_config.json"
+UNLIMITED: Final = 10**6
+"""A tokenizer without a limit has a `model_max_length` above this, in tokens."""
+LONGEST_FIRST: Final = "longest_first"
+STRATEGIES: Final = (LONGEST_FIRST, "only_first", "only_second")
+"""The ways in which `tokenizers` can truncate a pair of texts."""
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """Hold what decides the tokens of a text besides tokenizer.json.
+
+    truncation_side       the end of a long text that is cut off
+    truncation_strategy   how a pair of texts is truncated
+    token_types           whether rows have token types: `model_input_names` contains `token_type_ids`
+    split_special_tokens  whether the name of a special token in a text is read as ordinary text
+    pad_token_id          None without a padding token
+    model_max_length      the most tokens of a row; None without a limit
+    clean_up              whether a decoded text loses the spaces before punctuation
+    """
+
+    truncation_side: Side = "right"
+    truncation_strategy: str = LONGEST_FIRST
+    token_types: bool = True
+    split_special_tokens: bool = False
+    pad_token_id: int | None = None
+    model_max_length: int | None = None
+    clean_up: bool = False
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> TokenizerSettings:
+        """Read the settings of a tokenizer of transformers, which knows the defaults of its class."""
+        options: Mapping[str, Any] = tokenizer.init_kwargs
+        return cls(
+            truncation_side=_check_side(tokenizer.truncation_side, name_of(tokenizer)),
+            truncation_strategy=_check_strategy(options.get("truncation_strategy"), name_of(tokenizer)),
+            token_types="token_type_ids" in tokenizer.model_input_names,
+            split_special_tokens=bool(tokenizer.split_special_tokens),
+            pad_token_id=tokenizer.pad_token_id,
+            model_max_length=_read_limit(tokenizer.model_max_length),
+            clean_up=_cleans_up(vars(tokenizer), getattr(tokenizer, "backend_tokenizer", None)),
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path, backend: Tokenizer) -> TokenizerSettings:
+        """Read the settings of a bundle from its tokenizer_config.json. Raises BundleError."""
+        path = folder / SETTINGS
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path}: cannot be read ({error}); copy the model again") from None
+        if not isinstance(config, dict):
+            raise BundleError(f"{path}: holds a {type(config).__name__}; expected an object: copy the model again")
+        stored: Mapping[str, Any] = backend.truncation or {}
+        strategy = config.get("truncation_strategy") or stored.get("strategy")
+        padding = config.get("pad_token")
+        if isinstance(padding, dict):
+            padding = padding.get("content")
+        return cls(
+            truncation_side=_check_side(config.get("truncation_side", stored.get("direction", "right")), str(path)),
+            truncation_strategy=_check_strategy(strategy, str(path)),
+            token_types="token_type_ids" in config.get("model_input_names", ["token_type_ids"]),
+            split_special_tokens=bool(config.get("split_special_tokens", False)),
+            pad_token_id=None if padding is None else backend.token_to_id(padding),
+            model_max_length=_read_limit(config.get("model_max_length")),
+            clean_up=_cleans_up(config, backend),
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        """Return settings of tokenizer_config.json that transformers does not write where they are the default of a
+        class, or were changed after loading."""
+        return {"truncation_side": self.truncation_side, "split_special_tokens": self.split_special_tokens}
+
+
+def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Name a tokenizer in errors by its folder, or else by its class."""
+    return str(tokenizer.name_or_path or type(tokenizer).__name__)
+
+
+def _check_side(side: Any, where: str) -> Side:
+    if side not in get_args(Side):
+        raise DataError(f"{where}: truncation_side is {side!r}; expected left or right: correct {SETTINGS}")
+    return cast(Side, side)
+
+
+def _check_strategy(strategy: Any, where: str) -> str:
+    if strategy is None:
+        return LONGEST_FIRST
+    if strategy not in STRATEGIES:
+        raise DataError(
+            f"{where}: truncation_strategy is {strategy!r}; expected {', '.join(STRATEGIES)}: correct {SETTINGS}"
+        )
+    return str(strategy)
+
+
+def _read_limit(length: float | None) -> int | None:
+    return None if length is None or length > UNLIMITED else int(length)
+
+
+def _cleans_up(settings: Mapping[str, Any], backend: Tokenizer | None) -> bool:
+    """Check whether transformers cleans up a decoded text: not for BPE, whose tokens have spaces, unless forced to."""
+    if not settings.get("clean_up_tokenization_spaces"):
+        return False
+    if backend is not None and isinstance(backend.model, BPE):
+        return bool(settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"))
+    return True
+
+
+class Encoder(Protocol):
+    """Turn texts into rows of tokens: a `TextEncoder`, or a `SlowEncoder`."""
+
+    @property
+    def settings(self) -> TokenizerSettings: ...
+
+    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[Row]:
+        """Encode texts, or pairs of texts, as rows of at most `max_length` tokens, special tokens included.
+
+        Of a long text the end that `truncation_side` names is cut off, of a pair always that of the longer text. A
+        text without tokens (empty, and the tokenizer adds none) becomes a padding token: models cannot run on nothing.
+        Raises DataError for a `max_length` without room for a text, and for what is no text, such as a lone surrogate.
+        """
+        ...
+
+    def questions(
+        self, questions: Sequence[str], contexts: Sequence[str], max_length: int
+    ) -> list[list[QuestionWindow]]:
+        """Encode questions, each with windows of its context: see `windows.read_questions`."""
+        ...
+
+    def words(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[list[WordWindow]]:
+        """Encode windows of words: see `windows.read_words`."""
+        ...
+
+    def row(self, window: Window) -> Row:
+        """Make the row of a window."""
+        ...
+
+    def special_ids(self) -> frozenset[int]:
+        """Return the ids of all special tokens."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash everything that determines the tokens of a text."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Encode with the backend of a fast tokenizer; from several threads, if all encode for the same task and length.
+
+    name  of the tokenizer, for errors
+    """
+
+    backend: Tokenizer
+    settings: TokenizerSettings
+    name: str
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TextEncoder:
+        """Open the tokenizer of a bundle. Raises BundleError where its files are missing or cannot be read."""
+        path = folder / TOKENIZER
+        if not path.is_file():
+            raise BundleError(f"{path}: no such file; expected the tokenizer of the model")
+        try:
+            backend: Any = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for a file that it cannot read
+            if type(error) is not Exception:
+                raise
+            raise BundleError(f"{path}: cannot be read as a tokenizer ({error}); copy the model again") from None
+        return cls.from_backend(backend, TokenizerSettings.from_folder(folder, backend), str(folder))
+
+    @classmethod
+    def from_backend(
+        cls, backend: Tokenizer, settings: TokenizerSettings = TokenizerSettings(), name: str = TOKENIZER
+    ) -> TextEncoder:
+        """Encode with a backend, whose own padding and truncation do not count.
+
+        Raises DataError for one that draws the tokens of a text at random.
+        """
+        if dropout := getattr(backend.model, "dropout", None):
+            raise DataError(
+                f"{name}: model.dropout of its {TOKENIZER} is {dropout:g}, so that a text gets other tokens every "
+                "time; expected null: set it"
+            )
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = settings.split_special_tokens
+        return cls(backend, settings, name)
+
+    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[Row]:
+        if not texts:
+            return []
+        self.truncate(max_length, pair=not isinstance(texts[0], str))
+        with _explain_wrong_texts(texts):
+            found = self.backend.encode_batch_fast(list(texts))
+        return [self._make_row(each.ids, each.type_ids) for each in found]
+
+    def tokens(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the tokens of whole texts, special tokens included."""
+        self.backend.no_truncation()
+        with _explain_wrong_texts(texts):
+            found = self.backend.encode_batch_fast(list(texts))
+        return [each.tokens for each in found]
+
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of whole texts, without special tokens."""
+        self.backend.no_truncation()
+        with _explain_wrong_texts(texts):
+            found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [each.ids for each in found]
+
+    def questions(
+        self, questions: Sequence[str], contexts: Sequence[str], max_length: int
+    ) -> list[list[QuestionWindow]]:
+        self.backend.no_truncation()
+        side = self.settings.truncation_side
+        with _explain_wrong_texts([*questions, *contexts]):
+            return windows.read_questions(self.backend, questions, contexts, max_length, side=side)
+
+    def words(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[list[WordWindow]]:
+        self.backend.no_truncation()
+        with _explain_wrong_texts([word for words in sentences for word in words]):
+            return windows.read_words(self.backend, sentences, max_length, side=self.settings.truncation_side)
+
+    def row(self, window: Window) -> Row:
+        return self._make_row(window.ids, window.types)
+
+    def special_ids(self) -> frozenset[int]:
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    def fingerprint(self) -> str:
+        self.backend.no_truncation()
+        return _hash(self.backend.to_str(), self.settings)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens, as the tokenizer's own `decode` does."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
+        return clean_up(text) if self.settings.clean_up else text
+
+    def check_truncation(self, max_length: int, *, pair: bool) -> None:
+        """Raise DataError for a length without room for a text, and for a pair that is not truncated as transformers
+        truncates one."""
+        _check_room(max_length, self.backend.num_special_tokens_to_add(pair), pair, self.name)
+        if pair and self.settings.truncation_strategy != LONGEST_FIRST:
+            raise DataError(
+                f"{self.name}: truncation_strategy of its tokenizer is {self.settings.truncation_strategy}; "
+                "transformers ignores it and cuts the longer text of a pair, so that the model may have learned either "
+                f"way. Expected {LONGEST_FIRST}: if it is right, set it in {SETTINGS}, or as truncation.strategy in "
+                f"{TOKENIZER}"
+            )
+
+    def truncate(self, max_length: int | None, *, pair: bool) -> None:
+        """Truncate rows to this length from now on. Raises DataError as `check_truncation` does."""
+        if max_length is None:
+            self.backend.no_truncation()
+            return
+        self.check_truncation(max_length, pair=pair)
+        wanted: dict[str, Any] = {
+            "max_length": max_length,
+            "stride": 0,
+            "strategy": LONGEST_FIRST,
+            "direction": self.settings.truncation_side,
+        }
+        if self.backend.truncation != wanted:  # another thread may be using it
+            self.backend.enable_truncation(**wanted)
+
+    def _make_row(self, ids: list[int], types: list[int]) -> Row:
+        return _make_row(ids, types, self.settings, self.name)
+
+
+@dataclass(frozen=True)
+class SlowEncoder:
+    """Encode with a tokenizer of transformers that is not a file of `tokenizers`: one written in Python (XLM, FlauBERT,
+    CANINE), or one whose class encodes in a way of its own. It cannot be saved in a bundle."""
+
+    tokenizer: PreTrainedTokenizerBase
+    settings: TokenizerSettings
+
+    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[Row]:
+        if not texts:
+            return []
+        columns = [list(texts)] if isinstance(texts[0], str) else list(map(list, zip(*texts, strict=True)))
+        name = name_of(self.tokenizer)
+        if max_length is not None:
+            special = self.tokenizer.num_special_tokens_to_add(pair=len(columns) > 1)
+            _check_room(max_length, special, len(columns) > 1, name)
+        with _explain_wrong_texts(texts):
+            found = self.tokenizer(
+                *columns,
+                truncation=max_length is not None,
+                max_length=max_length,
+                padding=False,
+                return_token_type_ids=True,
+                verbose=False,
+            )
+        rows = zip(found["input_ids"], found["token_type_ids"], strict=True)
+        return [_make_row(ids, types, self.settings, name) for ids, types in rows]
+
+    def questions(
+        self, questions: Sequence[str], contexts: Sequence[str], max_length: int
+    ) -> list[list[QuestionWindow]]:
+        raise self._lacks_positions("questions")
+
+    def words(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[list[WordWindow]]:
+        raise self._lacks_positions("words")
+
+    def row(self, window: Window) -> Row:
+        raise self._lacks_positions("windows")
+
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.all_special_ids)
+
+    def fingerprint(self) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            self.tokenizer.save_pretrained(folder)
+            files = io.hash_files(path for path in Path(folder).rglob("*") if path.is_file())
+        return _hash(f"{type(self.tokenizer).__name__} {files}", self.settings)
+
+    def _lacks_positions(self, what: str) -> DataError:
+        return DataError(
+            f"{name_of(self.tokenizer)}: {type(self.tokenizer).__name__} does not report which characters its tokens "
+            f"come from, which {what} need; expected a fast tokenizer, as AutoTokenizer returns for all common models."
+        )
+
+
+def encoder_of(tokenizer: PreTrainedTokenizerBase | Encoder) -> Encoder:
+    """Return the encoder of a tokenizer of transformers, which shares its backend; an encoder is returned as it is."""
+    if isinstance(tokenizer, TextEncoder | SlowEncoder):
+        return tokenizer
+    plain = cast("PreTrainedTokenizerBase", tokenizer)
+    settings = TokenizerSettings.from_tokenizer(plain)
+    if not plain.is_fast or _calls_its_own(type(plain)):
+        return SlowEncoder(plain, settings)
+    return TextEncoder.from_backend(plain.backend_tokenizer, settings, name_of(plain))
+
+
+def text_encoder_of(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
+    """Return the encoder of a tokenizer of transformers. Raises DataError for one that is not fast."""
+    encoder = encoder_of(tokenizer)
+    if not isinstance(encoder, TextEncoder):
+        raise DataError(
+            f"{name_of(tokenizer)}: {type(tokenizer).__name__} has no {TOKENIZER} form; expected a fast tokenizer, as "
+            "AutoTokenizer returns for all common models"
+        )
+    return encoder
+
+
+def _calls_its_own(kind: type) -> bool:
+    """Check whether the class of one family changes how texts are encoded, instead of its backend."""
+    for method in ("__call__", "_encode_plus"):
+        owner = next((each for each in kind.__mro__ if method in vars(each)), None)
+        if owner is not None and owner.__module__.startswith("transformers.models."):
+            return True
+    return False
+
+
+def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise BundleError unless the tokenizer saved in a folder encodes some difficult texts as transformers does."""
+    saved = TextEncoder.from_folder(folder)
+    special = " ".join([*tokenizer.all_special_tokens, *map(str.lower, tokenizer.all_special_tokens)])
+    texts = (
+        "It's a GOOD film, isn't it?",
+        "  Zoë's café \n\t in Ångström,  1,000.50 % ",
+        "東京 ﬁne ½ 🙂👍🏽 e\u0301 \u200b",
+        special,
+        "x".join(special.split(" ")),
+        "a b c d " * 600,
+    )
+    limit = saved.settings.model_max_length
+    options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit, "padding": False}
+    for text in texts:
+        expected = tokenizer(text, verbose=False, **options)
+        (row,) = saved.encode([text], limit)
+        if any(row[name] != list(expected[name]) for name in row if name in expected):
+            raise BundleError(
+                f"{name_of(tokenizer)}: {type(tokenizer).__name__} encodes {text!r:.60} as "
+                f"{list(expected['input_ids'])[:8]}, the {TOKENIZER} that it saves as {row['input_ids'][:8]}: it does "
+                "more than this file says, and prediction would not. Choose a model with another tokenizer"
+            )
+
+
+def clean_up(text: str) -> str:
+    """Remove the spaces before punctuation and English contractions, as transformers' `clean_up_tokenization`."""
+    for mark in (".", "?", "!", ","):
+        text = text.replace(f" {mark}", mark)
+    text = text.replace(" ' ", "'")
+    for ending in ("n't", "'m", "'s", "'ve", "'re"):
+        text = text.replace(f" {ending}", ending)
+    return text
+
+
+def _make_row(ids: list[int], types: list[int], settings: TokenizerSettings, name: str) -> Row:
+    if not ids:
+        if settings.pad_token_id is None:
+            raise DataError(
+                f"{name}: a text has no tokens, and the tokenizer has no padding token to stand for it. Leave empty "
+                f"texts out, or set pad_token in its {SETTINGS}"
+            )
+        ids, types = [settings.pad_token_id], [0]
+    row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    if settings.token_types:
+        row["token_type_ids"] = types
+    return row
+
+
+def _check_room(max_length: int, special: int, pair: bool, name: str) -> None:
+    if max_length - special < 1 + pair:
+        texts = "two texts" if pair else "a text"
+        raise DataError(
+            f"{name}: max_length {max_length} has no room for {texts} beside {special} special tokens; expected at "
+            f"least {special + 1 + pair}"
+        )
+
+
+@contextmanager
+def _explain_wrong_texts(texts: Sequence[Any]) -> Iterator[None]:
+    """Name the first text that is none, where `tokenizers` says only that there is one."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        for text in texts:
+            for part in [text] if isinstance(text, str) else _parts(text):
+                _check_text(part)
+        raise
+
+
+def _parts(text: Any) -> Iterable[Any]:
+    return text if isinstance(text, list | tuple) and len(text) == 2 else [text]
+
+
+def _check_text(text: Any) -> None:
+    if not isinstance(text, str):
+        raise DataError(f"{text!r} is no text; expected a string, or two")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise DataError(
+            f"{text[: error.start + 1][-40:]!r}: character {error.start + 1} is U+{code:X}, half of a surrogate pair, "
+            "which no text in UTF-8 has; read the source as UTF-8, or remove it"
+        ) from None
+
+
+def _hash(state: str, settings: TokenizerSettings) -> str:
+    """Hash a tokenizer, without the settings that each call chooses and those that concern decoding."""
+    deciding = replace(settings, model_max_length=None, clean_up=False)
+    return hashlib.sha256(f"{state} {astuple(deciding)}".encode()).hexdigest()

@@ -1,0 +1,73 @@
+"""Choose how the rows of a batch are padded, so that a row has the result that it has alone.
+
+Rows are padded on the right, whatever the tokenizer says: a mask hides the padding, positions count from the first
+token, and a causal model does not look ahead. Two kinds of classifiers do not read the mask. XLNet, XLM and FlauBERT
+may summarise a text by its last place, padding or not: their rows are padded on the left, with position ids. Decoders
+such as GPT-2 read the last token that is not their config's padding token: theirs and the tokenizer's must be the same.
+
+Shapes: B batch, L tokens, D hidden.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import TeacherError
+
+LAST: Final = ("last", "cls_index")
+"""The `summary_type`s that take the last place of a row: no model here passes an index."""
+
+
+def pads_left(model: nn.Module) -> bool:
+    """Check whether a model needs its rows padded on the left. Raises TeacherError for one that averages over the
+    padding too."""
+    summary = getattr(getattr(model, "sequence_summary", None), "summary_type", "first")
+    if summary == "mean":
+        raise TeacherError(
+            f"{type(model).__name__}: summary_type in its config.json is mean, an average over a batch's padding too; "
+            "expected first or last, whose rows can be trained in batches"
+        )
+    return summary in LAST
+
+
+def align_padding(tokenizer: Any, config: Any) -> None:
+    """Give a tokenizer without a padding token one, and a decoder that reads it and its tokenizer the same one.
+
+    The model's own counts, as it chooses the token that is read. A decoder without one reads the last token: it gets
+    one that no text ends with. Changes both in place.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    families = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
+    reads_padding = config.model_type in families
+    own = getattr(config, "pad_token_id", None)
+    own = own if own in tokenizer.get_vocab().values() else None
+    if own is not None and (reads_padding or tokenizer.pad_token is None):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(own)
+    elif own is None and reads_padding:
+        tokenizer.pad_token = next(_inner_tokens(tokenizer), tokenizer.pad_token)
+    elif tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if own is None:
+        config.pad_token_id = tokenizer.pad_token_id
+
+
+def _inner_tokens(tokenizer: Any) -> Iterator[str]:
+    """Yield the special tokens that a text does not end with, the padding token first."""
+    end = tokenizer("a")["input_ids"][-1:]
+    for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token):
+        if token is not None and tokenizer.convert_tokens_to_ids(token) not in end:
+            yield token
+
+
+def first_token(states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """Return the states of each row's first token that is not padding, (B, D)."""
+    if mask_BL is None or torch.jit.is_tracing():  # type: ignore[attr-defined]  # exported files read rows that are padded on the right
+        return states_BLD[:, 0]
+    first_B11 = mask_BL.long().argmax(1)[:, None, None]
+    return states_BLD.take_along_dim(first_B11, 1)[:, 0]
