@@ -12,7 +12,9 @@ from compress.benchmark.arguments import RUNTIMES
 from compress.benchmark.remote.runner import INPUTS
 from compress.errors import ExportError
 from compress.exporters.session import (
+    PROMPT_LENGTH,
     SESSION_OPTIONS,
+    EncodedRow,
     read_model,
     read_vocabulary_size,
     session_entries,
@@ -79,6 +81,15 @@ def check_settings(device: str, cores: str, files: Mapping[str, Path], settings:
         limit = min((tensor.dims[0] for tensor in tables if len(tensor.dims) == 2), default=longest)
         if longest > limit:
             raise DeviceError(f"--seq {longest}: {name} has {limit} positions; expected at most {limit}")
+
+
+def refuse_prompt_length(row: EncodedRow, name: str) -> None:
+    """Raise DeviceError for a row of a model whose vectors leave prompts out, on a device that cannot do that."""
+    if PROMPT_LENGTH in row:
+        raise DeviceError(
+            f"{name}: include_prompt is false in the Pooling of this model, so that its vectors leave the prompt out, "
+            "which this device cannot do; use --device local or ssh"
+        )
 
 
 def input_types(path: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from compress.benchmark.arguments import format_cpus
 from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.runner import REFUSED
+from compress.exporters.session import EncodedRow
 from compress.progress import Progress, show_progress
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
@@ -169,14 +170,14 @@ class AgentDevice:
                 curves.append(sustain_file(name, setting, seconds, run, temperature=self._temperature, say=self._say))
         return curves
 
-    def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
+    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
         logits: list[NDArray[np.float32]] = []
         with (
             self._start_runner(str(file), self._place(jobs.logits_job(file), file), None) as (ask, _),
             Progress("scoring", len(rows), "rows") as bar,
         ):
             for at in range(0, len(rows), ROWS_AT_ONCE):
-                batch = [{key: list(map(int, ids)) for key, ids in row.items()} for row in rows[at : at + ROWS_AT_ONCE]]
+                batch = [_as_json(row) for row in rows[at : at + ROWS_AT_ONCE]]
                 for shape, data in ask({"rows": batch})["logits"]:
                     logits.append(np.frombuffer(base64.b64decode(data), np.float32).reshape(shape))
                 bar.advance(len(batch))
@@ -244,6 +245,11 @@ class AgentDevice:
             raise
         # not after an interrupt: an answer may be due, and closing the link stops every runner
         self.link.ask(do="stop", name=name)
+
+
+def _as_json(row: EncodedRow) -> dict[str, Any]:
+    """Write a row's columns as Python numbers: lists, and single ones."""
+    return {name: value if isinstance(value, int) else list(map(int, value)) for name, value in row.items()}
 
 
 def _other_load(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, int]:

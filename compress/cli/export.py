@@ -194,6 +194,9 @@ def predict(
     vectors: Annotated[
         Literal["float32", "int8", "binary"], opt.output(help="Of .npy: int8 a byte, binary a bit a number.")
     ] = "float32",
+    prompt_name: Annotated[
+        str | None, opt.data_option("--prompt-name", help="Vectors: put this prompt of the model before texts.")
+    ] = None,
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"], opt.output(help="Answer with this file.")
     ] = "int8",
@@ -210,7 +213,7 @@ def predict(
         if rows is not None or answers is not None or text:
             if rows is None or answers is None or texts:
                 raise DataError("predict: a file needs both --input and --output, and no texts")
-            predictor = _open(bundle, precision, against, top, threads=os.cpu_count() or 1)
+            predictor = _open(bundle, precision, against, top, prompt_name, threads=os.cpu_count() or 1)
             _predict_file(predictor, rows, answers, text, pair, on_error, vectors, as_json)
             return
         if vectors != "float32":
@@ -222,7 +225,7 @@ def predict(
         second = None if pair is None else stream.decode(os.fsencode(pair), "--pair")
         piped = texts == ["-"]
         lines = stream.read_lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
-        predictor, skipped = _open(bundle, precision, against, top), 0
+        predictor, skipped = _open(bundle, precision, against, top, prompt_name), 0
         with _print_answers(as_json) as show:
             for each in stream.answer_lines(predictor, lines, second=second, unit="line" if piped else "text"):
                 if each.error and on_error == "stop":
@@ -280,7 +283,13 @@ def demo(
 
 
 def _open(
-    bundle: Path, precision: "Precision", against: Path | None, top: int | None, *, threads: int = 1
+    bundle: Path,
+    precision: "Precision",
+    against: Path | None,
+    top: int | None,
+    prompt_name: str | None,
+    *,
+    threads: int = 1,
 ) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.exporters.artifact import Bundle
@@ -288,7 +297,13 @@ def _open(
 
     if top is not None and against is None:
         raise typer.BadParameter("give the file to search with --against", param_hint="--top")
+    if prompt_name is not None and against is not None:
+        raise typer.BadParameter(
+            "a search uses the prompts query and document; leave the option out", param_hint="--prompt-name"
+        )
     predictor = Bundle.load(bundle).open(precision, threads=threads)
+    if prompt_name is not None:
+        predictor = predictor.with_prompt(prompt_name)
     if against is None:
         return predictor
     return open_index(predictor, against, top or 5)

@@ -117,16 +117,21 @@ CUT = 0.05
 
 
 def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
-    """Return a warning if the student reads less than many rows have, or less than the encoder that teaches it."""
-    where, stage = min(
-        ((where, stage) for where, stage in list_stages(recipe) if stage.data == "task"),
-        key=lambda each: each[1].length,
-    )
+    """Return a warning if the student reads less than many rows have, or less than the encoder that teaches it, or more
+    than that encoder."""
+    stages = [(where, stage) for where, stage in list_stages(recipe) if stage.data == "task"]
+    where, stage = max(stages, key=lambda each: each[1].length)
+    if lengths.teacher_length == lengths.longest < stage.length:
+        return [
+            f"{where} reads {stage.length} tokens of a text, the teacher {lengths.longest}, as max_seq_length of its "
+            "folder says: of longer texts the student learns vectors that the teacher does not give"
+        ]
+    where, stage = min(stages, key=lambda each: each[1].length)
     share, setting = lengths.share_cut(stage.length), f"--set {where.replace('[', '.').rstrip(']')}.max_length"
     if share > CUT:
         remedy = f"{setting}={lengths.fitting} reads more of them"
         if lengths.fitting <= stage.length:
-            remedy = "split long texts into several rows, or use a larger max_length if the teacher has more positions"
+            remedy = "split long texts into several rows, or use a larger max_length if the teacher reads more"
         return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
     if (read := lengths.teacher_length) and stage.length < read:
         return [

@@ -79,10 +79,15 @@ def demo(
     """
     loaded, out = Bundle.load(bundle), Path(out)
     check_out(loaded, out)
+    if loaded.leaves_out_prompts and loaded.task.preparation.changes_texts:
+        raise ExportError(
+            f"{loaded.path}: include_prompt is false in the Pooling of this model, so that its vectors leave "
+            "the prompt out, which a page cannot do; expected a model that pools prompts too, or that has none"
+        )
     engine = load_runtime(None if assets is None else Path(assets))
     say(f"{loaded.path}: adding the tokenizer to the model, and comparing the two on difficult texts")
     with atomic_folder(out) as folder:
-        proof = text_file(loaded, folder / MODEL, precision=precision)
+        proof = text_file(loaded, folder / MODEL, precision=precision, prompt="")  # the page adds them
         for path in engine:
             shutil.copyfile(path, folder / path.name)
         model, weight = (folder / MODEL).stat().st_size, sum(path.stat().st_size for path in engine)

@@ -49,6 +49,12 @@ class TextPreparation:
         return tuple(dict.fromkeys((QUERY, DOCUMENT, *self.prompts)))
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """Return the names of prompts that no text gets unless they are named."""
+        chosen = {QUERY, DOCUMENT, self.default}
+        return tuple(name for name, prompt in self.prompts.items() if prompt and name not in chosen)
+
+    @property
     def in_turn(self) -> tuple[str, ...]:
         """Return the different prompts that texts of unknown purpose may be given: see `prompts_of_rows`."""
         return tuple(dict.fromkeys((self.prompt(), self.prompt(QUERY), self.prompt(DOCUMENT))))

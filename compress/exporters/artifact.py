@@ -123,6 +123,11 @@ class Bundle:
             raise BundleError(f"{self.path}: is a bundle of kind {self.manifest.kind}; expected one with a task")
         return self.manifest.task
 
+    @property
+    def leaves_out_prompts(self) -> bool:
+        """Check whether vectors leave the tokens of prompts out, which files read as `prompt_length`."""
+        return SentenceFolder.read(self.path).settings.leaves_out_prompts
+
     def files(self) -> dict[str, Path]:
         """Map precisions to the ONNX files that read token ids: `fp32`, `int8`, and those added later."""
         return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 
 from compress.errors import ExportError
 from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
-from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
+from compress.exporters.session import (
+    PROMPT_LENGTH,
+    SESSION_KEY,
+    SESSION_WHY_KEY,
+    UNFUSED_SKIP,
+    UNFUSED_SKIP_WHY,
+    open_session,
+)
 from compress.io import atomic_file
 from compress.models.sentence_encoder import SentenceEncoder
 from compress.provenance import versions
@@ -41,9 +48,6 @@ LOOKS_BACK = ("gpt2", *GROUPED)
 
 SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
 """Model types that read token types without a `type_vocab_size` in their config."""
-
-PROMPT_LENGTH = "prompt_length"
-"""The name of an optional input: see `to_onnx`."""
 
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
 """The names that the hub's tools expect of a file's outputs."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -18,12 +18,12 @@ from compress.data.conll import OUTSIDE, entities
 from compress.data.encoder import Text, TextEncoder
 from compress.data.task import Kind, Task
 from compress.data.text_files import LONGEST
-from compress.data.text_preparation import AS_IT_IS, DOCUMENT, QUERY, TextPreparation, count_prompt_tokens, prepend
+from compress.data.text_preparation import DOCUMENT, QUERY, count_prompt_tokens, prepend
 from compress.data.vector_index import find_nearest
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
-from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_folder import TOKENS_ONLY, SentenceFolder, SentenceSettings
 from compress.progress import show_progress
 
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}
@@ -125,7 +125,7 @@ class Predictor:
     Rows are run one at a time, without padding: an int8 graph scales activations by the whole batch, so a row's logits
     would depend on the others; alone they are what a device computes. (Batches of 16 were 15 % faster in int8, 6 layers
     x 384, 27 tokens.) `threads` rows run in parallel. `threshold`: qa, the margin over the best span from which "no
-    answer" is returned. `preparation`: the prompts of texts that get vectors.
+    answer" is returned. `sentence`: the settings of a model that computes vectors.
     """
 
     task: Task
@@ -134,7 +134,7 @@ class Predictor:
     max_length: int
     threads: int
     threshold: float = math.inf
-    preparation: TextPreparation = AS_IT_IS
+    sentence: SentenceSettings = TOKENS_ONLY
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -165,7 +165,7 @@ class Predictor:
         Raises BundleError for vectors that are not finite, CompressError for a prompt that the model does not have.
         """
         if prompt is None:
-            prompt = self.preparation.prompt(prompt_name)
+            prompt = self.sentence.preparation.prompt(prompt_name)
         elif prompt_name is not None:
             raise BundleError(f"embed: prompt_name {prompt_name!r} and a prompt were given; expected one of them")
         rows: Sequence[EncodedRow] = self.encode(prepend(prompt, texts))
@@ -176,6 +176,16 @@ class Predictor:
         vectors = self.logits(rows)
         _check_finite(vectors)
         return vectors
+
+    def with_prompt(self, name: str) -> "Predictor":
+        """Return a predictor whose default prompt is the model's prompt of this name.
+
+        Raises BundleError for a model that computes no vectors, CompressError for one without such a prompt.
+        """
+        check_vectors(self)
+        preparation = self.sentence.preparation
+        preparation.prompt(name)
+        return replace(self, sentence=replace(self.sentence, preparation=replace(preparation, default=name)))
 
     def encode(self, texts: Sequence[Text]) -> Sequence[EncodedRow]:
         """Encode texts, or pairs of texts, for tasks that read a text as one row: see `Encoder.encode`."""
@@ -326,10 +336,8 @@ def open_predictor(
     encoder = TextEncoder.from_folder(folder)
     if not task.tokenwise:  # long texts are read in several rows there
         encoder.truncate(max_length, pair=task.pair)
-    preparation = AS_IT_IS
-    if task.kind == "embedding":
-        preparation = SentenceFolder.read(folder).settings.preparation
-    return Predictor(task, encoder, open_session(onnx_file, threads=1), max_length, threads, threshold, preparation)
+    sentence = SentenceFolder.read(folder).settings if task.kind == "embedding" else TOKENS_ONLY
+    return Predictor(task, encoder, open_session(onnx_file, threads=1), max_length, threads, threshold, sentence)
 
 
 def _check(text: Text, task: Task) -> Text:
@@ -395,8 +403,12 @@ class NearestTexts:
 
     @staticmethod
     def from_texts(predictor: Predictor, texts: Sequence[str], count: int = 5) -> "NearestTexts":
-        """Compute the vectors of `texts`. Raises BundleError for a bundle of another task, and for no texts."""
-        check_vectors(predictor)
+        """Compute the vectors of `texts`.
+
+        Raises BundleError for a bundle of another task, or whose vectors are not compared by their cosine, and for no
+        texts.
+        """
+        check_search(predictor)
         if not texts:
             raise BundleError("there are no texts to search; expected one per line")
         return NearestTexts(predictor, texts, predictor.embed(texts, prompt_name=DOCUMENT), count)
@@ -418,6 +430,18 @@ def check_vectors(predictor: Predictor) -> None:
     if predictor.task.kind != "embedding":
         raise BundleError(
             f"this bundle is for {predictor.task.kind}; expected one for embedding, to compare texts by vectors"
+        )
+
+
+def check_search(predictor: Predictor) -> None:
+    """Raise BundleError for a model without vectors, and for one whose vectors are not compared by their cosine."""
+    check_vectors(predictor)
+    sentence = predictor.sentence
+    if not sentence.ranks_by_cosine:
+        raise BundleError(
+            f"similarity_fn_name of this model is {sentence.similarity}, and its vectors are not of length 1: a search "
+            "compares them by their cosine, which would rank texts differently. Write the vectors with --output and "
+            "compare them in a library that knows this function"
         )
 
 

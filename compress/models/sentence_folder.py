@@ -185,6 +185,12 @@ class SentenceSettings:
         last = next((module for module in reversed(self.modules) if module.writes == VECTOR), None)
         return isinstance(last, Normalize) and self.truncate_dim is None
 
+    @property
+    def ranks_by_cosine(self) -> bool:
+        """Check whether the model's similarity ranks vectors as their cosine does."""
+        same = ("cosine", "dot", "euclidean") if self.normalises else ("cosine",)
+        return self.similarity is None or self.similarity in same
+
     def width(self, hidden: int) -> int:
         """Return the width of the vectors of an encoder of this width. Raises ValueError: see `check_modules`."""
         width = check_modules(self.modules, hidden).get(VECTOR, hidden)
@@ -207,6 +213,10 @@ class SentenceSettings:
         modules = tuple(from_plain(each) for each in plain["modules"])
         preparation = TextPreparation(dict(plain["prompts"]), plain["default_prompt"])
         return cls(modules, preparation, plain["max_length"], plain["similarity"], plain["truncate_dim"])
+
+
+TOKENS_ONLY: Final = SentenceSettings()
+"""The settings of an encoder without modules."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +267,7 @@ class SentenceFolder:
     @classmethod
     def plain(cls, folder: Path) -> Self:
         """Return the folder of a plain encoder, or of a model with another head, whatever modules it lists."""
-        return cls(folder, EncoderSettings(), SentenceSettings(), ())
+        return cls(folder, EncoderSettings(), TOKENS_ONLY, ())
 
     @property
     def is_listed(self) -> bool:

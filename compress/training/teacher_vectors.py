@@ -17,13 +17,14 @@ from compress.data import cache
 from compress.data.collate import Collate
 from compress.data.embedding import SCHEMA
 from compress.data.task import TaskData
-from compress.data.text_preparation import AS_IT_IS, TextPreparation
+from compress.data.text_preparation import AS_IT_IS, DOCUMENT, QUERY, TextPreparation
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
 from compress.models.sentence_config import settings_of, width_of
 from compress.models.sentence_encoder import SentenceEncoder, keep_pooling, set_projection
+from compress.models.sentence_folder import MODEL_FILE
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.slicing.shape import positions
 
@@ -52,10 +53,17 @@ class VectorSource(Protocol):
 
 
 def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
-    """Return the data with the teacher's width and prompts."""
+    """Return the data with the teacher's width and prompts, and a note if some of the prompts will not be used."""
     config = teacher.model.config
     preparation = settings_of(config).preparation
-    return replace(data, task=replace(data.task, width=width_of(config), preparation=preparation))
+    task = replace(data.task, width=width_of(config), preparation=preparation)
+    if not preparation.unused:
+        return replace(data, task=task)
+    unused = (
+        f"prompts of the teacher that no text is given: {', '.join(preparation.unused)}; sentence-transformers uses "
+        f"{QUERY} and {DOCUMENT} by themselves: rename them in {MODEL_FILE} to train with them",
+    )
+    return replace(data, task=task, notes=data.notes + unused)
 
 
 def with_similarities(data: TaskData, teacher: Teacher, max_length: int) -> TaskData:

@@ -169,16 +169,18 @@ class ByteLevel:
             composed=bool(_list_normalizers(described)),
         )
 
-    def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False, words: bool = False) -> Tokens:
-        """Add the tokens of all texts, and with `spans` the characters that they cover; with `words` every text is a
-        word that follows a space, or white space, which has no tokens.
+    def write(
+        self, graph: GraphBuilder, texts_R: str, *, prompt: str = "", spans: bool = False, words: bool = False
+    ) -> Tokens:
+        """Add the tokens of all texts, each after `prompt`, and with `spans` the characters that they cover; with
+        `words` every text is a word that follows a space, or white space, which has no tokens.
 
         Raises ExportError for words of which a special token begins with the space before them.
         """
         for token in self.special:
             if words and re.match(r" (\S|$)", token):
                 raise ExportError(f"tokenizer.json: added token {token!r} begins with a space; a tagger expects none")
-        cells, symbols, sizes_R = self._cells(graph, texts_R, spans=spans, words=words)
+        cells, symbols, sizes_R = self._cells(graph, texts_R, prompt, spans=spans, words=words)
         end = graph.op("Where", _split(graph, cells.kinds), graph.constant(END), graph.constant(NOTHING))
         bytes_N4 = graph.op("Gather", symbols, cells.codes)
         flat = graph.flat(graph.op("Concat", graph.columns(end), bytes_N4, axis=1))
@@ -212,10 +214,12 @@ class ByteLevel:
             starts_T, ends_T = self._trim(graph, ids_T, starts_T, ends_T, first=-1 if words else 0)
         return replace(tokens, spans_T2=graph.columns(starts_T, ends_T))
 
-    def _cells(self, graph: GraphBuilder, texts_R: str, *, spans: bool, words: bool) -> tuple[Cells, str, str]:
+    def _cells(
+        self, graph: GraphBuilder, texts_R: str, prompt: str, *, spans: bool, words: bool
+    ) -> tuple[Cells, str, str]:
         """Add the cells of all texts, each with a boundary after it; the symbols (codes, 4) of all codes; and with
         `spans` the characters of each text."""
-        strings_RC, rows_N = cut_texts(graph, texts_R, self.special)
+        strings_RC, rows_N = cut_texts(graph, texts_R, self.special, prompt)
         special_codes = {token: LISTED + index for index, token in enumerate(self.special)}
         boundary = LISTED + len(self.special)
         letters = sorted(each for each in read_composition().letters if ord(each) >= LISTED) if self.composed else []

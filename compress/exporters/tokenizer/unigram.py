@@ -252,10 +252,12 @@ class Unigram:
             blank=len(splitters) == 2,
         )
 
-    def write(self, graph: GraphBuilder, texts_R: str, *, spans: bool = False, words: bool = False) -> Tokens:
-        """Add the tokens of all texts, and with `spans` the characters that they cover; with `words` every text is a
-        word that follows a space, or white space, which has no tokens."""
-        cells, sizes_R = self._read(graph, texts_R, spans=spans, words=words)
+    def write(
+        self, graph: GraphBuilder, texts_R: str, *, prompt: str = "", spans: bool = False, words: bool = False
+    ) -> Tokens:
+        """Add the tokens of all texts, each after `prompt`, and with `spans` the characters that they cover; with
+        `words` every text is a word that follows a space, or white space, which has no tokens."""
+        cells, sizes_R = self._read(graph, texts_R, prompt, spans=spans, words=words)
         cells = self._split(graph, self._normalize(graph, cells))
         numbers_T, firsts_T, lasts_T = self._segment(graph, cells)
         ids_T = graph.look_up(self.ids, numbers_T)
@@ -283,7 +285,7 @@ class Unigram:
     def _is_white(self, graph: GraphBuilder, codes_N: str) -> str:
         return is_among(graph, codes_N, [self.symbols[each] for each in BLANK - SEPARATORS if each in self.symbols])
 
-    def _read(self, graph: GraphBuilder, texts_R: str, *, spans: bool, words: bool) -> tuple[Cells, str]:
+    def _read(self, graph: GraphBuilder, texts_R: str, prompt: str, *, spans: bool, words: bool) -> tuple[Cells, str]:
         """Add the cells of all texts, of which each ends with a boundary, as symbols, after the normalisers of single
         characters; and with `spans` the characters of each text."""
         rows = {_Row((UNKNOWN,)): 0, _Row((END,), 0, 0): 1}
@@ -296,7 +298,7 @@ class Unigram:
             numbers[text] = rows.setdefault(row, len(rows))
         for token, symbol in self._number_special().items():
             numbers[token] = rows.setdefault(_Row((symbol,), len(token), len(token)), len(rows))
-        strings_RC, rows_N = cut_texts(graph, texts_R, (*self.special, *self.normal.replaced))
+        strings_RC, rows_N = cut_texts(graph, texts_R, (*self.special, *self.normal.replaced), prompt)
         codes_RC = number(graph, strings_RC, numbers, 0)
         cells, sizes_R = Cells(graph.flat(codes_RC), rows_N), ""
         if spans:
