@@ -8,9 +8,9 @@ Shapes: B batch, L tokens, D width of a token, E width of the vectors, W any wid
 import copy
 import inspect
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, singledispatch
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -165,17 +165,19 @@ class DropoutLayer(nn.Module):
         return {**features, VECTOR: self.dropout(features[VECTOR])}
 
 
-@singledispatch
+LAYERS: Final[Mapping[type[SentenceModule], Callable[[Any], nn.Module]]] = {
+    Pooling: PoolingLayer,
+    Dense: DenseLayer,
+    Normalize: NormalizeLayer,
+    LayerNorm: NormLayer,
+    Dropout: DropoutLayer,
+}
+"""The layers that compute the modules."""
+
+
 def make_layer(settings: SentenceModule) -> nn.Module:
     """Make the layer, with random weights, that computes a module."""
-    raise TypeError(f"no layer computes a {settings.kind}")
-
-
-make_layer.register(Pooling, PoolingLayer)
-make_layer.register(Dense, DenseLayer)
-make_layer.register(Normalize, NormalizeLayer)
-make_layer.register(LayerNorm, NormLayer)
-make_layer.register(Dropout, DropoutLayer)
+    return LAYERS[type(settings)](settings)
 
 
 def name_layers(modules: tuple[SentenceModule, ...]) -> list[str]:

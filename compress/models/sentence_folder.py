@@ -92,7 +92,8 @@ class ModuleEntry:
     @property
     def is_known(self) -> bool:
         """Check whether the path is one under which sentence-transformers has this class."""
-        homes = {"models", f"models.{self.kind}", "sentence_transformer.modules", *_HOMES.get(self.kind, ())}
+        own = _HOMES.get(self.kind, ())
+        homes = {"models", f"models.{self.kind}", "sentence_transformer.modules", *own} if own else set()
         return self.dotted in {f"sentence_transformers.{home}.{self.kind}" for home in homes}
 
 
