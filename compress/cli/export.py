@@ -47,6 +47,22 @@ class TuneOptions(opt.DeviceOptions):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """What to do with the vectors of a bundle that computes some."""
+
+    against: Annotated[
+        Path | None, opt.data_option(help="Find the nearest texts of this file: a table, lines, .npy.")
+    ] = None
+    top: Annotated[int | None, opt.data_option(min=1, help="Return this many nearest texts; default: 5.")] = None
+    vectors: Annotated[
+        Literal["float32", "int8", "binary"], opt.output(help="Of .npy: int8 a byte, binary a bit a number.")
+    ] = "float32"
+    prompt_name: Annotated[str | None, opt.data_option(help="Vectors: put this prompt of the model before texts.")] = (
+        None
+    )
+
+
 @with_option_groups(without=("affinity", "native", "webgpu", "plan"))
 def export(
     model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
@@ -176,6 +192,7 @@ def push(
         say(f"would go to {result.repo}, {visibility} if it is new" if dry_run else f"published: {result.url}")
 
 
+@with_option_groups()
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     texts: Annotated[list[str] | None, typer.Argument(help="Texts, or - for one per line of standard input.")] = None,
@@ -187,16 +204,7 @@ def predict(
     ] = None,
     text: opt.TextColumns = None,
     pair: Annotated[str | None, opt.data_option(help="Second text of a pair, or the questions' context.")] = None,
-    against: Annotated[
-        Path | None, opt.data_option(help="Find the nearest texts of this file: a table, lines, .npy.")
-    ] = None,
-    top: Annotated[int | None, opt.data_option(min=1, help="Return this many nearest texts; default: 5.")] = None,
-    vectors: Annotated[
-        Literal["float32", "int8", "binary"], opt.output(help="Of .npy: int8 a byte, binary a bit a number.")
-    ] = "float32",
-    prompt_name: Annotated[
-        str | None, opt.data_option("--prompt-name", help="Vectors: put this prompt of the model before texts.")
-    ] = None,
+    vector: VectorOptions = VectorOptions(),
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"], opt.output(help="Answer with this file.")
     ] = "int8",
@@ -213,10 +221,10 @@ def predict(
         if rows is not None or answers is not None or text:
             if rows is None or answers is None or texts:
                 raise DataError("predict: a file needs both --input and --output, and no texts")
-            predictor = _open(bundle, precision, against, top, prompt_name, threads=os.cpu_count() or 1)
-            _predict_file(predictor, rows, answers, text, pair, on_error, vectors, as_json)
+            predictor = _open(bundle, precision, vector, threads=os.cpu_count() or 1)
+            _predict_file(predictor, rows, answers, text, pair, on_error, vector.vectors, as_json)
             return
-        if vectors != "float32":
+        if vector.vectors != "float32":
             raise typer.BadParameter("give an .npy file with --output", param_hint="--vectors")
         if not texts:
             raise typer.BadParameter("give texts, - for standard input, or a file with --input and --output")
@@ -225,7 +233,7 @@ def predict(
         second = None if pair is None else stream.decode(os.fsencode(pair), "--pair")
         piped = texts == ["-"]
         lines = stream.read_lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
-        predictor, skipped = _open(bundle, precision, against, top, prompt_name), 0
+        predictor, skipped = _open(bundle, precision, vector), 0
         with _print_answers(as_json) as show:
             for each in stream.answer_lines(predictor, lines, second=second, unit="line" if piped else "text"):
                 if each.error and on_error == "stop":
@@ -282,31 +290,23 @@ def demo(
                     time.sleep(3600)
 
 
-def _open(
-    bundle: Path,
-    precision: "Precision",
-    against: Path | None,
-    top: int | None,
-    prompt_name: str | None,
-    *,
-    threads: int = 1,
-) -> "Answering":
+def _open(bundle: Path, precision: "Precision", options: VectorOptions, *, threads: int = 1) -> "Answering":
     """Open a bundle to answer texts, or to find the nearest lines of a file."""
     from compress.exporters.artifact import Bundle
     from compress.exporters.row_files import open_index
 
-    if top is not None and against is None:
+    if options.top is not None and options.against is None:
         raise typer.BadParameter("give the file to search with --against", param_hint="--top")
-    if prompt_name is not None and against is not None:
+    if options.prompt_name is not None and options.against is not None:
         raise typer.BadParameter(
             "a search uses the prompts query and document; leave the option out", param_hint="--prompt-name"
         )
     predictor = Bundle.load(bundle).open(precision, threads=threads)
-    if prompt_name is not None:
-        predictor = predictor.with_prompt(prompt_name)
-    if against is None:
+    if options.prompt_name is not None:
+        predictor = predictor.with_prompt(options.prompt_name)
+    if options.against is None:
         return predictor
-    return open_index(predictor, against, top or 5)
+    return open_index(predictor, options.against, options.top or 5)
 
 
 def _predict_file(

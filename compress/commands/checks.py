@@ -15,7 +15,7 @@ from compress.data.lengths import RowLengths
 from compress.errors import RecipeError
 from compress.models import checkpoints
 from compress.models import teacher as teachers
-from compress.models.sentence_config import settings_of
+from compress.models.sentence_settings import settings_of
 from compress.models.teacher import Teacher
 from compress.slicing.shape import positions
 from compress.training.augment import trains_language_model

@@ -30,8 +30,8 @@ from compress.exporters.card import model_card, revise
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import atomic_file, atomic_folder
 from compress.models.heads import PROBLEMS, count_outputs, output_names
-from compress.models.sentence_config import set_settings, settings_of
 from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_settings import set_settings, settings_of
 from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, VariantResult
 from compress.records.run_report import REPORT, Report

@@ -19,9 +19,9 @@ from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
-from compress.models.sentence_config import set_settings
-from compress.models.sentence_folder import MODULES, SentenceFolder, SentenceSettings, encoder_place
+from compress.models.sentence_folder import MODULES, SentenceFolder, encoder_place
 from compress.models.sentence_modules import MODES
+from compress.models.sentence_settings import SentenceSettings, set_settings
 from compress.slicing.shape import positions
 
 HEADS: Final[Mapping[str, Kind]] = MappingProxyType(

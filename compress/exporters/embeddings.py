@@ -13,8 +13,8 @@ from compress.data.task import METRICS, Task
 from compress.errors import BundleError
 from compress.exporters.artifact import FILES, Bundle, writing
 from compress.exporters.manifest import Manifest
-from compress.models.sentence_folder import SentenceSettings
 from compress.models.sentence_modules import VECTOR, Normalize, Pooling
+from compress.models.sentence_settings import SentenceSettings
 from compress.records.certificate import Certificate
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def write(
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.exporters.session import save_certified
     from compress.models.checkpoints import save_checkpoint
-    from compress.models.sentence_config import set_settings
     from compress.models.sentence_encoder import SentenceEncoder, with_settings
+    from compress.models.sentence_settings import set_settings
 
     settings = replace(settings, max_length=max_length)
     if settings.embeds and not isinstance(encoder, SentenceEncoder):

@@ -23,7 +23,8 @@ from compress.data.vector_index import find_nearest
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
-from compress.models.sentence_folder import TOKENS_ONLY, SentenceFolder, SentenceSettings
+from compress.models.sentence_folder import SentenceFolder
+from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings
 from compress.progress import show_progress
 
 VECTORS: Mapping[Kind, Sequence[str]] = {"embedding": ("sentence_embedding",)}

@@ -23,15 +23,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig,
 from transformers.utils.generic import ModelOutput
 
 from compress.errors import StudentError, TeacherError
-from compress.models.sentence_config import set_settings, settings_of
-from compress.models.sentence_folder import (
-    MODULES,
-    SentenceFolder,
-    SentenceSettings,
-    find_projection,
-    with_projection,
-    write,
-)
+from compress.models.sentence_folder import MODULES, SentenceFolder, write
 from compress.models.sentence_modules import (
     TOKENS,
     VECTOR,
@@ -41,6 +33,13 @@ from compress.models.sentence_modules import (
     Normalize,
     Pooling,
     SentenceModule,
+)
+from compress.models.sentence_settings import (
+    SentenceSettings,
+    find_projection,
+    set_settings,
+    settings_of,
+    with_projection,
 )
 from compress.slicing.shape import positions
 

@@ -18,7 +18,7 @@ from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
 from compress.models.init_weights import copy_from_teacher, cuts, first_position
-from compress.models.sentence_config import SETTINGS, stay_in_space
+from compress.models.sentence_settings import SETTINGS, stay_in_space
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
 from compress.slicing.plan import SlicePlan

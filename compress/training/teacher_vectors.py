@@ -22,9 +22,9 @@ from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
-from compress.models.sentence_config import settings_of, width_of
 from compress.models.sentence_encoder import SentenceEncoder, keep_pooling, set_projection
 from compress.models.sentence_folder import MODEL_FILE
+from compress.models.sentence_settings import settings_of, width_of
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.slicing.shape import positions
 

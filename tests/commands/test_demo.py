@@ -28,7 +28,7 @@ from compress.data.text_preparation import TextPreparation
 from compress.exporters import generation
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import Answer, Marked, NearestTexts, Prediction
-from compress.models.sentence_folder import SentenceSettings
+from compress.models.sentence_settings import SentenceSettings
 from compress.records.latency import DeviceError
 from tests import generative, tiny
 from tests.benchmark.fake_page import request

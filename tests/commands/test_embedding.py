@@ -25,10 +25,9 @@ from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
 from compress.exporters.tokenizer import run_text
 from compress.models import student as students
-from compress.models.sentence_config import set_settings, settings_of, width_of
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_settings
-from compress.models.sentence_folder import SentenceSettings
 from compress.models.sentence_modules import Dense, Normalize, Pooling
+from compress.models.sentence_settings import SentenceSettings, set_settings, settings_of, width_of
 from compress.models.teacher import load as load_teacher
 from compress.prompting.vectors import open_source
 from compress.reporting.tables import score_tables

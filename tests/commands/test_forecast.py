@@ -22,7 +22,7 @@ from compress.config.recipe import Recipe
 from compress.data.collate import LengthGrouped
 from compress.errors import BundleError
 from compress.models import precision
-from compress.models.sentence_folder import SentenceSettings
+from compress.models.sentence_settings import SentenceSettings
 from compress.nas.config import Budget, Space
 from compress.prompting.http_model import Endpoint, RemoteModel
 from compress.prompting.vectors import open_source

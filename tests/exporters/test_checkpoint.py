@@ -25,7 +25,7 @@ from compress.data.task import Kind, Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
-from compress.models.sentence_folder import SentenceSettings
+from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)

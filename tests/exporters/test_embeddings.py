@@ -20,8 +20,9 @@ from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.embeddings import similarity, write
 from compress.exporters.session import metadata, read_certificate, read_model
 from compress.models.sentence_encoder import pool_tokens
-from compress.models.sentence_folder import SentenceFolder, SentenceSettings
+from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import MODES
+from compress.models.sentence_settings import SentenceSettings
 from compress.records.certificate import Certificate
 from tests import tiny
 

@@ -25,7 +25,7 @@ from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import outputs_of, parity, to_onnx
 from compress.models.ibbert import IBBertConfig
 from compress.models.sentence_encoder import with_settings
-from compress.models.sentence_folder import SentenceSettings
+from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 from tests.exporters.test_onnx import batches
 

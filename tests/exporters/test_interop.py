@@ -31,7 +31,7 @@ from compress.data.task import Task
 from compress.exporters import embeddings, generation
 from compress.exporters.artifact import Bundle
 from compress.models.heads import CLASSES
-from compress.models.sentence_folder import SentenceSettings
+from compress.models.sentence_settings import SentenceSettings
 from tests import tiny
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

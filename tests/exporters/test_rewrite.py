@@ -18,7 +18,7 @@ from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewrite_graph
 from compress.exporters.rewrite.graph import list_floats
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
 from compress.models.sentence_encoder import with_settings
-from compress.models.sentence_folder import SentenceSettings
+from compress.models.sentence_settings import SentenceSettings
 from compress.models.sharing import share
 from tests import tiny
 from tests.exporters.test_onnx import batches

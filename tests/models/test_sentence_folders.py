@@ -19,7 +19,6 @@ from compress.config.stages import StudentSpec
 from compress.data.text_preparation import AS_IT_IS, TextPreparation, count_prompt_tokens
 from compress.errors import CompressError, TeacherError
 from compress.models import student as students
-from compress.models.sentence_config import set_settings, settings_of, width_of
 from compress.models.sentence_encoder import (
     AutoModelForSentenceEmbedding,
     SentenceEncoder,
@@ -27,16 +26,7 @@ from compress.models.sentence_encoder import (
     pool_tokens,
     project,
 )
-from compress.models.sentence_folder import (
-    ENCODER_FILES,
-    MODULES,
-    SentenceFolder,
-    SentenceSettings,
-    encoder_place,
-    find_projection,
-    list_modules,
-    write,
-)
+from compress.models.sentence_folder import ENCODER_FILES, MODULES, SentenceFolder, encoder_place, list_modules, write
 from compress.models.sentence_modules import (
     ELEMENTWISE,
     MODES,
@@ -48,6 +38,7 @@ from compress.models.sentence_modules import (
     Pooling,
     SentenceModule,
 )
+from compress.models.sentence_settings import SentenceSettings, find_projection, set_settings, settings_of, width_of
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import choose, magnitude
