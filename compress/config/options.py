@@ -255,9 +255,10 @@ class CheckpointOptions:
     """Choose how to read a checkpoint that is not a bundle: see `compress.exporters.checkpoint.load_source`."""
 
     pair: Annotated[bool, data_option("--pair", help="A checkpoint's classifier reads two texts.")] = False
-    pool: Annotated[Literal["mean", "cls", "max"] | None, output(help="Pool an encoder's tokens into one vector.")] = (
-        None
-    )
+    pool: Annotated[
+        Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"] | None,
+        output(help="Pool an encoder's tokens into one vector."),
+    ] = None
     normalise: Annotated[bool, output("--normalise", help="Normalise these vectors to length 1.")] = False
     max_length: Annotated[int | None, output(min=1, help="Tokens of a checkpoint's longest text.")] = None
     allow_pickle: AllowPickle = False

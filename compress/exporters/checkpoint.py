@@ -144,14 +144,7 @@ def load_source(
         length = _length(name, teacher.model, teacher.tokenizer, max_length)
         return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task, origin=origin)
     _refuse("it has no head", pair=pair)
-    # as of T5, to which AutoModel would add a decoder of random weights
-    if two_stacks or architecture.endswith("EncoderModel"):
-        raise ExportError(f"{name}: {architecture}: is not a plain encoder; expected one of {', '.join(GENERATIVE)}")
-    if not architecture.endswith(HEADLESS) and not (folder / MODULES).is_file():
-        raise ExportError(
-            f"{name}: {architecture}: cannot be exported; expected an encoder, alone or with a head for "
-            f"{', '.join(sorted(set(HEADS.values())))}, or one of {', '.join(GENERATIVE)}"
-        )
+    _check_encoder(name, folder, architecture, two_stacks)
     source = SentenceFolder.read(folder)
     settings = source.settings
     if pool is not None and pool not in MODES:
@@ -168,6 +161,24 @@ def load_source(
     length = _length(name, model, tokenizer, max_length or limit)
     settings = replace(settings, max_length=length) if settings.embeds else settings
     return Checkpoint(name, model, tokenizer, length, sentence=settings, origin=origin)
+
+
+def _check_encoder(name: str, folder: Path, architecture: str, two_stacks: bool) -> None:
+    """Raise ExportError for a model without a head that is no plain encoder."""
+    is_listed = (folder / MODULES).is_file()
+    # as of T5, to which AutoModel would add a decoder of random weights
+    if two_stacks or architecture.endswith("EncoderModel"):
+        if is_listed:
+            raise ExportError(
+                f"{name}: {architecture}: vectors of an encoder that belongs to a decoder, as T5's, are not supported; "
+                "expected a folder of sentence-transformers with an encoder such as BERT, XLM-RoBERTa or ModernBERT"
+            )
+        raise ExportError(f"{name}: {architecture}: is not a plain encoder; expected one of {', '.join(GENERATIVE)}")
+    if not architecture.endswith(HEADLESS) and not is_listed:
+        raise ExportError(
+            f"{name}: {architecture}: cannot be exported; expected an encoder, alone or with a head for "
+            f"{', '.join(sorted(set(HEADS.values())))}, or one of {', '.join(GENERATIVE)}"
+        )
 
 
 def _architecture(folder: Path) -> tuple[str, bool]:

@@ -14,23 +14,26 @@ from transformers import AutoModel
 import compress
 from compress.config.options import RunOptions
 from compress.config.stages import StudentSpec
+from compress.data.load import load_task
 from compress.data.task import Task
 from compress.data.text_preparation import TextPreparation
 from compress.data.tokenize import encode
 from compress.data.vector_index import Form, find_nearest, pack
-from compress.errors import BundleError, DataError, TeacherError
+from compress.errors import BundleError, CompressError, DataError, ExportError, TeacherError
 from compress.evaluation import embedding as scoring
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
-from compress.exporters.tokenizer import run_text
+from compress.exporters.tokenizer import run_text, text_file
 from compress.models import student as students
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_settings
+from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import Dense, Normalize, Pooling
 from compress.models.sentence_settings import SentenceSettings, set_settings, settings_of, width_of
 from compress.models.teacher import load as load_teacher
 from compress.prompting.vectors import open_source
 from compress.reporting.tables import score_tables
+from compress.training.teacher_vectors import with_teacher
 from tests import command, tiny, unshipped
 from tests.nas.shelved import SPACE, weighing
 
@@ -409,23 +412,123 @@ def test_export_for_text(bundle: Bundle, tmp_path: Path) -> None:
 PROMPTS = TextPreparation({"query": "sad ", "document": "good film "})
 
 
-@pytest.mark.usefixtures("hastened")
-def test_prompts_of_a_teacher(data: Path, tmp_path: Path) -> None:
-    """`predict` finds what sentence-transformers finds with the prompts that the bundle keeps."""
+@pytest.fixture(scope="module")
+def prompted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A student of texts alone, whose teacher lowers them, has a default prompt, and does not pool prompts."""
+    place = tmp_path_factory.mktemp("prompted")
+    pooling = Pooling(("mean",), 32, include_prompt=False)
+    settings = SentenceSettings((pooling, Normalize()), replace(PROMPTS, default="document"), similarity="dot")
+    encoder(settings, layers=2).save_pretrained(place / "teacher")
+    cased = tiny.tokenizer()
+    cased.backend_tokenizer.normalizer = type(cased.backend_tokenizer.normalizer)(lowercase=False)
+    cased.save_pretrained(place / "teacher")
+    sizes = {"max_seq_length": 12, "do_lower_case": True}
+    (place / "teacher/sentence_roberta_config.json").write_text(json.dumps(sizes))
+    rng = np.random.default_rng(1)
+    words = [word for word in tiny.WORDS if word.isalpha()]
+    lines = sorted({" ".join(rng.choice(words, 3 + n % 14)) for n in range(160)})
+    (place / "texts.txt").write_text("\n".join(lines) + "\n")
+    (place / "recipe.yaml").write_text(RECIPE.replace("max_length: 16", "max_length: auto"))
+    with pytest.MonkeyPatch.context() as patch:
+        unshipped.hasten(patch)
+        return compress.distill(
+            teacher=place / "teacher", data=place / "texts.txt", recipe=place / "recipe.yaml", out=place / "run"
+        )
+
+
+HARD = ["", "A Good FILM", "so [SEP] sad [sep]", "the plot " * 20]
+
+
+def test_a_teacher_agrees_with_itself(prompted: Bundle) -> None:
+    """Once texts were scored with other prompts than their similarities were computed with."""
+    rows = {row.role: row.score for row in prompted.report().rows}
+    assert rows["teacher"]["spearman"] == pytest.approx(1.0, abs=1e-6)
+    assert rows["student"]["spearman"] < 0.999
+
+
+def test_a_student_prepares_texts_as_its_teacher(prompted: Bundle) -> None:
+    found = SentenceFolder.read(prompted.path)
+    assert prompted.manifest.max_length == found.settings.max_length == 12
+    assert prompted.task.preparation == found.settings.preparation == replace(PROMPTS, default="document")
+    assert (found.settings.similarity, found.settings.leaves_out_prompts) == ("dot", True)
+
+
+@pytest.mark.parametrize("name", [None, "query", "document"])
+def test_prompts_are_applied_once_everywhere(name: str | None, prompted: Bundle) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    encoder(replace(MEAN, preparation=PROMPTS), layers=2).save_pretrained(tmp_path / "teacher")
-    tiny.tokenizer().save_pretrained(tmp_path / "teacher")
-    bundle = compress.distill(
-        teacher=tmp_path / "teacher", data=data, recipe=data / "recipe.yaml", out=tmp_path / "run"
-    )
-    assert bundle.task.preparation == PROMPTS
-    lines = (data / "train.txt").read_text().splitlines()
-    found = NearestTexts.from_texts(bundle.open(precision="fp32"), lines).predict(["a slow story"])
-    model = library.SentenceTransformer(str(bundle.path), device="cpu")
-    cosines = model.encode_query("a slow story") @ model.encode_document(lines).T
-    expected = sorted(zip(lines, cosines.tolist(), strict=True), key=lambda each: -each[1])[:5]
+    model = library.SentenceTransformer(str(prompted.path), device="cpu")
+    expected = model.encode(HARD, prompt_name=name)
+    assert np.abs(model.encode(HARD, prompt="") - expected).max() > 0.01
+    np.testing.assert_allclose(prompted.embed(HARD, precision="fp32", prompt_name=name), expected, atol=1e-5)
+    predictor = prompted.open("fp32")
+    predictor = predictor if name is None else predictor.with_prompt(name)
+    answers = np.array([each.numbers for each in predictor.predict(HARD)])  # type: ignore[union-attr]
+    np.testing.assert_allclose(answers, expected, atol=1e-5)
+
+
+def test_a_prompt_of_ones_own(prompted: Bundle) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    model = library.SentenceTransformer(str(prompted.path), device="cpu")
+    for prompt in ("", "very very "):
+        found = prompted.embed(HARD, precision="fp32", prompt=prompt)
+        np.testing.assert_allclose(found, model.encode(HARD, prompt=prompt), atol=1e-5)
+    with pytest.raises(CompressError, match="Did you mean 'query'"):
+        prompted.embed(HARD, prompt_name="queries")
+    with pytest.raises(BundleError, match="expected one of them"):
+        prompted.embed(HARD, prompt_name="query", prompt="")
+
+
+def test_a_text_file_puts_the_default_prompt_before_texts(prompted: Bundle, tmp_path: Path) -> None:
+    proof = text_file(prompted, tmp_path / "text.onnx", precision="fp32")
+    assert proof.prompt == "good film "
+    found = np.array([each.numbers for each in run_text(tmp_path / "text.onnx", HARD)])  # type: ignore[union-attr]
+    np.testing.assert_allclose(found, prompted.embed(HARD, precision="fp32"), atol=1e-5)
+    text_file(prompted, tmp_path / "plain.onnx", precision="fp32", prompt="")
+    found = np.array([each.numbers for each in run_text(tmp_path / "plain.onnx", HARD)])  # type: ignore[union-attr]
+    np.testing.assert_allclose(found, prompted.embed(HARD, precision="fp32", prompt=""), atol=1e-5)
+    with pytest.raises(ExportError, match="ends like the beginning of the token"):
+        text_file(prompted, tmp_path / "odd.onnx", precision="fp32", prompt="film [S")
+
+
+def test_a_search_uses_the_prompts_of_queries_and_documents(prompted: Bundle, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    model = library.SentenceTransformer(str(prompted.path), device="cpu")
+    found = NearestTexts.from_texts(prompted.open(precision="fp32"), HARD[1:]).predict(["a slow story"])
+    cosines = model.encode_query("a slow story") @ model.encode_document(HARD[1:]).T
+    expected = sorted(zip(HARD[1:], cosines.tolist(), strict=True), key=lambda each: -each[1])
     assert [text for text, _ in found[0].texts] == [text for text, _ in expected]
     np.testing.assert_allclose([cosine for _, cosine in found[0].texts], [each for _, each in expected], atol=1e-5)
+    (tmp_path / "lines.txt").write_text("\n".join(HARD[1:]) + "\n")
+    words = ["predict", str(prompted.path), "--input", str(tmp_path / "lines.txt"), "--precision", "fp32"]
+    command.run(*words, "--output", str(tmp_path / "lines.npy"), "--prompt-name", "query")
+    stripped = [text.strip() for text in HARD[1:]]
+    np.testing.assert_allclose(np.load(tmp_path / "lines.npy"), model.encode_query(stripped), atol=1e-5)
+    result = command.run("predict", str(prompted.path), "a", "--prompt-name", "none_such")
+    assert (result.code, "prompt 'none_such'" in result.err) == (2, True)
+    result = command.run("predict", str(prompted.path), "a", "--prompt-name", "query", "--against", "x.txt")
+    assert (result.code, "leave the option out" in result.err) == (2, True)
+
+
+def test_formats_that_pool_prompts_too_are_refused(prompted: Bundle, tmp_path: Path) -> None:
+    result = command.run("export", str(prompted.path), "--for", "openvino", "--out", str(tmp_path / "out"))
+    assert (result.code, "include_prompt is false" in result.err) == (2, True)
+    result = command.run("demo", str(prompted.path), "--out", str(tmp_path / "page"))
+    assert (result.code, "include_prompt is false" in result.err) == (2, True)
+
+
+def test_vectors_that_the_cosine_does_not_rank_are_not_searched(tmp_path: Path) -> None:
+    settings = SentenceSettings((Pooling(("mean",), 32),), similarity="dot")
+    model = encoder(settings)
+    made = tiny.bundle(tmp_path / "bundle", model=model, task=replace(TASK, width=32))
+    with pytest.raises(BundleError, match="similarity_fn_name of this model is dot"):
+        NearestTexts.from_texts(made.open(), ["a", "b"])
+
+
+def test_prompts_that_nobody_is_given_are_noted(data: Path, teacher: Path) -> None:
+    loaded = load_teacher("it", teacher, TASK)
+    set_settings(loaded.model.config, replace(MEAN, preparation=TextPreparation({"s2p_query": "sad "})))
+    task_data = load_task(str(data), kind="embedding")
+    assert "s2p_query" in with_teacher(task_data, loaded).notes[-1]
 
 
 @pytest.mark.parametrize(
