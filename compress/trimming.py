@@ -36,6 +36,7 @@ from compress.exporters.manifest import Manifest, stamp_files
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import atomic_folder
 from compress.models.checkpoints import describe_origin, save_checkpoint
+from compress.models.folder import ModelFolder
 from compress.models.heads import task_class
 from compress.progress import show_progress
 
@@ -391,8 +392,10 @@ def trimming(
     bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
 ) -> Iterator[tuple[Bundle, Trimmed]]:
     """Yield the bundle of `trim_bundle` in a temporary folder for the caller to finish, then rename it to `out`."""
+    from compress.models.loader import load_model
+
     check_new(out)
-    model = task_class(bundle.task.kind).from_pretrained(bundle.path)
+    model = load_model(bundle.path, task_class(bundle.task.kind)).model
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
         save_checkpoint(folder, model, tokenizer, bundle.manifest.max_length)
@@ -416,36 +419,38 @@ def trimming(
 def trim_checkpoint(
     checkpoint: Path, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
 ) -> Trimmed:
-    """Trim a transformers checkpoint as `trim_bundle` does: weights in the model's own class, config and tokenizer."""
-    import transformers
+    """Trim a transformers checkpoint as `trim_bundle` does: weights in the model's own class, config and tokenizer.
 
-    from compress.models.teacher import explain_load_errors, load_config
+    What sentence-transformers adds to it is copied.
+    """
+    from compress.models.loader import load_as_saved, load_tokenizer
 
     check_new(out)
-    config = load_config(checkpoint)
-    with explain_load_errors(checkpoint):
-        architecture = (config.architectures or ["AutoModel"])[0]
-        model = getattr(transformers, architecture).from_pretrained(checkpoint, config=config)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = load_as_saved(checkpoint).model
+    tokenizer = load_tokenizer(checkpoint)
     rows = [row["input_ids"] for row in encoder_of(tokenizer).encode(list(islice(texts, PROBED)), PROBED)]
     expected = [first_output(model, row) for row in rows]
     with atomic_folder(out) as folder:
         trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
         check_outputs(model, trimmed.kept, rows, expected)
         save_checkpoint(folder, model, tokenizer, tokenizer.model_max_length)
+        for path in ModelFolder(checkpoint).module_files():
+            copy = folder / path.relative_to(checkpoint)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
         sizes = _sizes(checkpoint, folder)
     return replace(trimmed, path=out, bytes=sizes)
 
 
 def _trim(source: Path, model: Any, texts: Iterable[str], min_count: int, keep: Sequence[str]) -> tuple[Trimmed, Any]:
     """Trim the model in place; return the result, without path and sizes, and the tokenizer for transformers."""
-    from transformers import AutoTokenizer
+    from compress.models.loader import load_tokenizer
 
     if min_count < 1:
         raise CompressError(f"min_count {min_count}: expected at least 1; tokens that occur less often are trimmed")
     if iter(texts) is texts:
         raise CompressError("the corpus is read more than once; expected a list, not an iterator")
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer = load_tokenizer(source)
     before = text_encoder_of(tokenizer)
     trimmed = trim_tokenizer(before, texts, min_count=min_count, keep=keep, pinned=find_pinned(model))
     same = [same for _, same in compare_encodings(before, trimmed.encoder(before), texts)]
@@ -459,7 +464,7 @@ def _trim(source: Path, model: Any, texts: Iterable[str], min_count: int, keep: 
 
 def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
     """Load the trimmed tokenizer with transformers."""
-    from transformers import AutoTokenizer
+    from compress.models.loader import load_tokenizer
 
     new = {str(number): str(index) for index, number in enumerate(trimmed.kept)}
     with tempfile.TemporaryDirectory() as scratch:
@@ -474,7 +479,7 @@ def _load_trimmed(tokenizer: Any, trimmed: TrimmedTokenizer) -> Any:
         if added := config.get("added_tokens_decoder"):
             config["added_tokens_decoder"] = {new[number]: token for number, token in added.items() if number in new}
         settings.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
-        loaded = AutoTokenizer.from_pretrained(folder)
+        loaded = load_tokenizer(folder)
     if loaded.get_vocab() != trimmed.tokenizer.get_vocab(with_added_tokens=True):
         raise CompressError(
             f"transformers loads another vocabulary than the trimmed tokenizer has ({type(loaded).__name__}); nothing "

@@ -445,9 +445,10 @@ def _export(bundle: Bundle, folder: Path) -> Path:
     """Trace the fp32 file from the weights, at the opset of the bundle's own; every form is made from it."""
     from compress.exporters.onnx import to_onnx
     from compress.models.heads import task_class
+    from compress.models.loader import load_model
 
     own = read_model(bundle.files()["fp32"])
-    model = task_class(bundle.task.kind).from_pretrained(bundle.path, use_safetensors=True)
+    model = load_model(bundle.path, task_class(bundle.task.kind)).model
     segments = "token_type_ids" in [node.name for node in own.graph.input]
     to_onnx(model, folder / "traced.onnx", opset=opset_of(own), segments=segments, form=None)
     return folder / "traced.onnx"

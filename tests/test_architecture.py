@@ -94,6 +94,16 @@ def test_no_import_cycle() -> None:
         graph = {name: targets for name, targets in graph.items() if name not in free}
 
 
+def test_one_module_loads_configs_tokenizers_and_models() -> None:
+    calls = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "from_pretrained"
+    }
+    assert calls == {"models.loader"}
+
+
 MOST_PARAMETERS = 12
 RECIPE_SCHEMAS = {"papers.dynabert.Sandwich.__init__"}
 """Steps whose signature is what a recipe may set: the loader checks a recipe's options against it."""

@@ -117,14 +117,15 @@ CUT = 0.05
 
 
 def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
-    """Return a warning if the student reads less than many rows have, or less than the encoder that teaches it, or more
-    than that encoder."""
+    """Return a warning if the student reads less than many rows have, less than the encoder that teaches it, or more
+    than this encoder or the teacher's tokenizer would."""
     stages = [(where, stage) for where, stage in list_stages(recipe) if stage.data == "task"]
     where, stage = max(stages, key=lambda each: each[1].length)
     if lengths.teacher_length == lengths.longest < stage.length:
         return [
             f"{where} reads {stage.length} tokens of a text, the teacher {lengths.longest}, as max_seq_length of its "
-            "folder says: of longer texts the student learns vectors that the teacher does not give"
+            "folder or model_max_length of its tokenizer says: of longer texts the student learns vectors that the "
+            "teacher does not give"
         ]
     where, stage = min(stages, key=lambda each: each[1].length)
     share, setting = lengths.share_cut(stage.length), f"--set {where.replace('[', '.').rstrip(']')}.max_length"
@@ -133,6 +134,12 @@ def describe_cuts(recipe: Recipe, lengths: RowLengths) -> list[str]:
         if lengths.fitting <= stage.length:
             remedy = "split long texts into several rows, or use a larger max_length if the teacher reads more"
         return [f"{share:.0%} of the training rows are longer than {stage.length} tokens, and are cut there; {remedy}"]
+    if lengths.limit is not None and stage.length > lengths.limit and lengths.share_cut(lengths.limit) > 0:
+        return [
+            f"some training rows are longer than the {lengths.limit} tokens that the teacher's tokenizer limits a text "
+            f"to (its model_max_length), and are read to {stage.length}; {setting}={lengths.limit} reads them as the "
+            "teacher's other users do"
+        ]
     if (read := lengths.teacher_length) and stage.length < read:
         return [
             f"the student reads the first {stage.length} tokens of a text, the teacher {read}; if an index has longer "
@@ -173,7 +180,7 @@ def find_reranker(teacher: str, recipe: Recipe, *, allow_pickle: bool) -> Path |
         return None
     with PartialState().main_process_first():
         folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
-    return folder if teachers.is_reranker(folder) else None
+    return folder if teachers.is_reranker(folder, allow_pickle=allow_pickle) else None
 
 
 def reads_scores(recipe: Recipe) -> bool:

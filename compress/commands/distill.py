@@ -46,6 +46,8 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
+from compress.models.folder import identify
+from compress.models.loader import load_config, load_result
 from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.prompting.labels import prompt_teacher, starting_checkpoint
@@ -293,8 +295,8 @@ def choose_recipe(
     with PartialState().main_process_first():
         task_data = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted)
         folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
-    family = teachers.load_config(folder).model_type if folder else ""
-    reranker = folder is not None and teachers.is_reranker(folder)
+    family = load_config(folder).model_type if folder else ""
+    reranker = folder is not None and teachers.is_reranker(folder, allow_pickle=options.allow_pickle)
     scored = recorded or "teacher" in task_data.train.column_names
     recipe, reason = candidates.decide(
         kind=task_data.task.kind, family=family, prompted=prompted, scored=scored, reranker=reranker
@@ -400,7 +402,7 @@ class StageModels:
     def run_stages(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
         """Run the unfinished ones of `stages`, and return the model of the last one."""
         result, remaining = self.run.remaining(stages, self.context.console)
-        student = None if result is None else heads.load(result, stages[-len(remaining) - 1].head, self.context.kind)
+        student = None if result is None else load_result(result, stages[-len(remaining) - 1].head, self.context.kind)
         for stage in remaining:
             if isinstance(stage, Prune):
                 student = self.prune(stage, student)
@@ -445,7 +447,15 @@ class StageModels:
             return heads.under(before, stage.head, self.context.kind)
         source = self._source(teacher)
         words = Words.from_tokenizer(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
-        student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words, kept=units)
+        student = students.build(
+            spec,
+            source.model,
+            head=stage.head,
+            kind=self.context.kind,
+            words=words,
+            kept=units,
+            tokenizer=self.base_teacher.tokenizer,
+        )
         last = self.recipe.stages[-1]
         if last.head == "task" and self.context.kind is not None:
             check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.length)
@@ -527,6 +537,9 @@ class StageModels:
                 source = configs[ancestor(self.recipe.stages, stage).name]
             if (spec := spec_of(self.recipe, stage)) is not None:
                 config = students.plan_config(spec, source)
+                start = students.check_tokens(spec, self.base_teacher.tokenizer)
+                if start is not None:
+                    self.run.confirm(**{f"start of {stage.name}": identify(start)})
                 prompted = spec.init == self.base_teacher.name  # the teacher is another model, a prompted one
                 if taught and spec != WHOLE and not prompted:
                     notes += warn_if_larger(stage.name, config, source)

@@ -27,8 +27,8 @@ from compress.exporters.onnx import makes_segments
 from compress.latency.features import Terms
 from compress.latency.measure import MORE, SWEEPS, choose_spread, exported
 from compress.latency.model import LatencyTable
-from compress.models import heads
 from compress.models.checkpoints import save_tokenizer
+from compress.models.loader import load_result
 from compress.nas.config import Budget, SearchConfig, Space, describe_choice
 from compress.nas.context import SupernetEvaluator, load_student_state
 from compress.nas.costs import DRAWN, CostModel
@@ -205,7 +205,7 @@ def _try_supernet(
     space, context, teacher = costs.search.space, models.context, models.task_teacher
     assert space.supernet is not None and teacher is not None, "a supernet space has a supernet stage and a teacher"
     if trained is not None:
-        return [Phase("supernet", cached=True)], heads.load(trained, space.supernet.head, context.kind)
+        return [Phase("supernet", cached=True)], load_result(trained, space.supernet.head, context.kind)
     few = min(ROWS, space.rows)
     brief = replace(costs, search=costs.search.model_copy(update={"space": space.model_copy(update={"rows": few})}))
     stage, began = draw_from(space.supernet, drawn, costs), time.perf_counter()

@@ -1,7 +1,9 @@
 """Describe a checkpoint, bundle, recipe, data set, run or study, and what to do with it next."""
 
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
@@ -13,12 +15,13 @@ from compress.config import catalog, choices, loader
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
-from compress.errors import BundleError, CompressError, DamagedError, DataError, did_you_mean
+from compress.errors import BundleError, CompressError, DamagedError, TeacherError, did_you_mean
 from compress.exporters import manifest as manifests
 from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
 from compress.models import checkpoints
 from compress.models.checkpoints import ALIASES, EMBEDDED
+from compress.models.folder import ADAPTER, CONFIG, ModelFolder, identify_kind, read_tensor_infos
 from compress.provenance import option_of, predict_command, shell_command
 from compress.records.inspection import Form, Inspection
 from compress.records.run_report import REPORT, Report
@@ -79,7 +82,7 @@ def detect_form(name: str) -> Form:
     if path.is_dir():
         marks: Mapping[str, Form] = {
             STUDY: "study", RUN: "run", manifests.NAME: "bundle", manifests.FORMER: "bundle",
-            checkpoints.CONFIG: "checkpoint",
+            CONFIG: "checkpoint", ADAPTER: "checkpoint",
         }  # fmt: skip
         return next((form for mark, form in marks.items() if (path / mark).is_file()), "data")
     if path.is_file() and path.suffix not in YAML:
@@ -146,31 +149,45 @@ def _scores(report: Report) -> tuple[Mapping[str, Any], ...]:
 
 def inspect_checkpoint(name: str) -> Inspection:
     """Read a checkpoint's config and the headers of its weight files."""
+    if (Path(name) / ADAPTER).is_file():
+        identify_kind(Path(name))  # says what to do with it
     folder = checkpoints.config_folder(name)
-    config = load_json(folder / checkpoints.CONFIG, "Fetch the checkpoint again")
-    architecture = str((config.get("architectures") or ["?"])[0])
-    predicts = next((what for end, what in TASKS.items() if architecture.endswith(end)), None)
-    weights = sorted(folder.glob(checkpoints.WEIGHTS))
-    parameters, types = _weights(weights)
-    facts: dict[str, Any] = {"family": config.get("model_type"), "class": architecture}
-    facts |= {"predicts": predicts or "nothing: an encoder without a head", **sizes_of(config)}
-    if weights:
-        facts |= {"parameters": parameters, "number formats": ", ".join(sorted(types))}
-    problems, notes = list[str](), list[str]()
-    if not weights and (pickled := sorted(folder.glob(checkpoints.PICKLED))):
-        notes.append(f"{pickled[0].name}: pickled weights, which can run code when loaded; --allow-pickle accepts them")
-    elif not weights and Path(name).is_dir():
-        problems.append(f"{folder}: has no model.safetensors: the weights are missing")
-    elif not weights:
+    source = ModelFolder(folder)
+    config, notes, problems = source.config, list[str](), list[str]()
+    with _gather(problems):
+        source.check()
+    is_local = Path(name).is_dir() or name == EMBEDDED
+    weights = None
+    if is_local or list(folder.glob("*.safetensors")):
+        with _gather(problems):
+            weights = source.weights(allow_pickle=True)
+    else:
         notes.append("its weights are not on this machine; they are fetched when needed")
-    if config.get("auto_map"):
-        notes.append("it brings its own code (auto_map), which is never run")
+    if weights is not None and weights.pickled:
+        notes.append(
+            f"{weights.files[0].name}: pickled weights, which can run code when loaded; --allow-pickle accepts them"
+        )
+        weights = None
+    facts: dict[str, Any] = {"family": config.get("model_type")}
+    labels: tuple[str, ...] = ()
+    with _gather(problems):
+        facts["class"], facts["predicts"] = _describe_head(source, with_weights=weights is not None and not problems)
+        if facts["predicts"] in (TASKS["ForSequenceClassification"], TASKS["ForTokenClassification"]):
+            labels = source.labels()
+    facts |= sizes_of(config)
+    if weights is not None:
+        infos = read_tensor_infos(weights).values()
+        floats = [info for info in infos if "F" in info.format]  # F32, BF16, F8_E4M3; not integers such as positions
+        facts |= {
+            "parameters": sum(prod(info.shape) for info in floats),
+            "number formats": ", ".join(sorted({info.format for info in floats})),
+        }
     verified, damaged = _verify(folder)
     sizes = (f"{facts[each]} {unit}" for each, unit in (("layers", "layers"), ("hidden", "wide")) if each in facts)
     return Inspection(
         thing=name, form="checkpoint", path=str(folder), licence=_licence(folder), facts=facts,
         title=f"a transformers checkpoint: {', '.join((str(facts['family']), *sizes))}",
-        labels=_labels(config) if architecture.endswith("Classification") else (),
+        labels=labels,
         files=_files(folder), verified=verified, problems=(*problems, *damaged), notes=tuple(notes),
         next=(
             shell_command("students", name), shell_command("distill", "--teacher", name, "--data", "intents", "--plan"),
@@ -179,29 +196,44 @@ def inspect_checkpoint(name: str) -> Inspection:
     )  # fmt: skip
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    names = config.get("id2label")
-    return tuple(map(str, names.values())) if isinstance(names, dict) else ()
+@contextmanager
+def _gather(problems: list[str]) -> Iterator[None]:
+    """Add what is raised as a TeacherError to the problems, once."""
+    try:
+        yield
+    except TeacherError as error:
+        if str(error) not in problems:
+            problems.append(str(error))
 
 
-def _weights(files: list[Path]) -> tuple[int, set[str]]:
-    """Count parameters and list their number formats, from the headers of safetensors files."""
-    from safetensors import SafetensorError, safe_open
+def _describe_head(source: ModelFolder, *, with_weights: bool) -> tuple[str, str]:
+    """Return the class that was saved, and what its head predicts.
 
-    count, types = 0, set()
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                for key in tensors.keys():  # noqa: SIM118  # no mapping
-                    part = tensors.get_slice(key)
-                    if "F" in (
-                        kind := str(part.get_dtype())
-                    ):  # F32, BF16, F8_E4M3, but not integers such as position ids
-                        count += prod(part.get_shape())
-                        types.add(kind)
-        except SafetensorError as error:
-            raise CompressError(f"{file}: is damaged or cut short ({error}); fetch it again") from error
-    return count, types
+    A class of transformers is known by its name; else the tensors are compared with the family's classes, if the
+    weights are here, which takes some seconds. Raises TeacherError for damaged files, and for an unknown head.
+    """
+    if source.kind == "sentence_encoder":
+        return source.architecture or "?", "vectors of texts"
+    name = source.architecture
+    if with_weights and not _is_class(str(source.config.get("model_type")), name):
+        from compress.models.loader import load_config
+        from compress.models.saved_head import explain_unknown_head, find_head
+
+        head = find_head(source, load_config(source.path))
+        if head.part == "unknown":
+            raise TeacherError(explain_unknown_head(source, head))
+        name = head.name
+    predicts = next((what for end, what in TASKS.items() if name.endswith(end)), "nothing: an encoder without a head")
+    return name or "?", predicts
+
+
+def _is_class(family: str, name: str) -> bool:
+    """Check whether transformers, which is not imported, defines a class in the modules of a family."""
+    spec = importlib.util.find_spec("transformers")
+    if not name or spec is None or spec.origin is None:
+        return False
+    modules = (Path(spec.origin).parent / "models" / family.replace("-", "_")).glob("modeling_*.py")
+    return any(f"\nclass {name}(" in module.read_text(encoding="utf-8") for module in modules)
 
 
 def inspect_bundle(name: str) -> Inspection:
@@ -363,13 +395,9 @@ def inspect_data(name: str, teacher: str | None, columns: DataOptions) -> Inspec
     splits, overlaps = audit.describe_splits(data)
     coverage = None
     if teacher is not None:
-        from transformers import AutoTokenizer
+        from compress.models.loader import load_tokenizer
 
-        folder = checkpoints.config_folder(teacher)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{teacher}: its tokenizer cannot be loaded: {error}") from error
+        tokenizer = load_tokenizer(checkpoints.config_folder(teacher))
         coverage = audit.measure_coverage(data, tokenizer, teacher)
     place = sources.local(name) if not re.match(r"\w+=", name) else Path(name)
     task = data.task

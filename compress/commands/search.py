@@ -31,9 +31,10 @@ from compress.exporters.manifest import kind_of_bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import load_json
 from compress.latency.model import LatencyTable
-from compress.models import checkpoints, heads
+from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.models import teacher as teachers
+from compress.models.loader import load_result
 from compress.models.teacher import Teacher
 from compress.nas import costs as latencies
 from compress.nas import record
@@ -439,7 +440,7 @@ def show(
 def ship_untrained(context: SearchContext, point: TrialRecord) -> Bundle:
     """Ship a student without further training."""
     space, short = context.search.space, "short" in context.student_state(point.number).scores
-    student = heads.load(find_checkpoint(context, point), "task", context.training.kind)
+    student = load_result(find_checkpoint(context, point), "task", context.training.kind)
     stages = [stage for stage in (space.supernet, space.short) if stage is not None]
     training = f"a short distillation, stage `{space.short.name}`"
     if space.mode == "supernet" and not short:

@@ -22,8 +22,8 @@ from compress.errors import ObjectiveError, PruneError, StudentError, TeacherErr
 from compress.models import heads
 from compress.models.checkpoints import config_folder
 from compress.models.flops import TOKENS, ModelSize, measure_size
+from compress.models.loader import load_config
 from compress.models.student import build
-from compress.models.teacher import load_config
 from compress.reporting.terminal import print_wide
 from compress.slicing.shape import Shape, find_setting
 from compress.slicing.sizes import Sizes, resize_config

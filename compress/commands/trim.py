@@ -12,7 +12,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from compress.benchmark.local import machine
 from compress.config.limits import check_number
@@ -163,6 +162,8 @@ def forecast_trimming(
 
     All texts are read once and counted; everything else is done with the first thousand, into a temporary folder.
     """
+    from compress.models.loader import load_tokenizer
+
     out = Path(out)
     bundle, task_data, texts = _load_texts(model, out, data=data, corpus=corpus, columns=columns)
     folder = resolve(model) if bundle is None else bundle.path
@@ -170,7 +171,7 @@ def forecast_trimming(
     began = time.perf_counter()
     characters = sum(map(len, texts))
     reading = time.perf_counter() - began
-    encoder = text_encoder_of(AutoTokenizer.from_pretrained(folder))
+    encoder = text_encoder_of(load_tokenizer(folder))
     count_tokens(encoder, first)  # the first call is slower
     encoding = time_call(lambda: count_tokens(encoder, first)) * characters / max(1, sum(map(len, first)))
     passes = 2 if min_count == 1 else 1  # over the texts, comparing their tokens before and after

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from compress.data.encoder import encoder_of
 from compress.data.task import Task, TaskData
 from compress.errors import DataError
 from compress.records.inspection import Coverage, Overlap, SplitFacts, Spread
@@ -193,8 +194,9 @@ def measure_coverage(data: TaskData, tokenizer: PreTrainedTokenizerBase, name: s
     """Measure how a tokenizer encodes the training texts, on at most MOST_TEXTS of them, evenly spaced."""
     chosen = np.linspace(0, len(data.train) - 1, min(MOST_TEXTS, len(data.train))).astype(int).tolist()
     rows = list(texts(data.train, chosen))
-    limit = int(tokenizer.model_max_length) if tokenizer.model_max_length < 2**24 else None
-    pieces = [tokenizer(list(row), add_special_tokens=False)["input_ids"] for row in rows]
+    encoder = encoder_of(tokenizer)
+    limit = encoder.settings.model_max_length
+    pieces = [encoder.pieces(row) for row in rows]
     ids = [token for row in pieces for text in row for token in text]
     special = tokenizer.num_special_tokens_to_add(pair=len(rows[0]) > 1)
     lengths = [sum(map(len, row)) + special for row in pieces]

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Text = str | tuple[str, str]
-Row = dict[str, list[int]]
+TextRow = dict[str, list[int]]
 """input_ids, attention_mask, and token_type_ids if the tokenizer makes them."""
 
-TOKENIZER: Final = "tokenizer.json"
-SETTINGS: Final = "tokenizer_config.json"
+TOKENIZER_JSON: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 UNLIMITED: Final = 10**6
 """A tokenizer without a limit has a `model_max_length` above this, in tokens."""
 LONGEST_FIRST: Final = "longest_first"
@@ -79,7 +79,7 @@ class TokenizerSettings:
     @classmethod
     def from_folder(cls, folder: Path, backend: Tokenizer) -> TokenizerSettings:
         """Read the settings of a bundle from its tokenizer_config.json. Raises BundleError."""
-        path = folder / SETTINGS
+        path = folder / TOKENIZER_CONFIG
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ def name_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _check_side(side: Any, where: str) -> Side:
     if side not in get_args(Side):
-        raise DataError(f"{where}: truncation_side is {side!r}; expected left or right: correct {SETTINGS}")
+        raise DataError(f"{where}: truncation_side is {side!r}; expected left or right: correct {TOKENIZER_CONFIG}")
     return cast(Side, side)
 
 
@@ -123,7 +123,8 @@ def _check_strategy(strategy: Any, where: str) -> str:
         return LONGEST_FIRST
     if strategy not in STRATEGIES:
         raise DataError(
-            f"{where}: truncation_strategy is {strategy!r}; expected {', '.join(STRATEGIES)}: correct {SETTINGS}"
+            f"{where}: truncation_strategy is {strategy!r}; expected {', '.join(STRATEGIES)}: correct "
+            f"{TOKENIZER_CONFIG}"
         )
     return str(strategy)
 
@@ -147,7 +148,7 @@ class Encoder(Protocol):
     @property
     def settings(self) -> TokenizerSettings: ...
 
-    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[Row]:
+    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[TextRow]:
         """Encode texts, or pairs of texts, as rows of at most `max_length` tokens, special tokens included.
 
         Of a long text the end that `truncation_side` names is cut off, of a pair always that of the longer text. A
@@ -166,12 +167,16 @@ class Encoder(Protocol):
         """Encode windows of words: see `windows.read_words`."""
         ...
 
-    def row(self, window: Window) -> Row:
+    def row(self, window: Window) -> TextRow:
         """Make the row of a window."""
         ...
 
     def special_ids(self) -> frozenset[int]:
         """Return the ids of all special tokens."""
+        ...
+
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of whole texts, without special tokens."""
         ...
 
     def fingerprint(self) -> str:
@@ -193,7 +198,7 @@ class TextEncoder:
     @classmethod
     def from_folder(cls, folder: Path) -> TextEncoder:
         """Open the tokenizer of a bundle. Raises BundleError where its files are missing or cannot be read."""
-        path = folder / TOKENIZER
+        path = folder / TOKENIZER_JSON
         if not path.is_file():
             raise BundleError(f"{path}: no such file; expected the tokenizer of the model")
         try:
@@ -206,7 +211,7 @@ class TextEncoder:
 
     @classmethod
     def from_backend(
-        cls, backend: Tokenizer, settings: TokenizerSettings = TokenizerSettings(), name: str = TOKENIZER
+        cls, backend: Tokenizer, settings: TokenizerSettings = TokenizerSettings(), name: str = TOKENIZER_JSON
     ) -> TextEncoder:
         """Encode with a backend, whose own padding and truncation do not count.
 
@@ -214,15 +219,15 @@ class TextEncoder:
         """
         if dropout := getattr(backend.model, "dropout", None):
             raise DataError(
-                f"{name}: model.dropout of its {TOKENIZER} is {dropout:g}, so that a text gets other tokens every "
-                "time; expected null: set it"
+                f"{name}: model.dropout of its {TOKENIZER_JSON} is {dropout:g}, so that a text gets other tokens every "
+                "time; expected null: correct it"
             )
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = settings.split_special_tokens
         return cls(backend, settings, name)
 
-    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[Row]:
+    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[TextRow]:
         if not texts:
             return []
         self.truncate(max_length, pair=not isinstance(texts[0], str))
@@ -238,7 +243,6 @@ class TextEncoder:
         return [each.tokens for each in found]
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of whole texts, without special tokens."""
         self.backend.no_truncation()
         with _explain_wrong_texts(texts):
             found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -257,7 +261,7 @@ class TextEncoder:
         with _explain_wrong_texts([word for words in sentences for word in words]):
             return windows.read_words(self.backend, sentences, max_length, side=self.settings.truncation_side)
 
-    def row(self, window: Window) -> Row:
+    def row(self, window: Window) -> TextRow:
         return self._make_row(window.ids, window.types)
 
     def special_ids(self) -> frozenset[int]:
@@ -281,8 +285,8 @@ class TextEncoder:
             raise DataError(
                 f"{self.name}: truncation_strategy of its tokenizer is {self.settings.truncation_strategy}; "
                 "transformers ignores it and cuts the longer text of a pair, so that the model may have learned either "
-                f"way. Expected {LONGEST_FIRST}: if it is right, set it in {SETTINGS}, or as truncation.strategy in "
-                f"{TOKENIZER}"
+                f"way. Expected {LONGEST_FIRST}: if it is right, set it in {TOKENIZER_CONFIG}, or as "
+                f"truncation.strategy in {TOKENIZER_JSON}"
             )
 
     def truncate(self, max_length: int | None, *, pair: bool) -> None:
@@ -300,7 +304,7 @@ class TextEncoder:
         if self.backend.truncation != wanted:  # another thread may be using it
             self.backend.enable_truncation(**wanted)
 
-    def _make_row(self, ids: list[int], types: list[int]) -> Row:
+    def _make_row(self, ids: list[int], types: list[int]) -> TextRow:
         return _make_row(ids, types, self.settings, self.name)
 
 
@@ -312,7 +316,7 @@ class SlowEncoder:
     tokenizer: PreTrainedTokenizerBase
     settings: TokenizerSettings
 
-    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[Row]:
+    def encode(self, texts: Sequence[Text], max_length: int | None = None) -> list[TextRow]:
         if not texts:
             return []
         columns = [list(texts)] if isinstance(texts[0], str) else list(map(list, zip(*texts, strict=True)))
@@ -332,6 +336,11 @@ class SlowEncoder:
         rows = zip(found["input_ids"], found["token_type_ids"], strict=True)
         return [_make_row(ids, types, self.settings, name) for ids, types in rows]
 
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        with _explain_wrong_texts(texts):
+            found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return list(found["input_ids"])
+
     def questions(
         self, questions: Sequence[str], contexts: Sequence[str], max_length: int
     ) -> list[list[QuestionWindow]]:
@@ -340,7 +349,7 @@ class SlowEncoder:
     def words(self, sentences: Sequence[Sequence[str]], max_length: int) -> list[list[WordWindow]]:
         raise self._lacks_positions("words")
 
-    def row(self, window: Window) -> Row:
+    def row(self, window: Window) -> TextRow:
         raise self._lacks_positions("windows")
 
     def special_ids(self) -> frozenset[int]:
@@ -375,8 +384,8 @@ def text_encoder_of(tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
     encoder = encoder_of(tokenizer)
     if not isinstance(encoder, TextEncoder):
         raise DataError(
-            f"{name_of(tokenizer)}: {type(tokenizer).__name__} has no {TOKENIZER} form; expected a fast tokenizer, as "
-            "AutoTokenizer returns for all common models"
+            f"{name_of(tokenizer)}: {type(tokenizer).__name__} has no {TOKENIZER_JSON} form; expected a fast "
+            "tokenizer, as AutoTokenizer returns for all common models"
         )
     return encoder
 
@@ -403,15 +412,22 @@ def check_saved(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         "a b c d " * 600,
     )
     limit = saved.settings.model_max_length
-    options: dict[str, Any] = {"truncation": limit is not None, "max_length": limit, "padding": False}
     for text in texts:
-        expected = tokenizer(text, verbose=False, **options)
+        try:
+            expected = tokenizer(text, truncation=limit is not None, max_length=limit, padding=False, verbose=False)
+        except (TypeError, ValueError, AssertionError) as error:  # layouts, tables
+            raise BundleError(
+                f"{name_of(tokenizer)}: {type(tokenizer).__name__} does not encode a text alone "
+                f"({' '.join(str(error).split())[:200]}); choose a model with another tokenizer"
+            ) from error
+        if not expected["input_ids"]:
+            continue
         (row,) = saved.encode([text], limit)
         if any(row[name] != list(expected[name]) for name in row if name in expected):
             raise BundleError(
                 f"{name_of(tokenizer)}: {type(tokenizer).__name__} encodes {text!r:.60} as "
-                f"{list(expected['input_ids'])[:8]}, the {TOKENIZER} that it saves as {row['input_ids'][:8]}: it does "
-                "more than this file says, and prediction would not. Choose a model with another tokenizer"
+                f"{list(expected['input_ids'])[:8]}, the {TOKENIZER_JSON} that it saves as {row['input_ids'][:8]}: it "
+                "does more than this file says, and prediction would not. Choose a model with another tokenizer"
             )
 
 
@@ -425,12 +441,12 @@ def clean_up(text: str) -> str:
     return text
 
 
-def _make_row(ids: list[int], types: list[int], settings: TokenizerSettings, name: str) -> Row:
+def _make_row(ids: list[int], types: list[int], settings: TokenizerSettings, name: str) -> TextRow:
     if not ids:
         if settings.pad_token_id is None:
             raise DataError(
                 f"{name}: a text has no tokens, and the tokenizer has no padding token to stand for it. Leave empty "
-                f"texts out, or set pad_token in its {SETTINGS}"
+                f"texts out, or set pad_token in its {TOKENIZER_CONFIG}"
             )
         ids, types = [settings.pad_token_id], [0]
     row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -444,7 +460,7 @@ def _check_room(max_length: int, special: int, pair: bool, name: str) -> None:
         texts = "two texts" if pair else "a text"
         raise DataError(
             f"{name}: max_length {max_length} has no room for {texts} beside {special} special tokens; expected at "
-            f"least {special + 1 + pair}"
+            f"least {special + 1 + pair}: raise it; if none was given, it is model_max_length of {TOKENIZER_CONFIG}"
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.encoder import encoder_of
 from compress.data.tokenize import encode
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class RowLengths:
 
     longest         the longest length that may be chosen
     windowed        long rows are read in several windows, none is cut
+    limit           tokens that a sentence encoder's checkpoint limits a row to, or the tokenizer's own settings
+                    (model_max_length), if they do
     teacher_length  tokens that a sentence encoder reads of a text: those of an index may be longer than those trained
                     on; None for other tasks
     """
@@ -47,6 +50,7 @@ class RowLengths:
     longest: int
     windowed: bool
     teacher_length: int | None = None
+    limit: int | None = None
 
     @staticmethod
     def measure(
@@ -63,15 +67,19 @@ class RowLengths:
         positions       tokens that the model has positions for, if limited
         teacher_length  tokens that a sentence encoder reads, if its checkpoint says so
         """
-        longest = min(LONGEST_WINDOW if task.kind == "qa" else LONGEST, positions or LONGEST)
+        encoder = encoder_of(tokenizer)
+        limit = encoder.settings.model_max_length
         if task.kind == "embedding" and teacher_length is not None:  # of more it would not make the vectors it is for
-            longest = min(longest, teacher_length)
+            limit = teacher_length
+        longest = min(LONGEST_WINDOW if task.kind == "qa" else LONGEST, positions or LONGEST, limit or LONGEST)
         if len(split) > SAMPLE:
             split = split.select(np.sort(np.random.default_rng(seed).choice(len(split), SAMPLE, replace=False)))
         windowed = task.kind in ("qa", "tagging")
-        rows = encode(split, tokenizer, longest if windowed else MEASURED, preparation=task.preparation)
-        read = min(teacher_length or ENCODER_LENGTH, positions or MEASURED) if task.kind == "embedding" else None
-        return RowLengths(np.asarray(rows["length"][:]), longest, windowed, read)
+        rows = encode(split, encoder, longest if windowed else MEASURED, preparation=task.preparation)
+        read = None
+        if task.kind == "embedding":
+            read = min(teacher_length or ENCODER_LENGTH, positions or MEASURED, limit or MEASURED)
+        return RowLengths(np.asarray(rows["length"][:]), longest, windowed, read, limit)
 
     @property
     def fitting(self) -> int:

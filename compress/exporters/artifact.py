@@ -379,7 +379,7 @@ def _describe(task: Task) -> str:
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
     """Raise BundleError unless model, tokenizer and task fit together, and DataError for a tokenizer that a bundle
     cannot have; quick enough to call before training."""
-    from compress.data.encoder import text_encoder_of
+    from compress.data.encoder import TextEncoder, TokenizerSettings, name_of
 
     kind = type(model).__name__
     outputs = count_outputs(model.config, task.kind)
@@ -391,7 +391,9 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
             "tokenizer, as AutoTokenizer loads for all common models"
         )
     if not task.tokenwise:
-        text_encoder_of(tokenizer).check_truncation(max_length, pair=task.pair)
+        settings = TokenizerSettings.from_tokenizer(tokenizer)
+        encoder = TextEncoder.from_backend(tokenizer.backend_tokenizer, settings, name_of(tokenizer))
+        encoder.check_truncation(max_length, pair=task.pair)
     size = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > size:
         raise BundleError(f"{kind}: embeds {size} tokens, the tokenizer has {len(tokenizer)}; they do not match")

@@ -4,13 +4,11 @@ A checkpoint is a folder, an alias or a hub id, as everywhere (`compress.models.
 its own code is run, and missing tensors are an error.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from compress.data.encoder import TokenizerSettings
 from compress.data.task import METRICS, Kind, Task
@@ -19,26 +17,23 @@ from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
-from compress.models.sentence_folder import MODULES, SentenceFolder, encoder_place
+from compress.models.folder import CONFIG, MODULES, ModelFolder
+from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import MODES
 from compress.models.sentence_settings import SentenceSettings, set_settings
 from compress.slicing.shape import positions
 
-HEADS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {
-        "ForSequenceClassification": "classification",
-        "ForTokenClassification": "tagging",
-        "ForQuestionAnswering": "qa",
-        "ForQuestionAnsweringSimple": "qa",
-    }
-)
-HEADLESS: Final = ("Model", "ForMaskedLM", "ForPreTraining")
-"""Encoders; the heads of masked language models are dropped."""
+if TYPE_CHECKING:
+    from compress.models.saved_head import SavedHead
 
+HEADS: Final[tuple[Kind, ...]] = ("classification", "tagging", "qa")
+"""Kinds of task, one for each head that is exported."""
 GENERATIVE: Final = (
     *("GPT2LMHeadModel", "T5ForConditionalGeneration"),
     *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
 )
+READ_AS_ENCODERS: Final = ("XLNetLMHeadModel", "OpenAIGPTLMHeadModel", "CTRLLMHeadModel")
+"""Language models that are exported as encoders of tokens, without their head; other causal ones are refused."""
 SAMPLE: Final = 200
 """Sentences on which an int8 file of embeddings is compared with fp32."""
 LONGEST: Final = 512
@@ -115,95 +110,132 @@ def load_source(
         for file in bundle.files().values():
             weights_elsewhere(file)
         return bundle
-    if (path / "recipe.yaml").is_file() and not (path / checkpoints.CONFIG).is_file():
+    if (path / "recipe.yaml").is_file() and not (path / CONFIG).is_file():
         from compress.training.run import continuation
 
         resume = continuation(path) or "the command that began it, and --resume"
         raise ExportError(f"{path}: a run without a bundle. Continue with: {resume}")
 
     folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
-    origin = checkpoints.describe_origin(name, folder)
-    architecture, two_stacks = _architecture(folder)
-    head = next((head for head in HEADS if architecture.endswith(head)), None)
-    if architecture in GENERATIVE and not (folder / MODULES).is_file():
-        _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
-        model, tokenizer = _load(name, SentenceFolder.plain(folder), architecture, allow_pickle=allow_pickle)
-        return Checkpoint(name, model, tokenizer, _length(name, model, tokenizer, max_length), origin=origin)
-    if head and not (folder / MODULES).is_file():
-        from compress.models import teacher as teachers
+    from compress.models.loader import load_config
+    from compress.models.saved_head import find_head
 
-        _refuse(f"its head is {head}", pool=pool, normalise=normalise)
-        if pair and HEADS[head] != "classification":
-            raise ExportError(f"{name}: pair does not apply to {head}")
-        task = _task(folder, HEADS[head], pair=pair)
-        teacher = teachers.load(name, folder, task, allow_pickle=allow_pickle)
-        if not teacher.trained:
-            raise TeacherError(
-                f"{name}: the head's outputs are not those of id2label in its config.json; correct id2label"
-            )
-        length = _length(name, teacher.model, teacher.tokenizer, max_length)
-        return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task, origin=origin)
+    source, config = ModelFolder(folder), load_config(folder)
+    head = find_head(source, config, allow_pickle=allow_pickle)
+    if head.name in GENERATIVE and source.kind != "sentence_encoder":
+        _refuse("it is a generative model", pair=pair, pool=pool, normalise=normalise)
+        return _load_generative(name, folder, config, head.name, max_length=max_length, allow_pickle=allow_pickle)
+    if head.part == "task" and source.kind != "sentence_encoder":
+        _refuse(f"it has a head, {head.name}", pool=pool, normalise=normalise)
+        task = _task(source, config, head, pair=pair)
+        return _load_with_task(name, folder, task, max_length=max_length, allow_pickle=allow_pickle)
     _refuse("it has no head", pair=pair)
-    _check_encoder(name, folder, architecture, two_stacks)
-    source = SentenceFolder.read(folder)
-    settings = source.settings
+    _check_encoder(source, config, head)
+    settings = SentenceFolder.read(folder).settings
     if pool is not None and pool not in MODES:
         raise ExportError(f"pool: {pool!r}; expected {' or '.join(MODES)}")
     if not settings.embeds and pool is not None:
-        from compress.models.teacher import load_config
-
-        width = load_config(source.encoder_path, source.encoder.config_options).hidden_size
-        settings = SentenceSettings.pooled(width, pool, normalise=normalise)
+        settings = SentenceSettings.pooled(config.hidden_size, pool, normalise=normalise)
     elif pool is not None or normalise:
         raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} defines the pooling")
-    model, tokenizer = _load(name, source, "AutoModel", allow_pickle=allow_pickle, settings=settings)
+    return _load_encoder(name, folder, config, settings, max_length=max_length, allow_pickle=allow_pickle)
+
+
+def _check_encoder(source: ModelFolder, config: Any, head: "SavedHead") -> None:
+    """Raise ExportError for a checkpoint that is more than an encoder, whose tokens alone would be exported."""
+    from compress.models.saved_head import explain_unknown_head
+
+    is_listed = source.kind == "sentence_encoder"
+    # as of T5, to which AutoModel would add a decoder of random weights
+    if config.is_encoder_decoder or head.name.endswith("EncoderModel"):
+        if is_listed:
+            raise ExportError(
+                f"{source.path}: {head.name}: vectors of an encoder that belongs to a decoder, as T5's, are not "
+                "supported; expected a folder of sentence-transformers with an encoder such as BERT, XLM-RoBERTa or "
+                "ModernBERT"
+            )
+        raise ExportError(
+            f"{source.path}: {head.name}: is not a plain encoder; expected one of {', '.join(GENERATIVE)}"
+        )
+    if is_listed:  # its modules say what is read of the encoder, whatever class was saved
+        return
+    if head.part == "unknown":
+        raise ExportError(explain_unknown_head(source, head))
+    generates = "AutoModelForCausalLM" in head.autos and "AutoModelForMaskedLM" not in head.autos
+    if head.part == "other" or (generates and head.name not in READ_AS_ENCODERS):
+        raise ExportError(
+            f"{source.path}: {head.name}: cannot be exported; expected an encoder, alone or with a head for "
+            f"{', '.join(HEADS)}, or one of {', '.join(GENERATIVE)}"
+        )
+
+
+def _load_with_task(name: str, folder: Path, task: Task, *, max_length: int | None, allow_pickle: bool) -> Checkpoint:
+    """Load a checkpoint with a head. Raises TeacherError where the head is not the one that config.json describes."""
+    from compress.models import teacher as teachers
+
+    teacher = teachers.load(name, folder, task, allow_pickle=allow_pickle)
+    if not teacher.trained:
+        raise TeacherError(f"{name}: the head's outputs are not those of id2label in its config.json; correct id2label")
+    length = _length(name, teacher.model, teacher.tokenizer, max_length)
+    origin = checkpoints.describe_origin(name, folder)
+    return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task, origin=origin)
+
+
+def _load_generative(
+    name: str, folder: Path, config: Any, architecture: str, *, max_length: int | None, allow_pickle: bool
+) -> Checkpoint:
+    import transformers
+
+    from compress.models.loader import check_vocabulary, load_model, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder, getattr(transformers, architecture), config, allow_pickle=allow_pickle).model
+    check_vocabulary(folder, tokenizer, model)
+    length, origin = _length(name, model, tokenizer, max_length), checkpoints.describe_origin(name, folder)
+    return Checkpoint(name, model, tokenizer, length, origin=origin)
+
+
+def _load_encoder(
+    name: str, folder: Path, config: Any, settings: SentenceSettings, *, max_length: int | None, allow_pickle: bool
+) -> Checkpoint:
+    """Load an encoder: with modules as a sentence encoder, else as it is, without a pooler that its files lack."""
+    import transformers
+
+    from compress.models.heads import task_class
+    from compress.models.loader import check_vocabulary, load_model, load_tokenizer
+
+    auto = transformers.AutoModel
+    if settings.embeds:
+        auto = task_class("embedding")
+        set_settings(config, settings)
+    tokenizer = load_tokenizer(folder)
+    loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle)
+    model = loaded.model
+    if loaded.new and hasattr(model, "pooler"):  # filled with random numbers
+        model.pooler = None
+    check_vocabulary(folder, tokenizer, model)
+    source = SentenceFolder.read(folder)
     limit = source.encoder.choose_length(tokenizer, positions(model)) if source.is_listed else None
     length = _length(name, model, tokenizer, max_length or limit)
-    settings = replace(settings, max_length=length) if settings.embeds else settings
+    if settings.embeds:
+        settings = replace(settings, max_length=length)
+    origin = checkpoints.describe_origin(name, folder)
     return Checkpoint(name, model, tokenizer, length, sentence=settings, origin=origin)
 
 
-def _check_encoder(name: str, folder: Path, architecture: str, two_stacks: bool) -> None:
-    """Raise ExportError for a model without a head that is no plain encoder."""
-    is_listed = (folder / MODULES).is_file()
-    # as of T5, to which AutoModel would add a decoder of random weights
-    if two_stacks or architecture.endswith("EncoderModel"):
-        if is_listed:
-            raise ExportError(
-                f"{name}: {architecture}: vectors of an encoder that belongs to a decoder, as T5's, are not supported; "
-                "expected a folder of sentence-transformers with an encoder such as BERT, XLM-RoBERTa or ModernBERT"
-            )
-        raise ExportError(f"{name}: {architecture}: is not a plain encoder; expected one of {', '.join(GENERATIVE)}")
-    if not architecture.endswith(HEADLESS) and not is_listed:
+def _task(source: ModelFolder, config: Any, head: "SavedHead", *, pair: bool) -> Task:
+    """Read the task of a head from the config: the number, names and meaning of its outputs. Raises ExportError."""
+    kind, *others = [kind for kind in HEADS if head.serves(kind)]
+    if others:
         raise ExportError(
-            f"{name}: {architecture}: cannot be exported; expected an encoder, alone or with a head for "
-            f"{', '.join(sorted(set(HEADS.values())))}, or one of {', '.join(GENERATIVE)}"
+            f"{source.where}: architectures names no class of transformers, and the tensors of the head fit "
+            f"{head.name}; expected one of them: name it in architectures"
         )
-
-
-def _architecture(folder: Path) -> tuple[str, bool]:
-    """Read from the config the class that was saved, and whether its family has an encoder and a decoder."""
-    path = encoder_place(folder) / checkpoints.CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        names = config.get("architectures") or ["Model"]
-    except (ValueError, AttributeError) as error:
-        raise ExportError(f"{path}: cannot be read ({error}); fetch the checkpoint again") from None
-    if config.get("auto_map"):
-        raise ExportError(
-            f"{path}: the model has code of its own (auto_map), which is never run; it cannot be exported"
-        )
-    return str(names[0]), bool(config.get("is_encoder_decoder"))
-
-
-def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
-    """Read the task of a head from the config: the number, names and meaning of its outputs."""
-    from compress.models.teacher import load_config
-
-    config = load_config(folder)
-    names = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    if pair and kind != "classification":
+        raise ExportError(f"{source.path}: pair does not apply to {head.name}")
     if kind == "qa":
         return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
+    names = source.labels()
     if kind == "tagging":
         return Task("tagging", ("words",), "tags", names, METRICS["tagging"][0])
     text = ("text", "text_pair") if pair else ("text",)
@@ -211,59 +243,10 @@ def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
         return Task("multilabel", text, "labels", names, METRICS["multilabel"][0])
     if config.problem_type == "regression" or len(names) == 1:
         if len(names) != 1:
-            raise ExportError(f"{folder}: a regression of {len(names)} numbers; expected one")
+            raise ExportError(f"{source.where}: a regression of {len(names)} numbers; expected one")
         label = "score" if names[0].startswith("LABEL_") else names[0]
         return Task("regression", text, label, (), METRICS["regression"][0])
     return Task(kind, text, "label", names, METRICS[kind][0])
-
-
-def _load(
-    name: str,
-    source: SentenceFolder,
-    architecture: str,
-    *,
-    allow_pickle: bool,
-    settings: SentenceSettings | None = None,
-) -> tuple[Any, Any]:
-    """Load a model without a task by its class in transformers, in eval mode, and its tokenizer.
-
-    settings   those of a sentence encoder; one that embeds texts is loaded with its modules
-
-    A pooler that is not in the file is dropped. Raises TeacherError where any other tensor is missing.
-    """
-    import transformers
-
-    import compress.models.families  # noqa: F401 registers ours with the Auto classes
-    from compress.models.heads import task_class
-    from compress.models.sentence_encoder import load_tokenizer
-    from compress.models.teacher import check_vocabulary, explain_load_errors, load_config
-
-    auto = getattr(transformers, architecture)
-    place = source.encoder_path
-    config = load_config(place, source.encoder.config_options)
-    if settings is not None and settings.embeds:
-        auto = task_class("embedding")
-        set_settings(config, settings)
-        place = source.path
-    with explain_load_errors(place):
-        tokenizer = load_tokenizer(source)
-        model, found = auto.from_pretrained(
-            place,
-            config=config,
-            use_safetensors=None if allow_pickle else True,
-            output_loading_info=True,
-            **({"trust_remote_code": False} if architecture == "AutoModel" else {}),
-        )
-    missing = [key for key in found["missing_keys"] if not key.startswith("pooler.")]
-    if absent := sorted([*missing, *(key for key, *_ in found["mismatched_keys"])]):
-        raise TeacherError(
-            f"{name}: {len(absent)} of its tensors are missing, or not of the shape in its config.json, such as "
-            f"{absent[0]}: weights and config do not fit together, or the file is incomplete; fetch both again"
-        )
-    if len(missing) < len(found["missing_keys"]):  # filled with random numbers
-        model.pooler = None
-    check_vocabulary(source.encoder_path, tokenizer, model)
-    return model.eval().requires_grad_(False), tokenizer
 
 
 def _length(name: str, model: Any, tokenizer: Any, requested: int | None) -> int:

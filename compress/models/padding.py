@@ -4,32 +4,39 @@ Rows are padded on the right, whatever the tokenizer says: a mask hides the padd
 token, and a causal model does not look ahead. Two kinds of classifiers do not read the mask. XLNet, XLM and FlauBERT
 may summarise a text by its last place, padding or not: their rows are padded on the left, with position ids. Decoders
 such as GPT-2 read the last token that is not their config's padding token: theirs and the tokenizer's must be the same.
+MobileBERT embeds a token with its neighbours, and no mask hides the padding after the last one: its embedding becomes
+zero, as what is beyond the end of a row that is alone.
 
 Shapes: B batch, L tokens, D hidden.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compress.errors import TeacherError
 
-LAST: Final = ("last", "cls_index")
-"""The `summary_type`s that take the last place of a row: no model here passes an index."""
+
+def reads_last_place(model: nn.Module) -> bool:
+    """Check whether a model answers at the last place of a row, padding or not."""
+    return _summary_of(model) in ("last", "cls_index")  # no model passes an index: it is then the last place
 
 
 def pads_left(model: nn.Module) -> bool:
-    """Check whether a model needs its rows padded on the left. Raises TeacherError for one that averages over the
-    padding too."""
-    summary = getattr(getattr(model, "sequence_summary", None), "summary_type", "first")
-    if summary == "mean":
+    """Check whether the batches of a model must be padded on the left. Raises TeacherError for a model that averages
+    over the padding too."""
+    if _summary_of(model) == "mean":
         raise TeacherError(
             f"{type(model).__name__}: summary_type in its config.json is mean, an average over a batch's padding too; "
             "expected first or last, whose rows can be trained in batches"
         )
-    return summary in LAST
+    return reads_last_place(model)
+
+
+def _summary_of(model: nn.Module) -> str:
+    return getattr(getattr(model, "sequence_summary", None), "summary_type", "first")
 
 
 def align_padding(tokenizer: Any, config: Any) -> None:
@@ -63,6 +70,14 @@ def _inner_tokens(tokenizer: Any) -> Iterator[str]:
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in end:
             yield token
+
+
+def hide_padding(model: Any) -> None:
+    """Set the embedding of the padding token to zero, in place, where its neighbours are embedded with it."""
+    config = model.config
+    if getattr(config, "trigram_input", False) and config.pad_token_id is not None:
+        with torch.no_grad():
+            model.get_input_embeddings().weight[config.pad_token_id] = 0
 
 
 def first_token(states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:

@@ -19,11 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from compress.errors import StudentError, TeacherError
-from compress.models.sentence_folder import MODULES, SentenceFolder, write
+from compress.models.folder import MODULES, PICKLED, SAFETENSORS
+from compress.models.sentence_folder import SentenceFolder, write
 from compress.models.sentence_modules import (
     TOKENS,
     VECTOR,
@@ -42,10 +43,6 @@ from compress.models.sentence_settings import (
     with_projection,
 )
 from compress.slicing.shape import positions
-
-WEIGHTS: Final = "model.safetensors"
-PICKLED: Final = "pytorch_model.bin"
-"""The files of a module's weights; the second is read only where pickles are allowed."""
 
 Features = dict[str, Tensor]
 """What is known of a batch of texts, by the names of `sentence_modules`; and `visible` (B, L), whether a token is part
@@ -263,6 +260,18 @@ class SentenceEncoder(PreTrainedModel):
         vectors_BE = features[VECTOR][:, : self.settings.truncate_dim]
         return SentenceEmbeddingOutput(tokens_BLD, vectors_BE, getattr(out, "hidden_states", None))
 
+    def load_modules(self, folder: Path, *, allow_pickle: bool = False) -> None:
+        """Load the weights of the modules after the encoder, if the folder lists any.
+
+        Raises TeacherError for weights that are missing or do not fit, and for pickled ones unless they are allowed.
+        """
+        source = SentenceFolder.read(folder)
+        if not source.is_listed:
+            return
+        for number, layer in enumerate(self.sentence_modules.values()):
+            if layer.state_dict():
+                _load_weights(layer, source.weights(number), pickled=allow_pickle)
+
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save in the layout of sentence-transformers: the encoder in the folder, its modules in subfolders."""
         folder = Path(save_directory)
@@ -271,7 +280,7 @@ class SentenceEncoder(PreTrainedModel):
         for place, layer in zip(places, self.sentence_modules.values(), strict=True):
             if weights := layer.state_dict():
                 contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
-                save_file(contiguous, place / WEIGHTS, metadata={"format": "pt"})
+                save_file(contiguous, place / SAFETENSORS, metadata={"format": "pt"})
 
 
 @cache
@@ -330,17 +339,9 @@ def keep_pooling(model: SentenceEncoder) -> None:
     model.install([make_layer(pooled)])
 
 
-def load_tokenizer(source: SentenceFolder) -> Any:
-    """Load the tokenizer of a folder, with the arguments that the folder names, and in lower case if it says so."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        source.encoder_path, trust_remote_code=False, **source.encoder.tokenizer_options
-    )
-    source.encoder.prepare_tokenizer(tokenizer)
-    return tokenizer
-
-
-def limit_length(model: SentenceEncoder, source: SentenceFolder, tokenizer: Any) -> None:
+def limit_length(model: SentenceEncoder, folder: Path, tokenizer: Any) -> None:
     """Settle how many tokens of a text a model reads that was loaded from a folder which lists its modules."""
+    source = SentenceFolder.read(folder)
     if source.is_listed:
         length = source.encoder.choose_length(tokenizer, positions(model))
         set_settings(model.config, replace(model.settings, max_length=length))
@@ -357,7 +358,7 @@ _CLASSES = _Classes()
 
 
 class AutoModelForSentenceEmbedding:
-    """Load or create a sentence encoder of any family, as the Auto classes of transformers do."""
+    """Create a sentence encoder of any family, as the Auto classes of transformers do; `models.loader` loads one."""
 
     _model_mapping = _CLASSES
 
@@ -370,49 +371,27 @@ class AutoModelForSentenceEmbedding:
         return encoder_class(config)
 
     @staticmethod
-    def from_pretrained(
-        folder: str | Path,
-        *,
-        config: Any = None,
-        output_loading_info: bool = False,
-        use_safetensors: bool | None = True,
-        **options: Any,
-    ) -> Any:
-        """Load a folder of sentence-transformers, or a plain encoder.
+    def configure(folder: Path, config: PreTrainedConfig) -> PreTrainedConfig:
+        """Return the config of a sentence encoder whose modules are in `folder`, or of a plain encoder.
 
-        config           that of the encoder; None: the folder's
-        use_safetensors  None allows pickled weights, of the modules too; `options` are others of transformers
-
-        Raises TeacherError for modules that cannot be read or do not fit the encoder.
+        Raises TeacherError for modules that cannot be read or do not fit the encoder, and unless the family is an
+        encoder.
         """
-        source = SentenceFolder.read(Path(folder))
-        if config is None:
-            config = AutoConfig.from_pretrained(source.encoder_path, **source.encoder.config_options)
+        source = SentenceFolder.read(folder)
         config = copy.deepcopy(config)
         if source.is_listed:
             set_settings(config, source.settings)
-        encoder_class = None if config.is_encoder_decoder else _CLASSES.get(type(config))
-        if encoder_class is None:
+        if config.is_encoder_decoder or _CLASSES.get(type(config)) is None:
             raise TeacherError(f"{folder}: {config.model_type} models cannot embed texts: expected an encoder")
         if not settings_of(config).embeds:
-            raise TeacherError(f"{source.path / MODULES}: has no pooling: expected a Pooling module")
+            raise TeacherError(f"{folder / MODULES}: has no pooling: expected a Pooling module")
         source.check_width(config.hidden_size)
-        loaded: Any = encoder_class.from_pretrained(
-            source.encoder_path, config=config, output_loading_info=True, use_safetensors=use_safetensors, **options
-        )
-        model, info = loaded
-        if source.is_listed:
-            for number, layer in enumerate(model.sentence_modules.values()):
-                if layer.state_dict():
-                    _load_weights(layer, source.weights(number), pickled=use_safetensors is None)
-            missing = info["missing_keys"]
-            info["missing_keys"] = type(missing)(key for key in missing if not key.startswith("sentence_modules."))
-        return (model, info) if output_loading_info else model
+        return config
 
 
 def _load_weights(layer: nn.Module, place: Path, *, pickled: bool) -> None:
     """Load the weights of a module, in float32. Raises TeacherError for a file that is missing or does not fit."""
-    path = place / WEIGHTS
+    path = place / SAFETENSORS
     if not path.is_file() and (place / PICKLED).is_file():
         path = place / PICKLED
         if not pickled:
@@ -423,7 +402,9 @@ def _load_weights(layer: nn.Module, place: Path, *, pickled: bool) -> None:
     if not path.is_file():
         raise TeacherError(f"{path}: no such file; expected the module's weights in safetensors")
     try:
-        weights = load_file(path) if path.name == WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
+        weights = (
+            load_file(path) if path.name == SAFETENSORS else torch.load(path, map_location="cpu", weights_only=True)
+        )
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise TeacherError(f"{path}: is damaged, or holds more than tensors ({error}); download it again") from None
     _check_shapes(path, weights, layer.state_dict())

@@ -10,19 +10,19 @@ file. Imports no torch.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path, PureWindowsPath
-from typing import Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
 from compress.data.text_preparation import TextPreparation
 from compress.errors import TeacherError
-from compress.models.sentence_modules import CLASSES, TOKENS, VECTOR, Keys, SentenceModule
+from compress.models.folder import MODULE_SETTINGS, MODULES, ModuleEntry, identify_kind, list_modules, read_json
+from compress.models.json_keys import JsonKeys
+from compress.models.sentence_modules import CLASSES, TOKENS, VECTOR, SentenceModule
 from compress.models.sentence_settings import TOKENS_ONLY, SentenceSettings, check_modules
 
-MODULES: Final = "modules.json"
-MODEL_FILE: Final = "config_sentence_transformers.json"
 ENCODER_FILES: Final = (
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -44,7 +44,7 @@ _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
     "LayerNorm": ("sentence_transformer.modules.layer_norm",),
     "Dropout": ("sentence_transformer.modules.dropout",),
 }
-"""The packages of version 6 in which the classes stand, besides those of `_list_homes`."""
+"""The packages of version 6 in which the classes stand, besides those of `_is_known`."""
 
 _OTHERS: Final[Mapping[str, str]] = {
     "Asym": "it has a model for each purpose of a text; save the one that you want as a folder of its own",
@@ -70,20 +70,24 @@ _OTHERS: Final[Mapping[str, str]] = {
 _SIMILARITIES: Final = ("cosine", "dot", "euclidean", "manhattan")
 
 
-@dataclass(frozen=True)
-class ModuleEntry:
-    """An entry of modules.json: the module's class, the dotted path of it, and the folder."""
+class EncoderTask(NamedTuple):
+    """What a Transformer module computes.
 
-    kind: str
-    dotted: str
-    path: str
+    name     `transformer_task`
+    output   the output of the model of transformers that it reads
+    feature  `module_output_name`, the feature that it writes
+    """
 
-    @property
-    def is_known(self) -> bool:
-        """Check whether the path is one under which sentence-transformers has this class."""
-        own = _HOMES.get(self.kind, ())
-        homes = {"models", f"models.{self.kind}", "sentence_transformer.modules", *own} if own else set()
-        return self.dotted in {f"sentence_transformers.{home}.{self.kind}" for home in homes}
+    name: str
+    output: str
+    feature: str
+
+
+_TASKS: Final[Mapping[str, EncoderTask]] = {
+    "sentence_encoder": EncoderTask("feature-extraction", "last_hidden_state", TOKENS),
+    "cross_encoder": EncoderTask("sequence-classification", "logits", "scores"),
+}
+"""What the Transformer of each kind of folder must compute."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +164,13 @@ class SentenceFolder:
         listed = list_modules(folder)
         for entry in listed:
             _check_class(where, entry)
-        if [number for number, entry in enumerate(listed) if entry.kind == "Transformer"] != [0]:
-            kinds = ", ".join(entry.kind for entry in listed) or "no modules"
-            raise TeacherError(f"{where}: has {kinds}; expected one Transformer, at the beginning")
-        encoder = _read_encoder(folder, listed[0].path)
+        _check_encoder(where, listed)
+        encoder = _read_encoder(folder, listed[0].path, _TASKS["sentence_encoder"])
         modules = tuple(
             CLASSES[entry.kind].from_config(_open(folder / entry.path / "config.json", optional=True))
             for entry in listed[1:]
         )
-        settings = _read_model(folder / MODEL_FILE, modules)
+        settings = _read_model(folder / MODULE_SETTINGS, modules)
         if modules and not settings.embeds:
             raise TeacherError(
                 f"{where}: no module computes {VECTOR}, so each token keeps a vector of its own, as in a model of late "
@@ -191,11 +193,6 @@ class SentenceFolder:
         """Check whether the folder lists its modules."""
         return (self.path / MODULES).is_file()
 
-    @property
-    def encoder_path(self) -> Path:
-        """Return the folder of the encoder's config, weights and tokenizer."""
-        return self.path / self.encoder.path
-
     def check_width(self, hidden: int) -> None:
         """Raise TeacherError unless the modules fit an encoder of this width, and each other."""
         try:
@@ -208,34 +205,17 @@ class SentenceFolder:
         return self.path / self.places[number]
 
 
-def list_modules(folder: Path) -> tuple[ModuleEntry, ...]:
-    """List the modules of a folder, of whatever kind. Raises TeacherError for a file that cannot be read."""
-    path = folder / MODULES
-    listed = _read_json(path, list)
-    entries, names = list[ModuleEntry](), list[str]()
-    for each in listed:
-        if not isinstance(each, dict) or not {"type", "path", "name"} <= each.keys():
-            raise TeacherError(f"{path}: has {each!r}; expected modules, each with a name, a type and a path")
-        keys = Keys(path, each)
-        keys.take("idx", int, 0)
-        names.append(keys.take("name", str))
-        dotted = keys.take("type", str)
-        place = keys.take("path", str)
-        keys.refuse("kwargs", [], "they are arguments that nobody passes to the modules that are read here")
-        keys.finish()
-        windows = PureWindowsPath(place)
-        if windows.anchor or ".." in windows.parts or "\0" in place:
-            raise TeacherError(f"{path}: {place!r}: expected modules in folders inside this one")
-        entries.append(ModuleEntry(dotted.rpartition(".")[2], dotted, "" if place == "." else place))
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise TeacherError(f"{path}: has two modules of the name {twice!r}, of which only one would be read; rename it")
-    return tuple(entries)
+def read_encoder(folder: Path) -> EncoderSettings:
+    """Read how the encoder of a folder reads texts, whatever modules follow it; a folder without modules.json says
+    nothing of it.
 
-
-def encoder_place(folder: Path) -> Path:
-    """Return the folder of the encoder's config, weights and tokenizer, which is `folder` if it lists no modules."""
-    listed = list_modules(folder) if (folder / MODULES).is_file() else ()
-    return folder / listed[0].path if listed else folder
+    Raises TeacherError for settings that are not supported.
+    """
+    if not (folder / MODULES).is_file():
+        return EncoderSettings()
+    listed = list_modules(folder)
+    _check_encoder(folder / MODULES, listed)
+    return _read_encoder(folder, listed[0].path, _TASKS[identify_kind(folder)])
 
 
 def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
@@ -265,12 +245,27 @@ def write(settings: SentenceSettings, folder: Path) -> tuple[Path, ...]:
     if settings.truncate_dim is not None:
         model["truncate_dim"] = settings.truncate_dim
     if model:
-        _write_json(folder / MODEL_FILE, model)
+        _write_json(folder / MODULE_SETTINGS, model)
     return tuple(places)
 
 
 def _write_entry(number: int, kind: str, path: str) -> dict[str, Any]:
     return {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+
+
+def _is_known(entry: ModuleEntry) -> bool:
+    """Check whether the path of a class is one under which sentence-transformers has it."""
+    own = _HOMES.get(entry.kind, ())
+    homes = {"models", f"models.{entry.kind}", "sentence_transformer.modules", *own} if own else set()
+    return entry.dotted in {f"sentence_transformers.{home}.{entry.kind}" for home in homes}
+
+
+def _check_encoder(where: Path, listed: Sequence[ModuleEntry]) -> None:
+    """Raise TeacherError unless the encoder, and nothing else, is the first module."""
+    if [number for number, entry in enumerate(listed) if entry.kind == "Transformer"] != [0]:
+        kinds = ", ".join(entry.kind for entry in listed) or "no modules"
+        raise TeacherError(f"{where}: has {kinds}; expected one Transformer, at the beginning")
+    _check_class(where, listed[0])
 
 
 def _check_class(where: Path, entry: ModuleEntry) -> None:
@@ -280,7 +275,7 @@ def _check_class(where: Path, entry: ModuleEntry) -> None:
             f"{where}: {entry.dotted}: is a class of its own, whose code is never run; expected modules of "
             f"sentence-transformers: {', '.join(('Transformer', *CLASSES))}"
         )
-    if entry.kind in _OTHERS or not entry.is_known:
+    if entry.kind in _OTHERS or not _is_known(entry):
         why = _explain(entry.kind) or " is no module of sentence-transformers 6.2"
         raise TeacherError(
             f"{where}: {entry.dotted}:{why or ''}; expected modules of the kinds {', '.join(('Transformer', *CLASSES))}"
@@ -291,13 +286,13 @@ def _explain(kind: str) -> str:
     return f" cannot be read: {_OTHERS[kind]}" if kind in _OTHERS else ""
 
 
-def _read_encoder(folder: Path, place: str) -> EncoderSettings:
+def _read_encoder(folder: Path, place: str, task: EncoderTask) -> EncoderSettings:
     """Read the encoder's file, under the first of its names that holds anything."""
     if not (folder / place / "config.json").is_file():
         raise TeacherError(
             f"{folder / place / 'config.json'}: no such file; {MODULES} names this folder for the encoder"
         )
-    keys = Keys(folder / place / ENCODER_FILES[0], {})
+    keys = JsonKeys(folder / place / ENCODER_FILES[0], {})
     for name in ENCODER_FILES:
         keys = _open(folder / place / name, optional=True)
         if keys.left:
@@ -308,10 +303,10 @@ def _read_encoder(folder: Path, place: str) -> EncoderSettings:
     tokenizer_options = _read_tokenizer_options(keys)
     config_options = dict(_take_either(keys, "config_args", "config_kwargs"))
     config_options.pop("trust_remote_code", None)
-    keys.refuse("transformer_task", "feature-extraction", "only encoders have vectors")
-    text = {"method": "forward", "method_output_name": "last_hidden_state"}
-    keys.refuse("modality_config", {"text": text}, "only texts are read, and only the last hidden state is pooled")
-    keys.refuse("module_output_name", TOKENS, "only the tokens of the encoder are read")
+    keys.refuse("transformer_task", task.name, f"expected {task.name!r}")
+    text = {"method": "forward", "method_output_name": task.output}
+    keys.refuse("modality_config", {"text": text}, f"only texts are read here, and only {task.output} of the model")
+    keys.refuse("module_output_name", task.feature, f"expected {task.feature!r}")
     keys.take("unpad_inputs", (bool, type(None)), None)  # whether a batch is padded, which changes no vector
     for name in ("query_length", "document_length"):
         keys.refuse(name, None, "all texts have the same limit here; use max_seq_length")
@@ -326,13 +321,13 @@ def _read_encoder(folder: Path, place: str) -> EncoderSettings:
     return EncoderSettings(place, length, lower_case, tokenizer_options, config_options)
 
 
-def _take_either(keys: Keys, old: str, new: str) -> Mapping[str, Any]:
+def _take_either(keys: JsonKeys, old: str, new: str) -> Mapping[str, Any]:
     """Take a group of arguments under its old or its new name; the old one counts, as in sentence-transformers."""
     older, newer = keys.take(old, dict, None), keys.take(new, dict, {})
     return newer if older is None else older
 
 
-def _read_model_options(keys: Keys) -> None:
+def _read_model_options(keys: JsonKeys) -> None:
     """Read the arguments of the encoder. None of those that are accepted changes a vector: numbers are float32, all
     implementations of attention compute the same, a pooler is never used, and no code of the folder runs."""
     accepted = ("add_pooling_layer", "attn_implementation", "dtype", "low_cpu_mem_usage", "torch_dtype")
@@ -344,7 +339,7 @@ def _read_model_options(keys: Keys) -> None:
         )
 
 
-def _read_tokenizer_options(keys: Keys) -> dict[str, Any]:
+def _read_tokenizer_options(keys: JsonKeys) -> dict[str, Any]:
     """Read the arguments of the tokenizer."""
     accepted = (
         *("model_max_length", "padding_side", "truncation_side", "do_lower_case", "strip_accents"),
@@ -367,14 +362,14 @@ def _read_tokenizer_options(keys: Keys) -> dict[str, Any]:
     return given
 
 
-def _read_processing(keys: Keys) -> int | None:
+def _read_processing(keys: JsonKeys) -> int | None:
     """Read the arguments with which the tokenizer is called; return the most tokens of a text, if it is one of them."""
     kinds = keys.take("processing_kwargs", dict, {})
     for name in ("audio", "image", "video"):  # of which a text has none
         kinds.pop(name, None)
     found = None
     for name in ("text", "common"):
-        group = Keys(keys.path, kinds.pop(name, {}))
+        group = JsonKeys(keys.path, kinds.pop(name, {}))
         found = group.take("max_length", (int, type(None)), found)
         group.take("return_tensors", str, "pt")
         for option, usual in {"padding": (True, "longest"), "truncation": (True, "longest_first")}.items():
@@ -416,7 +411,7 @@ def _read_model(path: Path, modules: tuple[SentenceModule, ...]) -> SentenceSett
     return SentenceSettings(modules, preparation, None, similarity, truncate_dim)
 
 
-def _check_requirements(keys: Keys) -> None:
+def _check_requirements(keys: JsonKeys) -> None:
     """Raise TeacherError where an installed package is not of a version that the folder asks for."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -435,21 +430,11 @@ def _check_requirements(keys: Keys) -> None:
             raise TeacherError(f"{keys.path}: requires {package} {specifier}; {found} is installed")
 
 
-def _open(path: Path, *, optional: bool = False) -> Keys:
+def _open(path: Path, *, optional: bool = False) -> JsonKeys:
     """Open a JSON object; an optional one that is missing is empty."""
     if optional and not path.is_file():
-        return Keys(path, {})
-    return Keys(path, _read_json(path, dict))
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TeacherError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(content, kind):
-        raise TeacherError(f"{path}: holds a {type(content).__name__}; expected a {kind.__name__}")
-    return content
+        return JsonKeys(path, {})
+    return JsonKeys(path, read_json(path))
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -7,10 +7,10 @@ a key that is not listed here is refused by name, since the vectors may depend o
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from compress.errors import TeacherError, did_you_mean
+from compress.models.json_keys import JsonKeys
 
 TOKENS: Final = "token_embeddings"
 VECTOR: Final = "sentence_embedding"
@@ -72,56 +72,6 @@ _FLAGS: Final[Mapping[str, str]] = {
 Widths = Mapping[str, int]
 """The width of every feature that has been computed, by its name."""
 
-_MISSING: Final = object()
-
-
-class Keys:
-    """The keys of a JSON object, taken one by one; `finish` refuses those that nobody took."""
-
-    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
-        self.path = path
-        self.left = dict(content)
-        self.taken: list[str] = []
-
-    def take(self, name: str, kinds: type | tuple[type, ...], default: Any = _MISSING, *, expected: str = "") -> Any:
-        """Take the value of a key. Raises TeacherError if it is of another type, or missing without a default."""
-        self.taken.append(name)
-        if name not in self.left:
-            if default is _MISSING:
-                raise TeacherError(f"{self.path}: has no {name!r}; expected it. Save the model again, or add the key")
-            return default
-        value = self.left.pop(name)
-        allowed = kinds if isinstance(kinds, tuple) else (kinds,)
-        is_bool = isinstance(value, bool) and bool not in allowed
-        if is_bool or not isinstance(value, allowed):
-            named = expected or " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-            raise TeacherError(f"{self.path}: {name!r} is {value!r}; expected {named}")
-        return value
-
-    def take_width(self, name: str, default: Any = _MISSING) -> int:
-        """Take a whole number above 0."""
-        value = self.take(name, int, default, expected="a whole number above 0")
-        if value < 1:
-            raise TeacherError(f"{self.path}: {name!r} is {value}; expected a whole number above 0")
-        return int(value)
-
-    def refuse(self, name: str, kept: Any, why: str) -> None:
-        """Take a key that is only read at its default. Raises TeacherError for any other value."""
-        self.taken.append(name)
-        value = self.left.pop(name, kept)
-        if value != kept:
-            raise TeacherError(f"{self.path}: {name!r} is {value!r}, which is not supported: {why}")
-
-    def finish(self) -> None:
-        """Raise TeacherError for the keys that are left."""
-        if not self.left:
-            return
-        unknown = min(self.left)
-        raise TeacherError(
-            f"{self.path}: {unknown!r}: is not a key of sentence-transformers 6.2.{did_you_mean(unknown, self.taken)} "
-            "Remove it, if the vectors do not depend on it"
-        )
-
 
 @dataclass(frozen=True)
 class SentenceModule:
@@ -135,7 +85,7 @@ class SentenceModule:
     has_weights: ClassVar[bool] = False
 
     @classmethod
-    def from_config(cls, config: Keys) -> Self:
+    def from_config(cls, config: JsonKeys) -> Self:
         """Read the module's config.json. Raises TeacherError for an unknown key or value."""
         raise NotImplementedError
 
@@ -181,7 +131,7 @@ class Pooling(SentenceModule):
     include_prompt: bool = True
 
     @classmethod
-    def from_config(cls, config: Keys) -> Self:
+    def from_config(cls, config: JsonKeys) -> Self:
         width_name = "embedding_dimension" if "embedding_dimension" in config.left else "word_embedding_dimension"
         width = config.take_width(width_name)
         flags = [mode for name, mode in _FLAGS.items() if config.take(name, bool, False)]
@@ -243,7 +193,7 @@ class Dense(SentenceModule):
     target: str = VECTOR
 
     @classmethod
-    def from_config(cls, config: Keys) -> Self:
+    def from_config(cls, config: JsonKeys) -> Self:
         read_width = config.take_width("in_features")
         written_width = config.take_width("out_features")
         bias = config.take("bias", bool, True)
@@ -297,7 +247,7 @@ class Normalize(SentenceModule):
     target: str = VECTOR
 
     @classmethod
-    def from_config(cls, config: Keys) -> Self:
+    def from_config(cls, config: JsonKeys) -> Self:
         source, target = _read_features(config)
         config.finish()
         return cls(source, target)
@@ -324,7 +274,7 @@ class LayerNorm(SentenceModule):
     read_width: int
 
     @classmethod
-    def from_config(cls, config: Keys) -> Self:
+    def from_config(cls, config: JsonKeys) -> Self:
         width = config.take_width("dimension")
         config.finish()
         return cls(width)
@@ -350,7 +300,7 @@ class Dropout(SentenceModule):
     probability: float = 0.2
 
     @classmethod
-    def from_config(cls, config: Keys) -> Self:
+    def from_config(cls, config: JsonKeys) -> Self:
         probability = config.take("dropout", (int, float), 0.2)
         config.finish()
         if not 0 <= probability <= 1:
@@ -378,7 +328,7 @@ def from_plain(plain: Mapping[str, Any]) -> SentenceModule:
     return CLASSES[kind](**fields)
 
 
-def _read_activation(config: Keys) -> str:
+def _read_activation(config: JsonKeys) -> str:
     """Read the path of an activation; return the name of its class in torch.nn."""
     path = config.take("activation_function", str, "torch.nn.modules.activation.Tanh")
     home, _, name = path.rpartition(".")
@@ -391,7 +341,7 @@ def _read_activation(config: Keys) -> str:
     )
 
 
-def _read_features(config: Keys) -> tuple[str, str]:
+def _read_features(config: JsonKeys) -> tuple[str, str]:
     """Read the names of the features that a module reads and writes."""
     source = config.take("module_input_name", str, VECTOR)
     target = config.take("module_output_name", (str, type(None)), None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import compress.models.families  # noqa: F401  # registers our families with transformers
 from compress.config.reference import Call, options
@@ -18,9 +18,9 @@ from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
 from compress.models.init_weights import copy_from_teacher, cuts, first_position
+from compress.models.loader import compare_tokens, load_config, load_model, load_tokenizer
 from compress.models.sentence_settings import SETTINGS, stay_in_space
 from compress.models.sharing import share, share_again
-from compress.models.teacher import explain_load_errors, load_config
 from compress.slicing.plan import SlicePlan
 from compress.slicing.rules import FIRST_IS_OWN, GROUPED, ROTARY
 from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
@@ -182,16 +182,20 @@ def build(
     kind: Kind | None = "classification",
     words: Words | None = None,
     kept: Kept | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreTrainedModel:
     """Build a plain transformers model with the teacher's labels and vocabulary, and a `head` for this `kind` of task.
 
     words: the tokenizer's, for init functions that take them. kept: the teacher's units that the student consists of,
-    by default what `choose_units` returns. Weights that are not copied (see StudentSpec.init) are drawn from torch's
-    global generator: seed it first. Raises StudentError.
+    by default what `choose_units` returns. tokenizer: makes the rows that it will read; a checkpoint that it begins as
+    must have the same tokens. Weights that are not copied (see StudentSpec.init) are drawn from torch's global
+    generator: seed it first. Raises StudentError.
     """
     spec = resolve_init(spec, teacher.config)
     if isinstance(spec.init, str) and spec.init not in INITS:
-        return _load_student(spec.init, teacher, heads.auto(head, kind))
+        if tokenizer is not None:
+            check_tokens(spec, tokenizer)
+        return _load_student(spec.init, teacher, head, kind)
     config = config_for(spec, teacher.config)
     student = heads.create(config, head, kind)
     if spec.init == "teacher":
@@ -287,17 +291,33 @@ def _find_checkpoint(init: str) -> Path:
         ) from error
 
 
-def _load_student(init: str, teacher: PreTrainedModel, auto: Any) -> PreTrainedModel:
+def check_tokens(spec: StudentSpec, tokenizer: PreTrainedTokenizerBase) -> Path | None:
+    """Check that a checkpoint that the student begins as has the tokens of the teacher, with the same ids.
+
+    The student is trained on the teacher's rows. Returns the checkpoint's folder, None if it begins as none. Raises
+    StudentError, and TeacherError for a tokenizer that cannot be read.
+    """
+    if not isinstance(spec.init, str) or spec.init in INITS:
+        return None
+    folder = _find_checkpoint(spec.init)
+    difference = compare_tokens(load_tokenizer(folder), tokenizer)
+    if difference:
+        raise StudentError(
+            f"student.init: {folder} has another tokenizer than the teacher: {difference}; expected the same tokens "
+            "with the same ids. Choose a checkpoint with the teacher's tokenizer, or init: teacher or scratch"
+        )
+    return folder
+
+
+def _load_student(init: str, teacher: PreTrainedModel, head: Head, kind: Kind | None) -> PreTrainedModel:
     """Load a checkpoint as the student, with the teacher's labels."""
     folder = _find_checkpoint(init)
     config = load_config(folder)
     for name in ("id2label", "label2id", "problem_type"):
         setattr(config, name, getattr(teacher.config, name))
-    with explain_load_errors(folder):
-        student: PreTrainedModel = auto.from_pretrained(
-            folder, config=config, ignore_mismatched_sizes=True, use_safetensors=True
-        )
-    if student.config.vocab_size != teacher.config.vocab_size:
+    loaded = load_model(folder, heads.auto(head, kind), config, new="head", drop_heads=True)
+    student: PreTrainedModel = loaded.model.requires_grad_(True)
+    if head in heads.LANGUAGE and student.config.vocab_size != teacher.config.vocab_size:
         raise StudentError(
             f"student.init: {folder} has {student.config.vocab_size} tokens, the teacher {teacher.config.vocab_size}: "
             "student and teacher must share a vocabulary"

@@ -35,7 +35,7 @@ from compress.config.stages import Stage
 from compress.evaluation.evaluator import EvaluationBatches
 from compress.io import load_json, write_json
 from compress.latency.model import model_cost
-from compress.models import heads
+from compress.models.loader import load_result
 from compress.models.sentence_encoder import SentenceEncoder, project
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
@@ -278,7 +278,7 @@ def train_supernet(
     stage = costs.search.space.supernet
     assert stage is not None, "a space of a supernet has its stage"
     if run.done(stage.name, training.console):
-        return heads.load(run.result(stage.name), stage.head, training.kind)
+        return load_result(run.result(stage.name), stage.head, training.kind)
     stage = draw_from(stage, among, costs)
     whole, origin_D = put_in_order(costs, stage, task_teacher, training, run.seed)
 

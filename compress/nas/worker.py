@@ -13,7 +13,6 @@ from typing import Any
 import optuna
 from accelerate import PartialState
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from compress import io as digest
 from compress.data import load_task
@@ -22,7 +21,9 @@ from compress.data.collate import Collate
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.latency.model import LatencyTable
-from compress.models import heads, teacher
+from compress.models import teacher
+from compress.models.folder import identify
+from compress.models.loader import load_result, load_tokenizer
 from compress.models.padding import pads_left
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
@@ -70,7 +71,7 @@ def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
     evaluator, stage = context.student_evaluator, context.search.space.supernet
     folder = context.task_teacher.folder if stage is None else context.run.result(stage.name)
     inputs = WorkerInputs(
-        context.search.to_yaml(), context.costs.latencies.to_json(), str(folder.resolve()), teacher.identify(folder),
+        context.search.to_yaml(), context.costs.latencies.to_json(), str(folder.resolve()), identify(folder),
         context.training.bf16, evaluator.stage.steps if isinstance(evaluator, ScratchEvaluator) else None,
     )  # fmt: skip
     if study.user_attrs.get(ATTRIBUTE) != vars(inputs):
@@ -108,7 +109,7 @@ def join(
                 f"{redact(storage)}: its search needs the weights in {folder}, which are not on this machine: mount or "
                 "copy that folder here, and pass its path with --weights"
             )
-        if teacher.identify(folder) != inputs.digest:
+        if identify(folder) != inputs.digest:
             raise SearchError(f"{folder}: are not the weights of this search, or damaged; copy {inputs.weights} again")
         search = SearchConfig.from_yaml(inputs.search, redact(storage)).with_code(allow_code)
         evaluator = _make_evaluator(
@@ -125,11 +126,11 @@ def _make_evaluator(
     data = load_task(search.data, **asdict(search.columns), seed=search.seed)
     task = data.task
     bf16 = inputs.bf16
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = load_tokenizer(folder)
     evaluator = Evaluator.from_split(task, data.validation, tokenizer, search.max_length)
     latencies = LatencyTable.from_json(inputs.latencies)
     if search.space.mode == "supernet":
-        whole = heads.load(folder, "task", task.kind).to(PartialState().device)
+        whole = load_result(folder, "task", task.kind).to(PartialState().device)
         costs = CostModel(search, Shapes.from_space(search.space, whole.config), latencies, task.kind)
         training = TrainingContext(data, None, tokenizer, Collate(tokenizer, left=pads_left(whole)), bf16, console)
         return SupernetEvaluator.from_model(costs, whole, evaluator, training)

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.data.collate import Collate
 from compress.data.constants import IGNORE_INDEX
+from compress.data.encoder import encoder_of
 from compress.data.masking import Words
 from compress.data.task import Task
 from compress.errors import DataError
@@ -70,10 +72,12 @@ def text_to_text(
     whose answer is not one word or number.
     """
     _check(task)
+    encoder = encoder_of(tokenizer)
     for rows in split.iter(ROWS_PER_CALL):
-        sources = tokenizer(_prompts(rows, task, name), truncation=True, max_length=max_length)["input_ids"]
-        targets = tokenizer(text_target=[target(task, label) for label in rows["label"]])["input_ids"]
-        yield from ({"input_ids": ids, "labels": labels} for ids, labels in zip(sources, targets, strict=True))
+        sources = encoder.encode(_prompts(rows, task, name), max_length)
+        targets = encoder.encode([target(task, label) for label in rows["label"]])
+        for source, answer in zip(sources, targets, strict=True):
+            yield {"input_ids": source["input_ids"], "labels": answer["input_ids"]}
 
 
 @torch.no_grad()
@@ -98,13 +102,13 @@ def answers(
     generate: Any = model.generate
     device, training = next(model.parameters()).device, model.training
     order = np.argsort([-sum(map(len, texts)) for texts in zip(*_texts(split), strict=True)], kind="stable")
-    words = [torch.tensor(tokenizer(text_target=word)["input_ids"], device=device) for word in task.labels]
+    encoder, collate = encoder_of(tokenizer), Collate(tokenizer)
+    words = [torch.tensor(row["input_ids"], device=device) for row in encoder.encode(task.labels)]
     found = np.empty((len(split), task.outputs), np.float32)
     model.eval()
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        prompts = _prompts(split[chosen], task, name)
-        source = tokenizer(prompts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+        source = collate(encoder.encode(_prompts(split[chosen], task, name), max_length))
         inputs = {key: source[key].to(device) for key in ("input_ids", "attention_mask")}
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             if task.kind == "regression":

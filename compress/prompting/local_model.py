@@ -20,17 +20,18 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from compress.data.encoder import encoder_of
 from compress.data.masking import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
-from compress.models.teacher import check_vocabulary, explain_load_errors, identify, load_config
+from compress.models.folder import identify
+from compress.models.loader import check_vocabulary, load_config, load_model, load_tokenizer
 from compress.prompting.answers import Likelihood
 
 TOKENS = 8192
@@ -42,35 +43,25 @@ SHARED = 16
 
 
 def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> "LocalModel":
-    """Open a language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError."""
+    """Open a language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError.
+
+    Its weights are float32 whatever the format of its files, as those of every other teacher; bf16 computes under
+    autocast, so that a format in the files never changes the answers.
+    """
     folder = resolve(name, allow_pickle=allow_pickle)
-    with explain_load_errors(folder):
-        config = load_config(folder)
-        masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_decoder
-        causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
-        if not (config.is_encoder_decoder or causal):
-            raise TeacherError(
-                f"teacher {name}: a {config.model_type} model does not generate text, so it cannot be prompted. "
-                "Without a prompt it is fine-tuned on the labels; prompts are for models like gpt2 or flan-t5-base"
-            )
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        auto_class: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model, loading = auto_class.from_pretrained(
-            folder,
-            config=config,
-            use_safetensors=None if allow_pickle else True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-    absent = sorted([*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])])
-    if absent:
+    config = load_config(folder)
+    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_decoder
+    causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
+    if not (config.is_encoder_decoder or causal):
         raise TeacherError(
-            f"{folder}: {len(absent)} of the language model's tensors are missing, or do not have the shape that its "
-            f"config.json states, such as {absent[0]}: expected a checkpoint with its language modelling head"
+            f"teacher {name}: a {config.model_type} model does not generate text, so it cannot be prompted. "
+            "Without a prompt it is fine-tuned on the labels; prompts are for models like gpt2 or flan-t5-base"
         )
+    tokenizer = load_tokenizer(folder)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = load_model(folder, auto, config, allow_pickle=allow_pickle).model
     check_vocabulary(folder, tokenizer, model)
-    model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     return LocalModel(name, f"{identify(folder)} {'bf16' if bf16 else 'fp32'}", model, tokenizer, bf16)
 
 
@@ -125,7 +116,7 @@ class LocalModel:
                     yield row.number, Likelihood(tuple(log_p_A), tuple(map(len, row.answers)))
 
     def _tokens(self, *texts: str) -> list[list[int]]:
-        return list(self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])
+        return encoder_of(self.tokenizer).pieces(texts)
 
     @cached_property
     def _ends(self) -> Sequence[list[int]]:

@@ -49,7 +49,7 @@ def check_family(model: PreTrainedModel) -> None:
         if model.config.model_type in FAMILIES:
             raise
         raise PruneError(
-            f"{error}. `compress.slicing.torch_pruning` cuts some other families from Python, by one share for all "
+            f"{error}. `compress.pruning.torch_pruning` cuts some other families from Python, by one share for all "
             "sizes; any recipe with --set student.init=FOLDER then trains the result"
         ) from None
 

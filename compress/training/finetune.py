@@ -10,7 +10,7 @@ import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, PreTrainedModel, set_seed
+from transformers import PreTrainedModel, set_seed
 
 from compress import io
 from compress.config.recipe import Recipe
@@ -23,7 +23,11 @@ from compress.errors import TeacherError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.models import heads
-from compress.models.teacher import Teacher, check_vocabulary, explain_load_errors, identify, load, load_config
+from compress.models.folder import ModelFolder, identify
+from compress.models.loader import check_vocabulary, load_config, load_model, load_tokenizer
+from compress.models.padding import hide_padding
+from compress.models.saved_head import has_saved_head
+from compress.models.teacher import Teacher, load
 from compress.training.context import TrainingContext
 from compress.training.run import Run, from_first
 from compress.training.stage import run_stage
@@ -47,10 +51,19 @@ def with_head(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run
     folder = _train_once(
         teacher, (data.name, data.fingerprint), stage, context, run,
         load_model=lambda: load(teacher.name, teacher.folder, data.task, allow_pickle=teacher.pickled).model,
-        started=f"{teacher.name} has no head for {data.name}: fine-tuning it first",
+        started=_describe_start(teacher, data.name),
         reused=f"{teacher.name}, fine-tuned on {data.name}",
     )  # fmt: skip
     return replace(load(teacher.name, folder, data.task), tokenizer=teacher.tokenizer)
+
+
+def _describe_start(teacher: Teacher, data: str) -> str:
+    """Say why a teacher is fine-tuned, and what is dropped."""
+    if teacher.other_head:
+        return (
+            f"the head of {teacher.name}, {teacher.other_head}, is not for {data} and is dropped: fine-tuning it first"
+        )
+    return f"{teacher.name} has no head for {data}: fine-tuning it first"
 
 
 def is_ready(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run) -> bool:
@@ -115,31 +128,21 @@ def load_with_head(
 
     Raises TeacherError for a folder that cannot be read, or whose encoder is incomplete.
     """
-    with explain_load_errors(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        if tokenizer.pad_token is None:  # GPT-2's; masks distinguish padding from the end of a text
-            tokenizer.pad_token = tokenizer.eos_token
-        config = load_config(folder)
-        model_class: Any = heads.model_class(config, head, kind)
-        model, info = model_class.from_pretrained(
-            folder,
-            config=config,
-            use_safetensors=None if allow_pickle else True,
-            ignore_mismatched_sizes=head == "task",
-            output_loading_info=True,
-        )
-    check_vocabulary(folder, tokenizer, model)
-    absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
-    prefix = "" if head == "encoder" else f"{model.base_model_prefix}."
-    in_head = {key for key in absent if not key.startswith(prefix)}
-    in_encoder = {key for key in absent - in_head if "pooler" not in key}
-    if in_encoder:
-        raise TeacherError(
-            f"{folder}: {len(in_encoder)} of its encoder's tensors are missing, such as {min(in_encoder)}: weights and "
-            "config do not belong together, or the file is incomplete; fetch both again"
-        )
-    model.eval().requires_grad_(False)
-    return Teacher(name, folder, model, tokenizer, identify(folder), not in_head, allow_pickle)
+    config = load_config(folder)
+    tokenizer = load_tokenizer(folder, config)
+    heads.model_class(config, head, kind)
+    loaded = load_model(
+        folder,
+        heads.auto(head, kind),
+        config,
+        new="pooler" if head == "encoder" else "head",
+        drop_heads=True,
+        allow_pickle=allow_pickle,
+    )
+    check_vocabulary(folder, tokenizer, loaded.model)
+    hide_padding(loaded.model)
+    trained = not loaded.has_new_head
+    return Teacher(name, folder, loaded.model, tokenizer, identify(folder), trained, pickled=allow_pickle)
 
 
 def with_pretrained_head(teacher: Teacher, head: Head, stage: Stage, context: TrainingContext, run: Run) -> Teacher:
@@ -170,13 +173,8 @@ def check_head(teacher: Teacher, head: Head, kind: Kind | None) -> None:
     model_class: Any = heads.model_class(teacher.model.config, head, kind)
     if head in ("encoder", "masked_lm"):
         return
-    with explain_load_errors(teacher.folder):
-        config = load_config(teacher.folder)
-        model, info = model_class.from_pretrained(
-            teacher.folder, config=config, use_safetensors=None if teacher.pickled else True, device_map="meta",
-            output_loading_info=True,
-        )  # fmt: skip
-    if [key for key in info["missing_keys"] if not key.startswith(f"{model.base_model_prefix}.")]:
+    source, config = ModelFolder(teacher.folder), load_config(teacher.folder)
+    if not has_saved_head(source, config, model_class, allow_pickle=teacher.pickled):
         raise TeacherError(
             f"teacher {teacher.name} ({config.model_type}) has no {head} head, and only a masked language model's "
             "can be trained here; give a checkpoint that was saved with one, or another recipe (`compress recipes`)"

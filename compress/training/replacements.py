@@ -226,7 +226,8 @@ def _find(
 def _words(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
 ) -> tuple[list[list[int]], list[list[Word]]]:
-    """Return the first `room` token ids of each text, and the words among them that may be replaced."""
+    """Return the first `room` token ids of each text (the last, if its tokenizer cuts off the beginning), and the words
+    among them that may be replaced."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     stop_words = ENGLISH_STOP_WORDS | CONTRACTED | OTHERS
@@ -241,14 +242,14 @@ def _words(
             for at, (start, end) in enumerate(spans)
             if (s := text[start:end])
         }
-        limit = spans[-1][1] if spans else 0
-        words.append(
-            [
-                Word(*match.span(), exact.get(match.span()))
-                for match in WORD.finditer(text)
-                if match.end() <= limit and PLAIN.fullmatch(word := match[0].lower()) and word not in stop_words
-            ]
-        )
+        first, limit = (spans[0][0], spans[-1][1]) if spans else (0, 0)
+        for_text = []
+        for match in WORD.finditer(text):
+            word = match[0].lower()
+            inside = first <= match.start() and match.end() <= limit
+            if inside and PLAIN.fullmatch(word) and word not in stop_words:
+                for_text.append(Word(*match.span(), exact.get(match.span())))
+        words.append(for_text)
     return encoded["input_ids"], words
 
 

@@ -22,8 +22,8 @@ from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.evaluation import metrics
 from compress.evaluation.embedding import unit
+from compress.models.folder import MODULE_SETTINGS
 from compress.models.sentence_encoder import SentenceEncoder, keep_pooling, set_projection
-from compress.models.sentence_folder import MODEL_FILE
 from compress.models.sentence_settings import settings_of, width_of
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.slicing.shape import positions
@@ -61,7 +61,7 @@ def with_teacher(data: TaskData, teacher: Teacher) -> TaskData:
         return replace(data, task=task)
     unused = (
         f"prompts of the teacher that no text is given: {', '.join(preparation.unused)}; sentence-transformers uses "
-        f"{QUERY} and {DOCUMENT} by themselves: rename them in {MODEL_FILE} to train with them",
+        f"{QUERY} and {DOCUMENT} by themselves: rename them in {MODULE_SETTINGS} to train with them",
     )
     return replace(data, task=task, notes=data.notes + unused)
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from compress.data.encoder import Encoder, Row, Text, TextEncoder, encoder_of
+from compress.data.encoder import Encoder, Text, TextEncoder, TextRow, encoder_of
 from compress.errors import DataError
 from compress.models.checkpoints import save_checkpoint
 from tests.campaign import cases, foreign
@@ -39,14 +39,14 @@ def silent() -> Any:
     logging.set_verbosity(before)
 
 
-def expected(tokenizer: Any, texts: Sequence[Text], max_length: int) -> list[Row]:
+def expected(tokenizer: Any, texts: Sequence[Text], max_length: int) -> list[TextRow]:
     """Encode with transformers; pairs as a batch, as an empty second text is none in a single call."""
     columns = [texts] if isinstance(texts[0], str) else list(map(list, zip(*texts, strict=True)))
     found = tokenizer(*columns, truncation=True, max_length=max_length)
     return [dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True)]
 
 
-def differences(found: Sequence[Row], wanted: Sequence[Row], texts: Sequence[Text]) -> list[Any]:
+def differences(found: Sequence[TextRow], wanted: Sequence[TextRow], texts: Sequence[Text]) -> list[Any]:
     """List the texts whose rows differ; transformers makes nothing of a text without tokens."""
     return [
         [text, ours, theirs]
@@ -99,7 +99,7 @@ def _compare(tokenizer: Any, folder: Path, draw: foreign.Draw, *, saved: bool) -
     return differences(found, expected(AutoTokenizer.from_pretrained(out), texts, max_length), texts)
 
 
-def _check_refusal(message: str, encoder: Encoder, wanted: Sequence[Row], *, pair: bool) -> object:
+def _check_refusal(message: str, encoder: Encoder, wanted: Sequence[TextRow], *, pair: bool) -> object:
     """Return None for an error that names what is not supported, where it is so."""
     settings = encoder.settings
     if "truncation_strategy" in message and pair and settings.truncation_strategy != "longest_first":

@@ -19,7 +19,7 @@ from compress.data.query_groups import MOST, group_rows
 from compress.data.tokenize import encode
 from compress.errors import DataError, TeacherError
 from compress.exporters.artifact import Bundle
-from compress.models.teacher import identify
+from compress.models.folder import identify
 from compress.training.objective import answers
 from compress.training.reranker import load_reranker, score_passages
 from compress.training.stage import batches

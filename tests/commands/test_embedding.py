@@ -26,6 +26,7 @@ from compress.exporters.predictor import NearestTexts
 from compress.exporters.row_files import open_index, predict_file
 from compress.exporters.tokenizer import run_text, text_file
 from compress.models import student as students
+from compress.models.loader import load_model
 from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder, with_settings
 from compress.models.sentence_folder import SentenceFolder
 from compress.models.sentence_modules import Dense, Normalize, Pooling
@@ -122,7 +123,7 @@ def test_encoders_load_in_sentence_transformers(settings: SentenceSettings, tmp_
     model, texts = encoder(settings), ["a good film", "so sad , and so slow !"]
     model.save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    again = AutoModelForSentenceEmbedding.from_pretrained(tmp_path).eval()
+    again = load_model(tmp_path, AutoModelForSentenceEmbedding).model
     assert torch.equal(vectors(model, texts), vectors(again, texts))
     theirs = library.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
     np.testing.assert_allclose(theirs, vectors(model, texts), atol=1e-5)
@@ -150,10 +151,10 @@ def test_a_wrong_linear_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         TeacherError, match=r"tensor 'linear.bias' is \(8,\); its config.json expects \(9,\): download both"
     ):
-        AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
+        load_model(tmp_path, AutoModelForSentenceEmbedding)
     (tmp_path / "2_Dense/model.safetensors").unlink()
     with pytest.raises(TeacherError, match="expected the module's weights in safetensors"):
-        AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
+        load_model(tmp_path, AutoModelForSentenceEmbedding)
 
 
 def test_a_cross_encoder_is_no_teacher_of_vectors(tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_vectors_are_the_same_everywhere(bundle: Bundle) -> None:
     assert exact.shape == (3, 32)
     np.testing.assert_allclose(bundle.embed(texts, precision="fp32"), exact, atol=1e-6)
     np.testing.assert_allclose(library.SentenceTransformer(str(bundle.path)).encode(texts), exact, atol=1e-5)
-    torched = AutoModelForSentenceEmbedding.from_pretrained(bundle.path).eval()
+    torched = load_model(bundle.path, AutoModelForSentenceEmbedding).model
     np.testing.assert_allclose(vectors(torched, texts), exact, atol=1e-5)
     assert load_file(bundle.path / "2_Dense/model.safetensors")["linear.weight"].shape == (32, 16)
 

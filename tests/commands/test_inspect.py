@@ -89,6 +89,28 @@ def test_a_checkpoint_is_described(tmp_path: Path) -> None:
     assert (found.verified, found.problems) == (None, ())
 
 
+def test_a_head_is_described_by_its_tensors(tmp_path: Path) -> None:
+    tiny.checkpoint(tmp_path / "model", tiny.bert(3, id2label={0: "x", 1: "y", 2: "z"}))
+    path = tmp_path / "model" / "config.json"
+    for architectures in (None, ["MyBertForTokenClassification"]):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": architectures}))
+        found = compress.inspect(tmp_path / "model")
+        assert found.facts["class"] == "BertForSequenceClassification"
+        assert (found.facts["predicts"], found.labels) == ("classes or a number of a text", ("x", "y", "z"))
+
+
+def test_what_is_wrong_with_a_checkpoint_is_a_problem(tmp_path: Path) -> None:
+    tiny.checkpoint(tmp_path / "model", tiny.bert(3))
+    path = tmp_path / "model" / "config.json"
+    wrong = {"id2label": {"1": "a", "2": "b", "3": "c"}, "position_embedding_type": "relative_key"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    problems = compress.inspect(tmp_path / "model").problems
+    assert len(problems) == 2
+    assert all(f"{path}: {name}" in problem for name, problem in zip(reversed(wrong), problems, strict=True))
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    assert "adapter_config.json" in command.run("inspect", str(tmp_path / "model")).err
+
+
 def test_a_checkpoint_without_weights(tmp_path: Path) -> None:
     tiny.bert().config.save_pretrained(tmp_path)
     result = command.run("inspect", str(tmp_path))

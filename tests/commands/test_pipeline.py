@@ -22,7 +22,7 @@ from compress.config.reference import Call
 from compress.errors import RunError, TeacherError
 from compress.exporters.artifact import FILES, Bundle
 from compress.io import verify
-from compress.models import teacher as teachers
+from compress.models.folder import identify
 from compress.records.run_report import Report
 from compress.reporting import compare
 from compress.reporting.compare import Basis
@@ -206,7 +206,7 @@ def test_a_changed_teacher_is_not_resumed(given: dict[str, Any], tmp_path: Path,
     with pytest.raises(RunError, match="has changed since the run began") as caught:
         tiny.call(compress.distill, **given | {"teacher": str(teacher)}, out=run, resume=True)
     assert str(teacher) in str(caught.value)
-    assert teachers.identify(teacher) in str(caught.value)
+    assert identify(teacher) in str(caught.value)
 
 
 def test_new_heads_are_deterministic(tmp_path: Path) -> None:

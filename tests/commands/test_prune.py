@@ -243,7 +243,7 @@ def test_a_family_without_a_plan_is_refused_with_an_alternative(given: dict[str,
     model = tiny.checkpoint(tmp_path / "model", tiny.model("xlnet", labels=2))
     told = command.run(*words({**given, "model": model}, tmp_path / "run", "--ffn", "0.5"))
     assert command.refused(
-        told, tmp_path / "run", "no slice plan for 'xlnet'", "bert", "compress.slicing.torch_pruning"
+        told, tmp_path / "run", "no slice plan for 'xlnet'", "bert", "compress.pruning.torch_pruning"
     )
 
 

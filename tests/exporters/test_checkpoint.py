@@ -160,7 +160,7 @@ def test_unsupported_sources_are_refused(tmp_path: Path) -> None:
     refusals: list[tuple[str, dict[str, Any], str]] = [
         (choice, {}, "BertForMultipleChoice: cannot be exported; expected an encoder"),
         (tiny.checkpoint(tmp_path / "t5", t5), {}, "T5EncoderModel: is not a plain encoder"),
-        (str(folder), {"pool": "mean"}, "pool: does not apply: its head is ForSequenceClassification"),
+        (str(folder), {"pool": "mean"}, "pool: does not apply: it has a head, BertForSequenceClassification"),
         (tiny.checkpoint(tmp_path / "gpt2", gpt2), {"pool": "mean"}, "pool: does not apply: it is a generative model"),
         (str(tmp_path / "absent"), {}, "no such folder"),
         ("no-such-model", {}, "no teacher 'no-such-model'"),
@@ -170,9 +170,9 @@ def test_unsupported_sources_are_refused(tmp_path: Path) -> None:
             load_source(name, **options)
     with pytest.raises(ExportError, match="a regression of 2 numbers"):
         load_source(changed(folder, problem_type="regression", id2label={"0": "x", "1": "y"}))
-    with pytest.raises(ExportError, match="code of its own"):
+    with pytest.raises(TeacherError, match="code of its own"):
         load_source(changed(folder, auto_map={"AutoModel": "evil.Model"}))
-    with pytest.raises(ExportError, match=r"config\.json: cannot be read"):
+    with pytest.raises(TeacherError, match=r"config\.json: cannot be read"):
         (folder / "config.json").write_text("[")
         load_source(str(folder))
 

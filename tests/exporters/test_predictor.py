@@ -3,6 +3,8 @@
 import atexit
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoTokenizer
 
+from compress.data.collate import Collate
+from compress.data.encoder import Text
 from compress.data.task import Kind, Task
-from compress.errors import BundleError
+from compress.data.tokenize import encode
+from compress.errors import BundleError, DataError
+from compress.evaluation import metrics
 from compress.exporters.artifact import Bundle
+from compress.exporters.predictor import Outcome, Prediction, answer_lines
 from tests import tiny
 
 TEXTS = [
@@ -52,6 +60,44 @@ def expected(written: Bundle, model: Any, texts: list[Any]) -> torch.Tensor:
     batch = tokenizer(*map(list, columns), truncation=True, padding=True, return_tensors="pt")
     with torch.no_grad():
         return model(**batch).logits
+
+
+@pytest.mark.parametrize("texts", [TEXTS, PAIRS], ids=["single", "pairs"])
+def test_a_tokenizer_that_keeps_the_end_of_a_text_is_read_the_same_everywhere(texts: list[Any], tmp_path: Path) -> None:
+    """By `predict`, by scoring, and by transformers with the bundle's tokenizer and with the teacher's."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.truncation_side = "left"
+    task = Task("classification", ("one", "two") if texts is PAIRS else ("one",), "label", LABELS, "f1")
+    model = tiny.bert(3)
+    written = tiny.bundle(tmp_path, model=model, tokenizer=tokenizer, task=task, max_length=12)
+    wanted = expected(written, model, texts)
+    predictor = written.open("fp32")
+    found = predictor.logits(predictor.encode(texts))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    columns = [texts] if texts is TEXTS else list(zip(*texts, strict=True))
+    split = Dataset.from_dict({name: list(each) for name, each in zip(("text", "text_pair"), columns, strict=False)})
+    np.testing.assert_array_equal(written.logits(written.evaluator(split).rows, precision="fp32"), found)
+    rows = encode(split, tokenizer, 12)
+    np.testing.assert_allclose(metrics.logits(model, rows, Collate(tokenizer)), wanted, atol=1e-5)
+    assert not np.allclose(expected(bundle("classification", pair=texts is PAIRS)[0], model, texts), wanted, atol=1e-2)
+
+
+@dataclass(frozen=True)
+class Fussy:
+    """Refuses an empty text, as a predictor does whose tokenizer has no padding token."""
+
+    task: Task
+
+    def predict(self, texts: Sequence[Text]) -> Sequence[Outcome]:
+        if "" in texts:
+            raise DataError("a text has no tokens")
+        return [Prediction("", 1.0, {}) for _ in texts]
+
+
+def test_a_text_that_cannot_be_read_is_the_error_of_its_line() -> None:
+    lines = list(answer_lines(Fussy(Task("regression", ("text",), "score", (), "pearson")), [b"a", b"", b"b", b"\xff"]))
+    assert [line.error.partition(":")[0] for line in lines] == ["", "line 2", "", "line 4"]
+    assert [line.answer is None for line in lines] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("texts", [TEXTS, PAIRS], ids=["single", "pairs"])

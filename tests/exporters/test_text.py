@@ -501,15 +501,18 @@ TASKS = {
 }
 
 
-def write(path: Path, task: Task) -> Bundle:
-    tokenizer = words()
+def write(path: Path, task: Task, side: str = "right") -> Bundle:
+    tokenizer = cut(words(), side)
     model = tiny.bert(task.outputs, vocab_size=len(tokenizer))
     return tiny.bundle(path, model=model, tokenizer=tokenizer, task=task, max_length=32)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_it_answers_as_the_bundle_does(name: str, tmp_path: Path) -> None:
-    bundle = text_model(write(tmp_path / "bundle", TASKS[name]))
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [("classification", "right"), ("pairs", "left"), ("multilabel", "left"), ("regression", "right")],
+)
+def test_it_answers_as_the_bundle_does(name: str, side: str, tmp_path: Path) -> None:
+    bundle = text_model(write(tmp_path / "bundle", TASKS[name], side))
     texts: list[Text] = [*TEXTS]
     if bundle.task.pair:
         texts = [(one, other) for one, other in zip(TEXTS, reversed(TEXTS), strict=True)]
@@ -536,6 +539,18 @@ def test_a_batch_is_answered_as_its_texts_alone(bundle: Bundle, tmp_path: Path) 
     alone = [session.run(["label", "logits"], {"text": texts[index : index + 1]}) for index in range(len(texts))]
     assert together[0].tolist() == [label[0] for label, _ in alone]
     np.testing.assert_allclose(together[1], np.concatenate([logits for _, logits in alone]), atol=1e-4)
+
+
+def test_a_model_that_reads_the_last_place_of_a_row_is_refused(tmp_path: Path) -> None:
+    tokenizer = words()
+    for summary in ("last", "first"):
+        model = tiny.model("xlnet", labels=2, layers=1, vocab_size=len(tokenizer), summary_type=summary)
+        bundle = tiny.bundle(tmp_path / summary, model=model, tokenizer=tokenizer)
+        if summary == "last":
+            with pytest.raises(ExportError, match="summary_type"):
+                text_model(bundle, precision="fp32")
+        else:
+            assert (text_model(bundle, precision="fp32").path / TEXT).is_file()
 
 
 def test_only_operators_that_a_standard_onnxruntime_has(bundle: Bundle, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from compress.config.recipe import Recipe
 from compress.config.stages import StudentSpec
 from compress.models import heads
 from compress.models.flops import warn_if_larger
+from compress.models.loader import load_result
 from compress.models.student import build, config_for
 from tests import tiny
 
@@ -23,7 +24,7 @@ def test_sentence_order_has_two_outputs(outputs: int, tmp_path: Path) -> None:
     student: Any = build(StudentSpec(family="albert", embedding=8), teacher, head="pretraining")
     assert student.eval()(**tiny.batch()).sop_logits.shape == (3, 2)
     student.save_pretrained(tmp_path)
-    kept = heads.load(tmp_path, "pretraining", "classification")
+    kept = load_result(tmp_path, "pretraining", "classification")
     for model in (student, kept):
         last = heads.under(model, "task", "classification").eval()
         assert last(**tiny.batch()).logits.shape == (3, outputs)

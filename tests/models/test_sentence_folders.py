@@ -19,14 +19,15 @@ from compress.config.stages import StudentSpec
 from compress.data.text_preparation import AS_IT_IS, TextPreparation, count_prompt_tokens
 from compress.errors import CompressError, TeacherError
 from compress.models import student as students
+from compress.models.folder import MODULES, ModelFolder, list_modules
+from compress.models.loader import load_model, load_tokenizer
 from compress.models.sentence_encoder import (
     AutoModelForSentenceEmbedding,
     SentenceEncoder,
-    load_tokenizer,
     pool_tokens,
     project,
 )
-from compress.models.sentence_folder import ENCODER_FILES, MODULES, SentenceFolder, encoder_place, list_modules, write
+from compress.models.sentence_folder import ENCODER_FILES, SentenceFolder, read_encoder, write
 from compress.models.sentence_modules import (
     ELEMENTWISE,
     MODES,
@@ -100,7 +101,8 @@ def test_the_encoders_file_is_read_under_all_its_names(name: str, place: str, tm
         folder(tmp_path, sizes={"max_seq_length": 8, "do_lower_case": True}, sizes_name=name, encoder=place)
     )
     assert (found.encoder.max_length, found.encoder.lower_case) == (8, True)
-    assert found.encoder_path == encoder_place(tmp_path) == tmp_path / place
+    assert read_encoder(tmp_path) == found.encoder
+    assert ModelFolder(tmp_path).encoder == tmp_path / place
 
 
 def test_the_first_file_that_holds_anything_counts(tmp_path: Path) -> None:
@@ -136,11 +138,11 @@ def test_texts_are_lowered_but_special_tokens_are_not(tmp_path: Path) -> None:
     cased.add_tokens([AddedToken("GOOD", normalized=False)])
     cased.save_pretrained(tmp_path)
     folder(tmp_path, sizes={"do_lower_case": True})
-    tokenizer = load_tokenizer(SentenceFolder.read(tmp_path))
+    tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.tokenize("Film FILM GOOD [SEP] [sep]")[:4] == ["film", "film", "GOOD", "[SEP]"]
     tokenizer.save_pretrained(tmp_path / "again")
     folder(tmp_path / "again", sizes={"do_lower_case": False})
-    again = load_tokenizer(SentenceFolder.read(tmp_path / "again"))
+    again = load_tokenizer(tmp_path / "again")
     assert again.tokenize("Film FILM GOOD") == ["film", "film", "GOOD"]
 
 
@@ -281,7 +283,7 @@ def test_settings_that_change_no_vector_are_read(tmp_path: Path) -> None:
     ("listed", "named"),
     [
         ({}, "holds a dict; expected a list"),
-        ([1], "each with a name, a type and a path"),
+        ([1], "each with a type and a path"),
         ([], "has no modules"),
         ([{"name": "0", "path": "../up", "type": "sentence_transformers.models.Transformer"}], "'../up'"),
         ([{"name": "0", "path": "/etc", "type": "sentence_transformers.models.Transformer"}], "'/etc'"),
@@ -329,12 +331,12 @@ def test_weights_are_read_from_safetensors_or_with_leave_from_a_pickle(tmp_path:
     torch.save(dict(model.sentence_modules["1_projection"].state_dict()), place / "pytorch_model.bin")
     (place / "model.safetensors").unlink()
     with pytest.raises(TeacherError, match=r"pytorch_model.bin: is pickled, .* --allow-pickle"):
-        AutoModelForSentenceEmbedding.from_pretrained(tmp_path)
-    again = AutoModelForSentenceEmbedding.from_pretrained(tmp_path, use_safetensors=None).eval()
+        load_model(tmp_path, AutoModelForSentenceEmbedding)
+    again = load_model(tmp_path, AutoModelForSentenceEmbedding, allow_pickle=True).model
     torch.testing.assert_close(vectors(again, ["a good film"]), vectors(model, ["a good film"]))
     (place / "pytorch_model.bin").write_bytes(pickle.dumps(print, protocol=2))
     with pytest.raises(TeacherError, match="holds more than tensors"):
-        AutoModelForSentenceEmbedding.from_pretrained(tmp_path, use_safetensors=None)
+        load_model(tmp_path, AutoModelForSentenceEmbedding, allow_pickle=True)
 
 
 def test_every_elementwise_activation_needs_no_arguments() -> None:
@@ -402,5 +404,5 @@ def test_students_have_the_modules_of_their_teacher(modules: tuple[SentenceModul
         if "projection" not in name:
             torch.testing.assert_close(own[name], theirs[name])
     narrow.save_pretrained(tmp_path)
-    again = AutoModelForSentenceEmbedding.from_pretrained(tmp_path).eval()
+    again = load_model(tmp_path, AutoModelForSentenceEmbedding).model
     torch.testing.assert_close(vectors(again, texts), vectors(narrow.eval(), texts))

@@ -16,6 +16,7 @@ from compress.exporters.onnx import to_onnx
 from compress.models import heads
 from compress.models.flops import count_parameters
 from compress.models.init_weights import APART, KNOWN, weight_of
+from compress.models.loader import load_result
 from compress.models.sharing import BLOCKS, share, share_again
 from compress.models.student import build
 from compress.papers.albert import from_bert
@@ -126,7 +127,7 @@ def test_sharing_survives_another_head(tmp_path: Path) -> None:
     student = build(spec, tiny.model("bert", layers=4))
     speaking = heads.under(student, "masked_lm", None)
     speaking.save_pretrained(tmp_path)
-    loaded = heads.load(tmp_path, "masked_lm", None)
+    loaded = load_result(tmp_path, "masked_lm", None)
     again = build(StudentSpec(init=str(tmp_path)), tiny.model("bert", layers=4))
     for model in (student, speaking, loaded, again):
         assert pattern(model, "query") == [0, 0, 0, 0]
@@ -137,7 +138,7 @@ def test_sharing_is_not_inherited_from_the_teacher(tmp_path: Path) -> None:
     teacher = build(StudentSpec(share={"ffn": 1}), tiny.model("bert", layers=4))
     student = build(StudentSpec(init="teacher"), teacher)
     student.save_pretrained(tmp_path)
-    for model in (student, heads.load(tmp_path, "task", "classification")):
+    for model in (student, load_result(tmp_path, "task", "classification")):
         assert pattern(model, "ffn_in") == [0, 1, 2, 3]
 
 

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from compress.data import windows
 from compress.data.cache import digest, home, load_or_create
 from compress.data.conll import OUTSIDE
-from compress.data.encoder import TOKENIZER, Text, TextEncoder
+from compress.data.encoder import TOKENIZER_JSON, Text, TextEncoder
 from compress.data.text_preparation import count_prompt_tokens, prepend
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
@@ -309,6 +309,14 @@ def list_words(tokenizer: Tokenizer) -> list[str]:
 def _read(bundle: Bundle, prompt: str = "") -> tuple[TextEncoder, RowTemplate]:
     """Open the bundle's tokenizer, and read the template of its rows, which begin with `prompt`."""
     task, encoder = bundle.task, TextEncoder.from_folder(bundle.path)
+    config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
+    summary = config.get("summary_type", "last" if config.get("model_type") == "xlnet" else "first")
+    if not task.tokenwise and task.kind != "embedding" and summary != "first":
+        raise ExportError(
+            f"{bundle.path}: summary_type in config.json is {summary}: the model reads the last place of a row, or all "
+            "of them, padding too, and a text file pads the shorter texts of a batch. Expected first; tokenise in the "
+            "app, and pass one row at a time to the bundle's other files"
+        )
     frame = frames.read_template(encoder, pair=task.pair, max_length=bundle.manifest.max_length, kind=task.kind)
     if task.kind == "qa" and frame.parts[0].token is None:
         raise ExportError(f'{bundle.path}: no special token before a question; expected one, which means "no answer"')
@@ -350,10 +358,10 @@ def take_apart(encoder: TextEncoder) -> Pieces:
     wrong = pieces.list_unsupported(described) if pieces else [f"model {kind} (expected {', '.join(MODELS)})"]
     if not pieces or wrong:
         raise ExportError(
-            f"{encoder.name}: {TOKENIZER}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, DistilBERT, "
-            "ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and Unigram as "
-            "of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a library that "
-            "reads tokenizer.json, and pass the ids to the bundle's other files"
+            f"{encoder.name}: {TOKENIZER_JSON}: {'; '.join(wrong)}. A text file supports WordPiece as of BERT, "
+            "DistilBERT, ELECTRA, MobileBERT and MiniLM, byte-level BPE as of RoBERTa, GPT-2 and ModernBERT, and "
+            "Unigram as of ALBERT, DeBERTa-v3, XLM-RoBERTa and T5; with another one, tokenise in the app with a "
+            "library that reads tokenizer.json, and pass the ids to the bundle's other files"
         )
     return pieces.from_tokenizer(encoder.backend, described)
 

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from compress.errors import PruneError
+from compress.errors import PruneError, TeacherError
+from compress.models.loader import load_model
 from compress.slicing.rules import FAMILIES
 from compress.slicing.shape import find_setting, setting_name
 
@@ -66,7 +68,7 @@ def prune_generic(
         with _quiet(), torch.enable_grad():  # the library traces the graph of gradients
             _cut(pruned, example_inputs, kept / heads, importance, loss)
             return _reload(pruned, model, example_inputs)
-    except _FAILS as error:
+    except (*_FAILS, TeacherError) as error:
         message = str(error).partition("\n")[0]
         raise PruneError(
             f"{type(model).__name__}: torch-pruning {version('torch-pruning')} cannot prune it "
@@ -187,7 +189,7 @@ def _reload(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str
             )
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         pruned.save_pretrained(folder)
-        loaded: PreTrainedModel = type(model).from_pretrained(folder).eval()
+        loaded: PreTrainedModel = load_model(Path(folder), type(model)).model
         expected = _tensors(pruned(**inputs))
         outputs = _tensors(nn.Module.to(loaded, pruned.device)(**inputs))
     same = (torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, expected, strict=False))

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from compress.errors import PruneError
-from compress.slicing import torch_pruning as engine
-from compress.slicing.torch_pruning import prune_generic
+from compress.pruning import torch_pruning as engine
+from compress.pruning.torch_pruning import prune_generic
 from tests import tiny
 from tests.slicing import families
 

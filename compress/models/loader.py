@@ -1,0 +1,362 @@
+"""Load configs, tokenizers and models of checkpoints. No other module of compress calls `from_pretrained`.
+
+A model is loaded in float32 unless asked otherwise, whatever the number format of its files: a bfloat16 model hardly
+moves at the usual learning rates, and float16 overflows. Under `--precision bf16` its linear layers compute in bfloat16
+by autocast. Nothing that the files say is dropped without a word: tensors that are missing, have another shape or have
+no place in the model are named in one error, except those of `models.tensors.COMPUTED`, the heads and poolers of the
+family's own pre-training, and, where a new head is wanted, the heads of other tasks. docs/what-is-read.md lists them.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.config.stages import Head
+from compress.data.task import Kind
+from compress.errors import TeacherError
+from compress.models import heads
+from compress.models.folder import MOST_LAYERS, ModelFolder, explain_load_errors
+from compress.models.padding import align_padding
+from compress.models.saved_head import (
+    drop_heads_of_tasks,
+    drop_pretraining,
+    explain_outputs,
+    explain_unknown_head,
+    find_head,
+    is_in_head,
+    suggest_class,
+    write_names,
+    write_shapes,
+)
+from compress.models.sentence_encoder import AutoModelForSentenceEmbedding, SentenceEncoder
+from compress.models.sentence_folder import read_encoder
+from compress.models.sharing import share_again
+from compress.models.tensors import FLOATS, Fit, SavedTensors, compare, is_computed
+
+New = Literal["nothing", "pooler", "head"]
+"""What of a model may be new, that is, drawn at random because the files lack it."""
+
+# Configs
+
+
+def load_config(folder: Path) -> Any:
+    """Load a checkpoint's config, without settings that choose code to download or run.
+
+    Its labels are complete: those of config.json if they can be right, else LABEL_0, LABEL_1, ...; whoever shows them
+    to a user asks `ModelFolder.labels`, which says what is wrong with them.
+
+    Raises TeacherError for a config that cannot be read, describes quantised weights, has an impossible size, or a
+    setting that changes what the model computes and that this version of transformers ignores.
+    """
+    source = ModelFolder(folder)
+    source.check()
+    options = read_encoder(folder).config_options
+    source.check_ignored(options)
+    with explain_load_errors(folder):
+        config = AutoConfig.from_pretrained(source.encoder, trust_remote_code=False, **options)
+    unknown = sorted(name for name in options if not hasattr(config, name))
+    if unknown:
+        raise TeacherError(
+            f"{source.encoder}: {unknown[0]!r} is set for its config beside it, and {config.model_type} has no such "
+            "setting; expected one that it has: remove it"
+        )
+    layers = getattr(config, "num_hidden_layers", 0)
+    if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
+        raise TeacherError(
+            f"{folder}: its config.json has {layers!r} layers; expected 0 to {MOST_LAYERS:,}: correct it, or download "
+            "it again"
+        )
+    try:
+        names = source.labels()
+    except TeacherError:  # told where the names are needed
+        names = tuple(f"LABEL_{index}" for index in range(source.outputs))
+    set_labels(config, names)
+    config.return_dict = True
+    config._attn_implementation = config._experts_implementation = None  # let the library choose
+    return config
+
+
+def set_labels(config: Any, names: Collection[str]) -> None:
+    """Name the outputs of a config's head, in their order."""
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in enumerate(names)}
+
+
+# Tokenizers
+
+
+def load_tokenizer(folder: Path, config: Any = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint; with its `config`, make it fit.
+
+    It has the options, and lowers its texts, as a folder of sentence-transformers says; that of a cross-encoder has
+    its limit of tokens, which for vectors is one of `SentenceSettings`.
+    A tokenizer without a padding token gets one (`padding.align_padding`). One that gives a pair two token types makes
+    none for a model that knows one: such a model reads pairs without types (klue/roberta, AlephBERT). Raises
+    TeacherError.
+    """
+    source, encoder = ModelFolder(folder), read_encoder(folder)
+    with explain_load_errors(folder):
+        if source.tokenizer_settings().get("auto_map"):
+            raise TeacherError(
+                f"{source.encoder / 'tokenizer_config.json'}: the tokenizer has code of its own (auto_map), which is "
+                "never run. Choose another checkpoint; or, if transformers' own class is meant, remove auto_map"
+            )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source.encoder, trust_remote_code=False, **encoder.tokenizer_options
+        )
+    encoder.prepare_tokenizer(tokenizer)
+    if encoder.max_length is not None and source.kind == "cross_encoder":
+        tokenizer.model_max_length = encoder.max_length
+    if config is not None:
+        _make_fit(folder, tokenizer, config)
+    return tokenizer
+
+
+def _make_fit(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Let tokenizer and config agree on the padding token, and leave out token types that the model does not know."""
+    align_padding(tokenizer, config)
+    if tokenizer.pad_token is None:
+        raise TeacherError(
+            f"{folder}: its tokenizer has no pad_token and no eos_token to pad with; expected one: set pad_token in "
+            "tokenizer_config.json"
+        )
+    if getattr(config, "type_vocab_size", None) == 1:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+
+
+def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Raise TeacherError for a tokenizer without tokens, or with tokens or token types that the model does not have."""
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise TeacherError(
+            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is not a number: correct it "
+            "in tokenizer_config.json, or download it again"
+        )
+    known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # the library invents one
+        raise TeacherError(
+            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file; download all its files, "
+            "or save its tokenizer there"
+        )
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= known:
+        raise TeacherError(
+            f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
+            "together; use the tokenizer that the model was trained with"
+        )
+
+
+def check_token_types(folder: Path, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Raise TeacherError for a tokenizer that gives a pair of texts more token types than the model has."""
+    known = getattr(config, "type_vocab_size", 0)  # without any, the model does not read them
+    types = tokenizer("a", "a").get("token_type_ids", [0])
+    if known and max(types) >= known:
+        raise TeacherError(
+            f"{folder}: its tokenizer gives the second text of a pair the type {max(types)}, and the model knows "
+            f"{known} types: they do not belong together; use the tokenizer that the model was trained with"
+        )
+
+
+def compare_tokens(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
+    """Say how two tokenizers differ in their tokens, ids and special tokens; an empty text if they do not."""
+    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    every = ours.keys() | theirs.keys()
+    differing = sorted(token for token in every if ours.get(token) != theirs.get(token))
+    if differing:
+        example = differing[0]
+        first, second = (f"id {each[example]}" if example in each else "absent" for each in (ours, theirs))
+        return f"{len(differing):,} of {len(every):,} tokens have other ids, such as {example!r} ({first}, {second})"
+    for name, token in tokenizer.special_tokens_map.items():
+        known = other.special_tokens_map.get(name, token)
+        if known != token:
+            return f"{name} is {token!r} in the first and {known!r} in the second"
+    return ""
+
+
+# Models
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode, without gradients.
+
+    new      its tensors that no file has: a new head, or a pooler
+    dropped  tensors of the files that it has no use for, all of them of heads and poolers of the family
+    """
+
+    model: Any
+    new: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+
+    @property
+    def has_new_head(self) -> bool:
+        return any(is_in_head(name, self.model) for name in self.new)
+
+
+def load_model(
+    folder: Path,
+    auto: Any,
+    config: Any = None,
+    *,
+    new: New = "nothing",
+    drop_heads: bool = False,
+    allow_pickle: bool = False,
+    dtype: torch.dtype | None = torch.float32,
+) -> LoadedModel:
+    """Load a model from a checkpoint.
+
+    auto        the Auto class of its head, or the model's own class
+    config      its config, if the caller has changed it
+    new         what may be drawn at random: nothing; a pooler, of an encoder whose tokens are read; a head
+    drop_heads  heads of the family for other tasks may be dropped, because the caller has no use for them
+    dtype       number format of the weights; None: that of the files
+
+    Raises TeacherError for files that are damaged or missing, and for tensors that are missing, have another shape or
+    have no place in the model; StudentError for a family without such a head.
+    """
+    config = load_config(folder) if config is None else config
+    if auto is AutoModelForSentenceEmbedding:
+        config = AutoModelForSentenceEmbedding.configure(folder, config)
+    model_class: Any = heads.class_for(auto, config)
+    source = ModelFolder(folder)
+    saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
+    with explain_load_errors(folder):
+        _check_formats(folder, saved)
+        model, info = model_class.from_pretrained(
+            source.encoder,
+            config=config,
+            use_safetensors=None if saved.weights.pickled else True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            dtype=saved.dtype if dtype is None else dtype,
+        )
+        fit = _account(model, saved, info)
+        if isinstance(model, SentenceEncoder):
+            model.load_modules(folder, allow_pickle=allow_pickle)
+        dropped = _judge(folder, model, fit, saved, new=new, drop_heads=drop_heads)
+    model.eval().requires_grad_(False)
+    return LoadedModel(model, fit.missing | fit.mismatched.keys(), dropped)
+
+
+def load_result(folder: Path, head: Head, kind: Kind | None) -> Any:
+    """Load the model that a stage of a run saved, with gradients, and restore what its layers share."""
+    config = load_config(folder)
+    loaded = load_model(folder, heads.auto(head, kind), heads.adapt_labels(config, head))
+    model = loaded.model.requires_grad_(True)
+    share_again(model)
+    return heads.restore_labels(config, model)
+
+
+def load_as_saved(folder: Path, *, allow_pickle: bool = False) -> LoadedModel:
+    """Load a checkpoint in the class that saved it and in the number format of its files, to write it again.
+
+    Raises TeacherError for one whose class is unknown, or lacks a head that is in the files.
+    """
+    source, config = ModelFolder(folder), load_config(folder)
+    head = find_head(source, config, allow_pickle=allow_pickle)
+    if head.part == "unknown":
+        raise TeacherError(explain_unknown_head(source, head))
+    own = getattr(transformers, head.name, None)
+    auto = own if isinstance(own, type) else getattr(transformers, head.autos[0])
+    loaded = load_model(folder, auto, config, new="pooler", allow_pickle=allow_pickle, dtype=None)
+    lost = sorted(name for name in loaded.dropped if not _POOLER.search(name))
+    if lost:
+        raise TeacherError(
+            f"{source.where}: a {head.name} does not have {len(lost)} tensors of the files, such as "
+            f"{write_names(lost)}, which would be lost; name the class that saved them in architectures"
+        )
+    return loaded
+
+
+_POOLER: Final = re.compile(r"(^|\.)pooler\.")
+"""Tensors of poolers: layers inside an encoder that only a head reads."""
+
+
+def _check_formats(folder: Path, saved: SavedTensors) -> None:
+    """Raise TeacherError for weights in float8 or smaller numbers, which mean nothing without their scales."""
+    small = {name: info for name, info in saved.infos.items() if info.format[0] == "F" and info.format not in FLOATS}
+    if small:
+        name = min(small)
+        raise TeacherError(_explain_quantised(folder, name, small[name].format, len(small)))
+
+
+def _explain_quantised(folder: Path, name: str, number_format: str, count: int) -> str:
+    return (
+        f"{folder}: {count} of its tensors are quantised, such as {name} ({number_format}); expected float32, float16 "
+        "or bfloat16. Give the checkpoint that this one was quantised from"
+    )
+
+
+def _account(model: PreTrainedModel, saved: SavedTensors, info: Mapping[str, Any]) -> Fit:
+    """Compare the loaded model with its files; what transformers reports as well is kept."""
+    fit = compare(model, saved.infos)
+    missing = fit.missing
+    if isinstance(model, SentenceEncoder):  # its other modules have files of their own
+        missing = frozenset(name for name in missing if name.startswith(f"{model.base_model_prefix}."))
+    shapes = {name: (tuple(theirs), tuple(ours)) for name, theirs, ours in info["mismatched_keys"]}
+    return replace(fit, missing=missing, mismatched={**shapes, **fit.mismatched})
+
+
+def _judge(
+    folder: Path, model: PreTrainedModel, fit: Fit, saved: SavedTensors, *, new: New, drop_heads: bool
+) -> frozenset[str]:
+    """Return the tensors of the files that are dropped without harm. Raises TeacherError for any other misfit."""
+    unread = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, model)]
+    extra = drop_pretraining(unread, model.config, saved) if unread else []
+    extra = drop_heads_of_tasks(extra, model.config, saved) if extra and drop_heads else extra
+    missing = sorted(name for name in fit.missing if not _may_be_new(name, model, new))
+    wrong = {name: fit.mismatched[name] for name in sorted(fit.mismatched) if not _may_be_new(name, model, new)}
+    twice = [names for names in fit.doubled.values() if not _are_equal(names, saved)]
+    _check_quantised(folder, model, fit, saved)
+    if not (extra or missing or wrong or twice):
+        return frozenset(unread)
+    if wrong and not (extra or missing or twice) and all(is_in_head(name, model) for name in wrong):
+        raise TeacherError(explain_outputs(folder, wrong))
+    problems = list[str]()
+    if extra:
+        problems.append(
+            f"{len(extra)} tensors of its files have no place in a {type(model).__name__}: {write_names(extra)}"
+        )
+    if missing:
+        problems.append(f"{len(missing)} of its tensors are missing, such as {write_names(missing)}")
+    if wrong:
+        shapes = write_names(map(write_shapes, wrong.items()))
+        problems.append(f"{len(wrong)} have another shape than config.json describes: {shapes}")
+    if twice:
+        pairs = write_names(" and ".join(names) for names in twice)
+        problems.append(f"{len(twice)} are there twice, with other values: {pairs}")
+    remedy = "weights and config do not belong together, or the files are incomplete; download both again"
+    if extra and not missing:
+        remedy = (
+            "without them it would compute something else than it was trained to. Choose a checkpoint whose tensors "
+            f"are those of transformers' {model.config.model_type} models{suggest_class(folder, model, saved)}"
+        )
+    raise TeacherError(f"{folder}: {'; '.join(problems)}: {remedy}")
+
+
+def _may_be_new(name: str, model: PreTrainedModel, new: New) -> bool:
+    if new == "nothing":
+        return False
+    return _POOLER.search(name) is not None or (new == "head" and is_in_head(name, model))
+
+
+def _are_equal(names: Collection[str], saved: SavedTensors) -> bool:
+    first, *others = (saved.read(name) for name in names)
+    return all(torch.equal(first, other) for other in others)
+
+
+def _check_quantised(folder: Path, model: PreTrainedModel, fit: Fit, saved: SavedTensors) -> None:
+    """Raise TeacherError for whole numbers in the place of weights."""
+    state = model.state_dict()
+    whole = sorted(
+        name
+        for name, targets in fit.targets.items()
+        if saved.infos[name].format not in FLOATS and state[targets[0]].is_floating_point()
+    )
+    if whole:
+        raise TeacherError(_explain_quantised(folder, whole[0], saved.infos[whole[0]].format, len(whole)))

@@ -1,0 +1,233 @@
+"""Find out which head a checkpoint was saved with, from its config and the tensors of its files."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+import compress.models.families  # noqa: F401  # registers our families with transformers
+from compress.data.task import Kind
+from compress.errors import TeacherError
+from compress.models import heads
+from compress.models.folder import ModelFolder, explain_load_errors
+from compress.models.tensors import Fit, SavedTensors, build_on_meta, compare, is_computed, list_taken
+
+TASK_CLASSES: Final[Mapping[str, str]] = {
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+}
+LANGUAGE_CLASSES: Final[Mapping[str, str]] = {
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "AutoModelForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+}
+"""Auto classes of heads, and where transformers lists the classes that each of them serves."""
+
+
+@dataclass(frozen=True)
+class SavedHead:
+    """The head that a checkpoint was saved with.
+
+    name    the class that was saved, or whose tensors the files have exactly
+    part    encoder: no head; language: a head that predicts tokens; task: one for a kind of task; other: any other
+            class of transformers; unknown: none of them
+    autos   the Auto classes that the head belongs to
+    tensors the tensors of an unknown head that the family's encoder does not have
+    nearest which class comes nearest to them, and what differs
+    """
+
+    name: str
+    part: Literal["encoder", "language", "task", "other", "unknown"]
+    autos: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    nearest: str = ""
+
+    def serves(self, kind: Kind) -> bool:
+        """Check whether it may be the head of this kind of task."""
+        return heads.CLASSES[kind] in self.autos
+
+
+def find_head(source: ModelFolder, config: Any, *, allow_pickle: bool = False) -> SavedHead:
+    """Find out which head a checkpoint was saved with.
+
+    `architectures` in config.json says it, if it names a class of transformers. If it is null, missing or names another
+    class, the head is the one whose tensors the files have exactly. Raises TeacherError for damaged files.
+    """
+    name = source.architecture
+    autos = {**TASK_CLASSES, **LANGUAGE_CLASSES, "AutoModel": "MODEL_MAPPING_NAMES"}
+    named = tuple(auto for auto, listing in autos.items() if name and name in _class_names(auto, listing, config))
+    if named:
+        return SavedHead(name, _part_of(named), named)
+    if isinstance(getattr(transformers, name or "?", None), type):
+        return SavedHead(name, "other")
+    with explain_load_errors(source.path):
+        return _fit_head(source, config, SavedTensors(source.weights(allow_pickle=allow_pickle)))
+
+
+def _part_of(autos: Collection[str]) -> Literal["encoder", "language", "task"]:
+    if any(auto in TASK_CLASSES for auto in autos):
+        return "task"
+    return "encoder" if "AutoModel" in autos else "language"
+
+
+def _class_names(auto: str, listing: str, config: PreTrainedConfig) -> set[str]:
+    """List the classes of an Auto class, of any family of transformers, and ours for this config."""
+    names: set[str] = set()
+    for each in getattr(modeling_auto, listing).values():
+        names.update([each] if isinstance(each, str) else each)
+    own = heads.find_class(getattr(transformers, auto), config)
+    return names if own is None else names | {own.__name__}
+
+
+def _fit_head(source: ModelFolder, config: Any, saved: SavedTensors) -> SavedHead:
+    """Find the class of the family whose tensors the files have exactly: all of them, and no others."""
+    found: dict[str, str] = {}
+    misfits: dict[str, int] = {}
+    for auto in ("AutoModel", *TASK_CLASSES, *_language_classes(config)):
+        model_class = heads.find_class(getattr(transformers, auto), config)
+        if model_class is None:
+            continue
+        model = build_on_meta(model_class, config)
+        fit = compare(model, saved.infos)
+        extra = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, model)]
+        wrong = len(extra) + len(fit.missing) + len(fit.mismatched)
+        misfits[f"{model_class.__name__} {_describe_misfit(extra, fit)}"] = wrong
+        if wrong == 0:
+            found[auto] = model_class.__name__
+    if "AutoModel" in found:
+        return SavedHead(found["AutoModel"], "encoder", ("AutoModel",))
+    tasks = tuple(auto for auto in found if auto in TASK_CLASSES)
+    others = tasks or tuple(found)
+    if others:
+        return SavedHead(" or ".join(dict.fromkeys(found[auto] for auto in others)), _part_of(others), others)
+    base_class = heads.model_class(config, "encoder", None)
+    base = build_on_meta(base_class, config)
+    fit = compare(base, saved.infos)
+    extra = [name for name in sorted(fit.unexpected) if not is_computed(name, saved, base)]
+    left = drop_pretraining(extra, config, saved)
+    if left:
+        nearest = min(misfits, key=lambda each: misfits[each])
+        return SavedHead(source.architecture, "unknown", (), tuple(left), nearest)
+    return SavedHead(base_class.__name__, "language", ("AutoModelForPreTraining",))
+
+
+def _describe_misfit(extra: Collection[str], fit: Fit) -> str:
+    parts = list[str]()
+    if extra:
+        parts.append(f"does not have {write_names(extra)}")
+    if fit.missing:
+        parts.append(f"also has {write_names(sorted(fit.missing))}")
+    if fit.mismatched:
+        parts.append(f"has other shapes: {write_names(map(write_shapes, sorted(fit.mismatched.items())))}")
+    return ", and ".join(parts)
+
+
+def _language_classes(config: Any) -> list[str]:
+    """List the Auto classes of the heads that the family is pre-trained with.
+
+    Masked language models can generate too, by a class of the same tensors, which is left out.
+    """
+    if heads.find_class(transformers.AutoModelForMaskedLM, config) is None:
+        return list(LANGUAGE_CLASSES)
+    return [auto for auto in LANGUAGE_CLASSES if auto != "AutoModelForCausalLM"]
+
+
+def drop_pretraining(names: Collection[str], config: Any, saved: SavedTensors) -> list[str]:
+    """Return those of `names` that belong to none of the classes that the family is pre-trained with.
+
+    Poolers and heads of pre-training are what a model for a task has no use for.
+    """
+    left = sorted(names)
+    for auto in ("AutoModel", *_language_classes(config), "AutoModelForNextSentencePrediction"):
+        model_class = heads.find_class(getattr(transformers, auto), config)
+        if left and model_class is not None:
+            taken = list_taken(model_class, config, left, saved.infos)
+            left = [name for name in left if name not in taken]
+    return left
+
+
+def drop_heads_of_tasks(names: Collection[str], config: Any, saved: SavedTensors) -> list[str]:
+    """Return those of `names` that belong to no head of the family for another task."""
+    left = sorted(names)
+    for auto in (*TASK_CLASSES, "AutoModelForMultipleChoice"):
+        model_class = heads.find_class(getattr(transformers, auto), config)
+        if left and model_class is not None:
+            taken = list_taken(model_class, config, left, saved.infos)
+            left = [name for name in left if name not in taken]
+    return left
+
+
+def check_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False) -> None:
+    """Raise TeacherError if the head in the files does not have the outputs that `config` states.
+
+    config: as it was read; no weights are read.
+    """
+    saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
+    with explain_load_errors(source.path):
+        model = build_on_meta(heads.class_for(auto, config), config)
+        fit = compare(model, saved.infos)
+    wrong = {name: shapes for name, shapes in fit.mismatched.items() if is_in_head(name, model)}
+    if wrong:
+        raise TeacherError(explain_outputs(source.path, wrong))
+
+
+def has_saved_head(source: ModelFolder, config: Any, auto: Any, *, allow_pickle: bool = False) -> bool:
+    """Check whether the files have every tensor of a head; no weights are read."""
+    saved = SavedTensors(source.weights(allow_pickle=allow_pickle))
+    with explain_load_errors(source.path):
+        model = build_on_meta(heads.class_for(auto, config), config)
+        fit = compare(model, saved.infos)
+    return not any(is_in_head(name, model) for name in (*fit.missing, *fit.mismatched))
+
+
+def is_in_head(name: str, model: PreTrainedModel) -> bool:
+    """Check whether a tensor of the model is in its head."""
+    if model.base_model is model:  # T5's language model has no encoder of its own name
+        return name.startswith(("lm_head.", "final_logits_bias"))
+    return not name.startswith(f"{model.base_model_prefix}.")
+
+
+def explain_unknown_head(source: ModelFolder, head: SavedHead) -> str:
+    """Say that a head is of no class of transformers."""
+    named = "architectures names no class"
+    if head.name:
+        named = f"architectures names {head.name}, which is no class of transformers"
+    family = source.config.get("model_type")
+    return (
+        f"{source.where}: {named}, and no class of the {family} family has exactly the tensors of the files, such as "
+        f"{write_names(head.tensors)}. The nearest, {head.nearest}. Save the model with a class of transformers, and "
+        "id2label with a name for each output, or name its class in architectures"
+    )
+
+
+def explain_outputs(folder: Path, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+    shapes = write_names(map(write_shapes, wrong.items()))
+    return (
+        f"{folder}: the head in its files has other outputs than its config.json states: {shapes}. Correct id2label, "
+        "which needs a name for each output, or download both again"
+    )
+
+
+def suggest_class(folder: Path, model: PreTrainedModel, saved: SavedTensors) -> str:
+    """Name the class that the files belong to, where it is another one of the family."""
+    head = _fit_head(ModelFolder(folder), model.config, saved)
+    if head.part == "unknown" or head.name == type(model).__name__:
+        return ""
+    return f"; these are the tensors of a {head.name}: if it is one, name it in architectures of config.json"
+
+
+def write_shapes(item: tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+    name, (found, expected) = item
+    return f"{name} {found}, expected {expected}"
+
+
+def write_names(names: Iterable[str]) -> str:
+    """Write names, of many only the first three."""
+    shown = list(names)
+    return ", ".join(shown if len(shown) <= 3 else [*shown[:3], "..."])
